@@ -1,0 +1,1 @@
+"""Algorithms for the rlhf framework that learn from a dataset instead of rollouts."""

@@ -1,0 +1,1 @@
+"""PPO for the rlhf framework: the algorithm, its value model and the seed's trainer class."""

@@ -1,0 +1,1 @@
+"""The default rollout engine of the rlhf framework: generation with transformers."""

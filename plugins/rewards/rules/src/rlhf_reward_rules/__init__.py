@@ -1,0 +1,1 @@
+"""Verifiable rewards for the rlhf framework: exact match, regular expressions, length."""

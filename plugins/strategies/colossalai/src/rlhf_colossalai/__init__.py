@@ -1,0 +1,1 @@
+"""Training strategies of the rlhf framework on ColossalAI boosters."""

@@ -1,0 +1,1 @@
+"""Training strategies of the rlhf framework that need nothing but PyTorch."""
