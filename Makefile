@@ -1,0 +1,51 @@
+# The commands of this repository. Every target sets up .venv first, which takes no time when nothing changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+# What is installed depends on these files alone; the stamp's name holds their checksum.
+MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml requirements/*.txt))
+STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test soak lint format bench
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+
+setup: $(STAMP)  ## make .venv and install everything in this repository into it, editable
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "make: $(PYTHON) is older than Python 3.11, which requirements/constraints.txt is made for; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (some minutes the first time)"
+	@$(PIP) -r requirements/build.txt
+	@$(PIP) --no-build-isolation -r requirements/dev.txt
+	@$(PIP) --no-deps -r requirements/no-deps.txt
+	@rm -f $(VENV)/.setup-*
+	@touch $@
+
+train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
+	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+
+test: setup  ## every test that takes seconds and needs no GPU
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+soak: setup  ## the tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+
+lint: setup  ## style, types and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: setup  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/README.md)
+	$(BIN)/python benchmarks/quickstart.py
