@@ -1,1 +1,1 @@
-"""Training strategies of the rlhf framework that need nothing but PyTorch."""
+"""Strategies on plain PyTorch: `single` and `fsdp`."""

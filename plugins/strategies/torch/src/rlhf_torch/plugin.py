@@ -1,0 +1,17 @@
+"""The strategies this distribution brings. Imports pydantic and core only."""
+
+from rlhf_core.components import Component
+
+from .config import FsdpConfig, SingleConfig
+
+single = Component(
+    summary="One process: AdamW, mixed precision, on a CPU or one GPU",
+    config=SingleConfig,
+    build="rlhf_torch.single:build",
+)
+
+fsdp = Component(
+    summary="PyTorch's own fully_shard (FSDP2): weights, gradients and optimizer state sharded over processes",
+    config=FsdpConfig,
+    build="rlhf_torch.fsdp:build",
+)

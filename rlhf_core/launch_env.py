@@ -1,0 +1,123 @@
+"""Which process of how many this one is, as its launcher's environment says: torchrun (torch elastic) or SLURM."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import UserInputError
+
+_SLURM_PORT_BASE = 15000
+_SLURM_PORT_RANGE = 20000
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEnv:
+    """This process's place among those started together."""
+
+    launcher: Literal["torchrun", "slurm", "none"] = "none"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Place among the processes of this machine; picks the GPU."""
+    local_world_size: int = 1
+    master_addr: str | None = None
+    master_port: int | None = None
+    """Where the processes meet; None when this one is alone."""
+
+
+def read_launch_env(environ: Mapping[str, str] | None = None) -> LaunchEnv:
+    """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, or what SLURM's `srun` sets.
+
+    torchrun's variables win where both are there (torchrun under SLURM). With neither, one process alone.
+    Raises `UserInputError` when half of them are set or one is no number.
+    """
+    environ = os.environ if environ is None else environ
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return _torchrun(environ)
+    if "SLURM_PROCID" in environ and ("SLURM_STEP_NUM_TASKS" in environ or "SLURM_NTASKS" in environ):
+        return _slurm(environ)
+    return LaunchEnv()
+
+
+def _torchrun(environ: Mapping[str, str]) -> LaunchEnv:
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    alone = world_size == 1
+    return _checked(
+        LaunchEnv(
+            launcher="torchrun",
+            rank=rank,
+            world_size=world_size,
+            local_rank=_number(environ, "LOCAL_RANK", default=0 if alone else None),
+            local_world_size=_number(environ, "LOCAL_WORLD_SIZE", default=1),
+            master_addr=environ.get("MASTER_ADDR"),
+            master_port=None if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT"),
+        )
+    )
+
+
+def _slurm(environ: Mapping[str, str]) -> LaunchEnv:
+    size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    job = _number(environ, "SLURM_JOB_ID", default=0)
+    return _checked(
+        LaunchEnv(
+            launcher="slurm",
+            rank=_number(environ, "SLURM_PROCID"),
+            world_size=_number(environ, size_key),
+            local_rank=_number(environ, "SLURM_LOCALID", default=0),
+            local_world_size=_first_count(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1"),
+            master_addr=environ.get("MASTER_ADDR") or (first_host(nodes) if nodes else "127.0.0.1"),
+            # Every process of the job must come to the same port without talking to the others.
+            master_port=_number(environ, "MASTER_PORT", default=_SLURM_PORT_BASE + job % _SLURM_PORT_RANGE),
+        )
+    )
+
+
+def _checked(env: LaunchEnv) -> LaunchEnv:
+    if not 0 <= env.rank < env.world_size:
+        raise UserInputError(
+            f"rank {env.rank} of {env.world_size} processes does not exist",
+            where=f"environment ({env.launcher})",
+            hint="start with `--num-processes N` or torchrun, or unset RANK and WORLD_SIZE",
+        )
+    if env.world_size > 1 and (env.master_addr is None or env.master_port is None):
+        raise UserInputError(
+            f"{env.world_size} processes, but MASTER_ADDR or MASTER_PORT is not set",
+            where=f"environment ({env.launcher})",
+            hint="start with `--num-processes N` or torchrun, which set them",
+        )
+    return env
+
+
+def _number(environ: Mapping[str, str], key: str, default: int | None = None) -> int:
+    text = environ.get(key)
+    if text is None:
+        if default is not None:
+            return default
+        raise UserInputError(
+            f"{key} is not set, though other variables of a launcher are",
+            where="environment",
+            hint="start with `--num-processes N` or torchrun, or unset RANK and WORLD_SIZE",
+        )
+    if not text.strip().isdigit():
+        raise UserInputError(f"{key}={text!r} is not a whole number", where="environment", hint=f"unset {key}")
+    return int(text)
+
+
+def first_host(nodelist: str) -> str:
+    """First host of a SLURM node list: `gpu[007-009,12],cpu1` -> `gpu007`."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodelist.strip())
+    if match is None:
+        raise UserInputError(f"cannot read the node list {nodelist!r}", where="SLURM", hint="set MASTER_ADDR")
+    prefix, number, suffix = match.groups()
+    return f"{prefix}{number or ''}{suffix or ''}"
+
+
+def _first_count(tasks_per_node: str) -> int:
+    """`4(x2),3` -> 4."""
+    match = re.match(r"\d+", tasks_per_node)
+    return int(match.group()) if match else 1

@@ -1,0 +1,158 @@
+"""The process group of a run: joined from the launcher's environment, with a deadline on every wait.
+
+Shared by all strategies of many processes. Objects travel over gloo, tensors over the backend of their device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from .errors import DeadlineError
+from .launch_env import LaunchEnv, read_launch_env
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed.distributed_c10d import Store
+
+    from .strategy import ReduceOp
+
+_ROLL_CALL_SECONDS = 3.0
+"""How long the processes that are left wait for one another's sign of life after an error."""
+_LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", "broken pipe", "recv", "socket")
+
+
+@dataclass
+class ProcessGroup:
+    """This process's membership. Alone (no launcher), it is a group of one that opens no port."""
+
+    device: torch.device
+    timeout_seconds: float
+    """Longest wait for another process in any collective call."""
+    env: LaunchEnv = field(default_factory=read_launch_env)
+    _owned: bool = False
+    _errors_seen: int = 0
+
+    @property
+    def rank(self) -> int:
+        return self.env.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.env.world_size
+
+    def join(self) -> None:
+        """Meet the other processes. Raises `DeadlineError` when they do not all come in time.
+
+        A group that exists already (made by the caller's own code) is used and left alone.
+        """
+        import torch.distributed as dist
+
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(self.device)
+        if dist.is_initialized():
+            self.env = LaunchEnv(rank=dist.get_rank(), world_size=dist.get_world_size(), local_rank=self.env.local_rank)
+            return
+        timeout = timedelta(seconds=self.timeout_seconds)
+        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+        try:
+            if self.world_size == 1:
+                dist.init_process_group(
+                    backend, store=dist.distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout
+                )
+            else:
+                address = f"tcp://{self.env.master_addr}:{self.env.master_port}"
+                rank, size = self.env.rank, self.env.world_size
+                if self.env.launcher == "torchrun":
+                    address = "env://"  # the agent may keep the store; the variables say so
+                dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=timeout)
+        except (dist.DistError, RuntimeError) as error:
+            raise DeadlineError(
+                f"rank {self.rank} of {self.world_size} could not meet the others within "
+                f"{self.timeout_seconds:g} s at {self.env.master_addr}:{self.env.master_port}: {_first_line(error)}",
+                where="strategy.timeout_seconds",
+                hint=f"were all {self.world_size} processes started (under SLURM: with srun)? is the port free?",
+            ) from error
+        self._owned = True
+
+    def leave(self) -> None:
+        """Leave the group, if `join` made it."""
+        import torch.distributed as dist
+
+        if self._owned and dist.is_initialized():
+            dist.destroy_process_group()
+        self._owned = False
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Reduced over ranks, in a new tensor of the same dtype and on the same device."""
+        import torch.distributed as dist
+
+        ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+        result = tensor.detach().clone()
+        if self.world_size > 1:
+            with self.guard("an all-reduce"):
+                dist.all_reduce(result, op=ops[op])
+        return result
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order. The processes of one run trust each other: it is pickled."""
+        import torch.distributed as dist
+
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        with self.guard("a gather of objects"):
+            dist.all_gather_object(values, value)
+        return values
+
+    @contextlib.contextmanager
+    def guard(self, waiting_for: str) -> Iterator[None]:
+        """Turn a lost process into a `DeadlineError` that names it; other errors pass unchanged."""
+        import torch.distributed as dist
+
+        try:
+            yield
+        except RuntimeError as error:
+            if self.world_size == 1 or not (isinstance(error, dist.DistError) or _is_lost_peer(error)):
+                raise
+            missing = self._roll_call()
+            named = f"rank {', '.join(map(str, missing))}" if missing else "another process"
+            raise DeadlineError(
+                f"rank {self.rank} waited for {waiting_for}, but {named} is gone or stuck: {_first_line(error)}",
+                where=f"process group of {self.world_size}",
+                hint="see the log of that rank; a slow but living one needs a larger strategy.timeout_seconds",
+            ) from error
+
+    def _roll_call(self) -> list[int]:
+        """Ranks that give no sign of life through the store within a few seconds."""
+        import torch.distributed as dist
+
+        self._errors_seen += 1
+        prefix = f"rlhf/alive/{self._errors_seen}"
+        absent = set(range(self.world_size))
+        deadline = time.monotonic() + _ROLL_CALL_SECONDS
+        try:
+            store: Store = dist.distributed_c10d._get_default_store()
+            store.set(f"{prefix}/{self.rank}", "here")
+            while absent and time.monotonic() < deadline:
+                absent = {rank for rank in absent if not store.check([f"{prefix}/{rank}"])}
+                time.sleep(0.1 if absent else 0)
+        except (dist.DistError, RuntimeError):
+            return [0]  # rank 0 keeps the store where no launcher does: a lost store is a lost rank 0
+        return sorted(absent)
+
+
+def _is_lost_peer(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return any(mark in text for mark in _LOST_MARKS) and ("gloo" in text or "nccl" in text or "store" in text)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

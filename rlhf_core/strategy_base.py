@@ -1,0 +1,222 @@
+"""What all strategies do alike: the process group, saving and loading. A new strategy subclasses `StrategyBase`.
+
+Weights and optimizer state are stored under the names of the unwrapped model's parameters and in full, so
+what one strategy saved, another loads.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import CheckpointError
+from .process_group import ProcessGroup
+from .strategy import ReduceOp, Strategy, Trained
+from .strategy_parts import LossScale, ResolvedPrecision, autocast_for
+from .tensor_files import load_tree, save_tree
+from .weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+@dataclass(eq=False)
+class Prepared:
+    """One trained model of a strategy, and what was known of it before it was wrapped."""
+
+    trained: Trained
+    names: list[list[str]]
+    """Parameter names, per parameter group of the optimizer, in its order."""
+    parameters: dict[str, nn.Parameter]
+    """Name -> the parameter as the unwrapped model holds it now."""
+    max_grad_norm: float | None
+    loss_scale: LossScale = field(default_factory=lambda: LossScale(enabled=False))
+
+
+class StrategyBase(Strategy):
+    """Process group, collectives, weights and optimizer files. Subclasses wrap, step and gather."""
+
+    def __init__(self, *, device: torch.device, precision: ResolvedPrecision, timeout_seconds: float) -> None:
+        self._device = device
+        self.precision = precision
+        self.group = ProcessGroup(device, timeout_seconds)
+        self._prepared: list[Prepared] = []
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.group.world_size
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def shards_parameters(self) -> bool:
+        return False
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.float32
+
+    @property
+    def gradient_average_factor(self) -> int:
+        return self.world_size
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return autocast_for(self.precision, self.device)
+
+    def setup(self) -> None:
+        self.group.join()
+
+    def teardown(self) -> None:
+        self._prepared.clear()
+        self.group.leave()
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None = None,
+        *,
+        max_grad_norm: float | None = None,
+    ) -> Trained:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        trained = self._wrap(model, optimizer, scheduler, max_grad_norm)
+        parameters = dict(self.unwrap(trained.model).named_parameters())
+        scale = LossScale(enabled=self.precision == "fp16")
+        self._prepared.append(Prepared(trained, groups, parameters, max_grad_norm, scale))
+        return trained
+
+    def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
+        import torch
+
+        with self.group.guard("the gradients of the other processes"):
+            torch.autograd.backward(self.prepared_of(optimizer).loss_scale.applied_to(loss))
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        return self.group.all_reduce(tensor.to(self.device), op).to(tensor.device)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return self.group.all_gather_objects(value)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def state_dict_shards(
+        self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        prepared = next((each for each in self._prepared if each.trained.model is model), None)
+        return state_dict_shards_of(
+            self.unwrap(model), max_shard_bytes, only, lambda name, tensor: self._whole_weight(prepared, name, tensor)
+        )
+
+    def save_model(self, model: nn.Module, path: Path) -> None:
+        shards = self.state_dict_shards(model, DEFAULT_SHARD_BYTES)
+        self._on_main_after(lambda: save_weights(path, shards, write=self.is_main))
+
+    def load_model(self, model: nn.Module, path: Path) -> None:
+        prepared = next((each for each in self._prepared if each.trained.model is model), None)
+        inner = self.unwrap(model)
+        state = inner.state_dict()
+        load_weights(inner, path, lambda name, tensor: self._put_weight(prepared, name, state[name], tensor))
+
+    def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        prepared = self.prepared_of(optimizer)
+        entries: dict[str, dict[str, Any]] = {}
+        for name, values in self._optimizer_entries(prepared):
+            if self.is_main:
+                entries[name] = {key: value.cpu() if hasattr(value, "cpu") else value for key, value in values.items()}
+        groups = [
+            {"names": names, "lr": float(group["lr"])}
+            for names, group in zip(prepared.names, optimizer.param_groups, strict=True)
+        ]
+        tree = {"groups": groups, "state": entries, "loss_scale": prepared.loss_scale.scale}
+        self._on_main_after(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree) if self.is_main else None)
+
+    def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        prepared = self.prepared_of(optimizer)
+        file = Path(path) / OPTIMIZER_FILE
+        tree = load_tree(file)
+        if [group["names"] for group in tree["groups"]] != prepared.names:
+            raise CheckpointError(
+                "holds the state of other parameters than this run trains",
+                where=str(file),
+                hint="resume with the model, lora and algorithm settings of the run that saved it",
+            )
+        for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
+            group["lr"] = saved["lr"]
+        for name, values in tree["state"].items():
+            self._put_optimizer_entry(prepared, name, values)
+        prepared.loss_scale.scale = tree["loss_scale"]
+
+    def prepared_of(self, optimizer: Optimizer) -> Prepared:
+        """The trained model whose wrapped optimizer this is."""
+        for prepared in self._prepared:
+            if prepared.trained.optimizer is optimizer:
+                return prepared
+        raise ValueError("this optimizer was not returned by Strategy.prepare")
+
+    def _on_main_after(self, action: Callable[[], None]) -> None:
+        """Every rank acts (it may gather), then all learn whether the others could."""
+        error: CheckpointError | None = None
+        try:
+            action()
+        except CheckpointError as caught:
+            error = caught
+        for failed in self.all_gather_objects(error):
+            if failed is not None:
+                raise failed
+
+    @abstractmethod
+    def _wrap(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
+    ) -> Trained: ...
+
+    def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
+        """The full value of a state-dict entry (collective where weights are sharded)."""
+        return tensor
+
+    def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
+        """Write the full `value` where this rank holds its part of it."""
+        target.copy_(value)
+
+    def _optimizer_entries(self, prepared: Prepared) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Per parameter name, the optimizer's state in full: tensors, and `step` as an int (collective)."""
+        for name, parameter in prepared.parameters.items():
+            state: Mapping[str, Any] = prepared.trained.optimizer.state.get(parameter, {})
+            if state:
+                yield name, {key: int(v) if key == "step" else self._whole_state(v) for key, v in state.items()}
+
+    def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
+        """Give the optimizer back what `_optimizer_entries` yielded, on its own device and in its own layout."""
+        import torch
+
+        parameter = prepared.parameters[name]
+        prepared.trained.optimizer.state[parameter] = {
+            key: torch.tensor(float(value), device=parameter.device)
+            if key == "step"
+            else self._part_of_state(parameter, value)
+            for key, value in values.items()
+        }
+
+    def _whole_state(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        return value.to(parameter.device)

@@ -1,0 +1,144 @@
+"""Pieces that strategies are made of: device, precision, AdamW, loss scaling, and the step of a torch optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+from .errors import DivergenceError, UserInputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+ResolvedPrecision = Literal["fp32", "bf16", "fp16"]
+
+_FIRST_SCALE = 2.0**16
+_STEPS_PER_GROWTH = 1000
+
+
+def resolve_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto`, `cpu`, `cuda` (this process's own GPU) or `cuda:N` as a device. Raises `UserInputError`."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserInputError(f"there is no GPU for device {name!r}", where="model.device", hint="use `auto` or `cpu`")
+    index = int(name.partition(":")[2]) if ":" in name else local_rank
+    if index >= torch.cuda.device_count():
+        raise UserInputError(
+            f"process {local_rank} of this machine wants GPU {index}, but there are {torch.cuda.device_count()}",
+            where="model.device",
+            hint="start no more processes than GPUs (`--num-processes`), or use `--set model.device=cpu`",
+        )
+    return torch.device("cuda", index)
+
+
+def resolve_precision(precision: Precision, device: torch.device, on_cpu: ResolvedPrecision) -> ResolvedPrecision:
+    """`auto` is bf16 on a GPU and `on_cpu` elsewhere; never fp16 unless asked."""
+    if precision != "auto":
+        return precision
+    return "bf16" if device.type == "cuda" else on_cpu
+
+
+def torch_dtype(precision: ResolvedPrecision) -> torch.dtype:
+    """The torch type of a precision's name."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def autocast_for(precision: ResolvedPrecision, device: torch.device) -> AbstractContextManager[Any]:
+    """Mixed precision over fp32 weights; nothing in fp32."""
+    import torch
+
+    return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=torch_dtype(precision))
+
+
+def make_adamw(
+    params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> Optimizer:
+    """torch's AdamW, fused: one kernel for all parameters, on GPUs and on CPUs."""
+    import torch
+
+    trainable = [param for param in params if param.requires_grad]
+    if not trainable:
+        raise UserInputError("the model has no parameter to train", where="optimizer", hint="is everything frozen?")
+    return torch.optim.AdamW(trainable, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+
+
+class LossScale:
+    """Dynamic loss scaling for fp16 (Micikevicius 2018): grows while gradients are finite, halves when not.
+
+    Every rank sees the same global gradient norm, so every rank keeps the same scale.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.scale = _FIRST_SCALE if enabled else 1.0
+        self._good_steps = 0
+
+    def applied_to(self, loss: Tensor) -> Tensor:
+        return loss * self.scale if self.enabled else loss
+
+    def found_overflow(self) -> None:
+        self.scale, self._good_steps = self.scale / 2, 0
+
+    def found_finite(self) -> None:
+        self._good_steps += 1
+        if self.enabled and self._good_steps % _STEPS_PER_GROWTH == 0:
+            self.scale *= 2
+
+
+def diverged(norm: float, where: str = "training") -> DivergenceError:
+    """The error of a gradient that is not finite."""
+    return DivergenceError(
+        f"the gradient norm is {norm}; nothing was changed by this step",
+        where=where,
+        hint="lower optimizer.lr (or optimizer.max_grad_norm); under fp16 use `--set strategy.precision=bf16`",
+    )
+
+
+def torch_step(
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    max_grad_norm: float | None,
+    loss_scale: LossScale,
+    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> float:
+    """Unscale, clip, step and zero a torch optimizer. Returns the gradient norm before clipping.
+
+    `whole` makes the norm of sharded gradients global. A norm that is not finite raises `DivergenceError`; in
+    fp16 it skips the step instead, halves the loss scale and returns `inf`, until the scale is down to 1.
+    """
+    import torch
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    grads = [param.grad for param in params]
+    if loss_scale.enabled and grads:
+        torch._foreach_mul_(grads, 1.0 / loss_scale.scale)
+    total = whole(get_total_norm(grads)) if grads else torch.zeros(())
+    norm = float(total)
+    if not math.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        if loss_scale.enabled and loss_scale.scale > 1.0:
+            loss_scale.found_overflow()
+            return math.inf
+        raise diverged(norm)
+    if max_grad_norm is not None:
+        clip_grads_with_norm_(params, max_grad_norm, total.to(params[0].device) if params else total)
+    optimizer.step()
+    if scheduler is not None:
+        scheduler.step()
+    loss_scale.found_finite()
+    optimizer.zero_grad(set_to_none=True)
+    return norm

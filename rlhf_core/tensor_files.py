@@ -1,0 +1,124 @@
+"""Trees of tensors and plain values in one safetensors file: optimizer state, random states, buffers.
+
+The tensors are the file's tensors; the shape of the tree is JSON in the file's header, so a tree is one file,
+written whole or not at all, and reading one runs nobody's code (no pickle).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HEADER_KEY = "rlhf_tree"
+_FORMAT = 1
+
+
+def save_tree(path: Path | str, tree: Any) -> None:
+    """Write `tree` to the file `path`, atomically (beside it first, then renamed).
+
+    A tree is a tensor (any device; any dtype safetensors knows), a bool, int, float, str, None, or a dict, list
+    or tuple of trees; the keys of a dict are str, int, float or bool. Raises `CheckpointError` on anything else.
+    """
+    path = Path(path)
+    tensors: dict[str, Tensor] = {}
+    shape = _encode(tree, tensors, "tree")
+    header = {_HEADER_KEY: json.dumps({"format": _FORMAT, "tree": shape})}
+    write_tensors(path, tensors, header)
+
+
+def load_tree(path: Path | str, device: str = "cpu") -> Any:
+    """Read what `save_tree` wrote, tensors on `device`. Raises `CheckpointError` when it is no such file."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    try:
+        with safe_open(str(path), framework="pt", device=device) as file:
+            header = (file.metadata() or {}).get(_HEADER_KEY)
+            if header is None:
+                raise CheckpointError("holds tensors but no tree", where=str(path), hint="was it written by `rlhf`?")
+            body = json.loads(header)
+            if body.get("format") != _FORMAT:
+                raise CheckpointError(f"format {body.get('format')}, this version reads {_FORMAT}", where=str(path))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return _decode(body["tree"], tensors)
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"cannot be read: {error}", where=str(path), hint="use an older step-N") from error
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write one safetensors file atomically; tensors may be views, shared or on a device."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(_storable(tensors), str(partial), metadata=metadata)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot be written: {error}", where=str(path), hint="is the disk full?") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors wants contiguous tensors of which no two share memory."""
+    seen: set[int] = set()
+    ready: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().contiguous()
+        pointer = value.untyped_storage().data_ptr()
+        ready[name] = value.clone() if value.is_cpu and pointer in seen else value
+        seen.add(pointer)
+    return {name: tensor.cpu() for name, tensor in ready.items()}
+
+
+def _encode(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        tensors[name] = value
+        return {"$tensor": name}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        if plain:
+            return {key: _encode(item, tensors, f"{where}.{key}") for key, item in value.items()}
+        pairs = [[_key(key, where), _encode(item, tensors, f"{where}[{key!r}]")] for key, item in value.items()]
+        return {"$dict": pairs}
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    raise CheckpointError(
+        f"a {type(value).__name__} cannot be stored", where=where, hint="store tensors, numbers, text, dicts and lists"
+    )
+
+
+def _key(key: Any, where: str) -> str | int | float | bool:
+    if isinstance(key, (str, int, float, bool)):
+        return key
+    raise CheckpointError(f"a key of type {type(key).__name__} cannot be stored", where=where)
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$tuple" in value:
+        return tuple(_decode(item, tensors) for item in value["$tuple"])
+    if "$dict" in value:
+        return {key: _decode(item, tensors) for key, item in value["$dict"]}
+    return {key: _decode(item, tensors) for key, item in value.items()}

@@ -1,0 +1,139 @@
+"""A model's weights as named tensors: grouped into shards of bounded size, and as a folder of safetensors.
+
+The folder is laid out as transformers lays out a model: `model.safetensors`, or numbered files with an index.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import CheckpointError
+from .tensor_files import write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+DEFAULT_SHARD_BYTES = 2 * 1024**3
+_INDEX = "model.safetensors.index.json"
+
+
+def untied_names(model: nn.Module) -> dict[str, str]:
+    """Name of every entry of `model.state_dict()` -> the name its tensor goes by: tied ones share their first name."""
+    aliases: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names[name] = aliases.setdefault(id(tensor), name)
+    return names
+
+
+def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Group lazily, in order; a tensor larger than `max_shard_bytes` is a shard of its own."""
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes must be at least 1, not {max_shard_bytes}")
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if shard and size + num_bytes > max_shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += num_bytes
+        del tensor
+    if shard:
+        yield shard
+
+
+def state_dict_shards_of(
+    model: nn.Module,
+    max_shard_bytes: int,
+    only: Callable[[str], bool] | None = None,
+    gather: Callable[[str, Tensor], Tensor] | None = None,
+) -> Iterator[dict[str, Tensor]]:
+    """Shards of `model.state_dict()`, tied tensors once; `gather(name, tensor)` makes one whole (and may wait for
+    the other ranks). At most one shard and one tensor are whole at once."""
+
+    def wanted() -> Iterator[tuple[str, Tensor]]:
+        owners = untied_names(model)
+        for name, tensor in model.state_dict().items():
+            if owners[name] == name and (only is None or only(name)):
+                yield name, tensor if gather is None else gather(name, tensor)
+
+    return group_into_shards(wanted(), max_shard_bytes)
+
+
+def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write: bool = True) -> None:
+    """Write shards as they come. With `write=False` (ranks other than 0) they are only gathered."""
+    folder = Path(folder)
+    count = 0
+    weight_map: dict[str, int] = {}
+    total_bytes = 0
+    for index, shard in enumerate(shards, start=1):
+        count = index
+        if write:
+            write_tensors(folder / f"part-{index}.safetensors", dict(shard), {"format": "pt"})
+            weight_map.update(dict.fromkeys(shard, index))
+            total_bytes += sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
+    if not write:
+        return
+    for old in [*folder.glob("model.safetensors"), *folder.glob("model-*-of-*.safetensors"), folder / _INDEX]:
+        old.unlink(missing_ok=True)
+    names = {i: f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)}
+    if count == 1:
+        names = {1: "model.safetensors"}
+    for index, name in names.items():
+        (folder / f"part-{index}.safetensors").rename(folder / name)
+    if count > 1:
+        files = {name: names[index] for name, index in weight_map.items()}
+        body = {"metadata": {"total_size": total_bytes}, "weight_map": files}
+        (folder / _INDEX).write_text(json.dumps(body, indent=2) + "\n")
+
+
+def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a folder, one at a time, on the CPU."""
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(folder)
+    files = sorted(folder.glob("model.safetensors")) or sorted(folder.glob("model-*-of-*.safetensors"))
+    if not files:
+        raise CheckpointError("holds no model*.safetensors", where=str(folder), hint="give a folder `save_model` wrote")
+    for path in files:
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    yield name, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def load_weights(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None] | None = None) -> None:
+    """Copy a folder's tensors into `model`, one at a time; names and shapes must match exactly.
+
+    `put(name, tensor)` replaces the plain copy where a strategy holds the weights in its own way.
+    Raises `CheckpointError` naming what is missing, unknown or of another shape.
+    """
+    import torch
+
+    owners = untied_names(model)
+    state = model.state_dict()
+    seen: set[str] = set()
+    for name, tensor in read_weights(folder):
+        if name not in owners:
+            raise CheckpointError(f"the model has no {name!r}", where=str(folder), hint="is it another model's folder?")
+        target = state[name]
+        if tuple(target.shape) != tuple(tensor.shape):
+            raise CheckpointError(
+                f"{name} has shape {tuple(tensor.shape)}, the model's is {tuple(target.shape)}", where=str(folder)
+            )
+        seen.add(owners[name])
+        if put is not None:
+            put(name, tensor)
+        else:
+            with torch.no_grad():
+                target.copy_(tensor)
+    missing = sorted(set(owners.values()) - seen)
+    if missing:
+        raise CheckpointError(f"lacks {len(missing)} tensors of the model: {', '.join(missing[:5])}", where=str(folder))
