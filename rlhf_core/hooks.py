@@ -1,0 +1,282 @@
+"""Calling the hooks of a run: registration, spans that always close, and errors that name who raised.
+
+A `HookRelay` is made for one run and passed in; there is no global plugin manager. Nobody listening costs one
+set lookup. What a hook raises becomes a `HookError` naming plugin, distribution and hook; an `RlhfError` raised
+by a hook keeps its type, since a guard stops a run that way.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, cast
+
+import pluggy
+
+from .callbacks import adapt_callback
+from .errors import HookError, PluginError, RlhfError
+from .hookspecs import PREFIX, PROJECT, SPECS
+
+logger = logging.getLogger("rlhf")
+
+_END = "_end"
+
+
+class Span:
+    """What happens between a start hook and its end hook; `set` adds what only the end knows."""
+
+    __slots__ = ("results",)
+
+    def __init__(self) -> None:
+        self.results: dict[str, Any] = {}
+
+    def set(self, name: str, value: Any) -> None:
+        """Give the end hook its argument `name` (`metrics`, `groups`, `num_tokens`, `summary`)."""
+        self.results[name] = value
+
+
+class _Manager(pluggy.PluginManager):
+    """Takes a function named `rlhf_…` for a hook with or without the `hookimpl` mark."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        marked = super().parse_hookimpl_opts(plugin, name)
+        if marked is not None or not name.startswith(PREFIX):
+            return marked
+        if not inspect.isroutine(inspect.getattr_static(plugin, name)) and not inspect.isroutine(
+            getattr(plugin, name, None)
+        ):
+            return None
+        return {
+            "wrapper": False,
+            "hookwrapper": False,
+            "optionalhook": False,
+            "tryfirst": False,
+            "trylast": False,
+            "specname": None,
+        }
+
+
+class HookRelay:
+    """The hooks of one run."""
+
+    def __init__(self) -> None:
+        self._manager = _Manager(PROJECT)
+        for spec in SPECS:
+            self._manager.add_hookspecs(spec)
+        self._callers: dict[str, pluggy.HookCaller] = {
+            name.removeprefix(PREFIX): getattr(self._manager.hook, name)
+            for spec in SPECS
+            for name in vars(spec)
+            if name.startswith(PREFIX)
+        }
+        self._argument_names = {
+            event: tuple(name for name in inspect.signature(spec_function(event)).parameters if name != "self")
+            for event in self._callers
+        }
+        self._listening: set[str] = set()
+        self._failures: list[HookError | RlhfError] = []
+
+    @property
+    def events(self) -> frozenset[str]:
+        """Every event's name, without the prefix."""
+        return frozenset(self._callers)
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """Names of the registered plugins, in order of registration."""
+        return tuple(name for name, plugin in self._manager.list_name_plugin() if plugin is not None)
+
+    def register(self, plugin: object, *, name: str | None = None, distribution: str | None = None) -> str:
+        """Add a plugin: an object or module with `rlhf_…` hooks, a class of one, or a seed-style callback.
+
+        `name` and `distribution` ("package 1.2") appear in errors. Returns the name.
+
+        Raises:
+            PluginError: it has no hook, an unknown hook or argument, or its name is taken.
+        """
+        shown = name or getattr(plugin, "__name__", None) or type(plugin).__name__
+        who = f"hook plugin {shown!r}" + (f" ({distribution})" if distribution else "")
+        instance = _instantiate(plugin, who)
+        adapted = adapt_callback(instance)
+        unique = self._free_name(shown, instance, named=name is not None)
+        try:
+            self._manager.register(adapted, unique)
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            self._remove(adapted)
+            raise PluginError(_validation_message(error), where=who, hint=self._did_you_mean(adapted)) from error
+        except ValueError as error:
+            raise PluginError(str(error), where=who, hint="give each hook plugin its own name") from error
+        callers = self._manager.get_hookcallers(adapted) or []
+        if not callers:
+            self._remove(adapted)
+            hint = f"name a function {PREFIX}episode_end, say; rlhf_core.hookspecs lists them"
+            raise PluginError("it has no hook", where=who, hint=hint)
+        for caller in callers:
+            for impl in caller.get_hookimpls():
+                if impl.plugin is adapted:
+                    # Final for type checkers, a plain slot in fact: the only place that knows the plugin.
+                    setattr(impl, "function", self._guard(impl, caller.name, who))  # noqa: B010
+        self._refresh()
+        return unique
+
+    def unregister(self, name: str) -> None:
+        """Remove a plugin by the name `register` returned."""
+        self._manager.unregister(name=name)
+        self._refresh()
+
+    def listens(self, event: str) -> bool:
+        """Whether anybody does; to skip work that only a hook would see."""
+        return event in self._listening
+
+    def fire(self, event: str, **arguments: Any) -> list[Any]:
+        """Call the hooks of a single event, all arguments by keyword. Returns the answers that are not None."""
+        if event not in self._listening:
+            self._check(event)
+            return []
+        return cast("list[Any]", self._callers[event](**self._complete(event, arguments)))
+
+    @contextmanager
+    def span(self, event: str, **arguments: Any) -> Iterator[Span]:
+        """Fire `<event>_start`, run the block, fire `<event>_end` with the same arguments, whatever happened.
+
+        The end also gets what the block gave to `Span.set`, and `error`. Every listener's end runs even when
+        another's raises. An error of the block wins over one of an end hook, which is then logged.
+        """
+        span = Span()
+        start, end = f"{event}_start", f"{event}{_END}"
+        if start not in self._listening and end not in self._listening:
+            self._check(start)
+            yield span
+            return
+        error: BaseException | None = None
+        try:
+            self.fire(start, **arguments)
+            yield span
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self._close(end, {**arguments, **span.results, "error": error}, error)
+
+    def transform_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Let each plugin change the run file in turn; each sees what the ones before it made of it."""
+        for impl in self._callers["transform_config"].get_hookimpls():
+            changed = impl.function(*({"config": config}[name] for name in impl.argnames))
+            if changed is None:
+                continue
+            if not isinstance(changed, Mapping):
+                raise HookError(
+                    f"{PREFIX}transform_config returned {type(changed).__name__}, not a mapping",
+                    where=f"hook plugin {impl.plugin_name!r}",
+                )
+            config = dict(changed)
+        return config
+
+    def _close(self, event: str, arguments: Mapping[str, Any], error: BaseException | None) -> None:
+        if event not in self._listening:
+            return
+        outer, self._failures = self._failures, []
+        try:
+            self._callers[event](**self._complete(event, arguments))
+        except RlhfError as raised:  # a wrapper's; plain hooks were collected, so that all of them ran
+            self._failures.append(raised)
+        finally:
+            failures, self._failures = self._failures, outer
+        unraised = failures if error is not None else failures[1:]
+        for failure in unraised:
+            logger.error("%s", failure, exc_info=failure)
+        if error is None and failures:
+            raise failures[0]
+
+    def _guard(self, impl: Any, hook: str, who: str) -> Callable[..., Any]:
+        """The hook function, with its errors named; an end hook's are collected for `_close`."""
+        function: Callable[..., Any] = impl.function
+        collects = hook.endswith(_END)
+
+        def name_error(error: Exception) -> RlhfError:
+            if isinstance(error, RlhfError):
+                return error
+            named = HookError(f"{hook} raised {type(error).__name__}: {error}", where=who)
+            named.__cause__ = error
+            return named
+
+        if impl.wrapper or impl.hookwrapper:
+
+            @wraps(function)
+            def guarded_wrapper(*args: Any) -> Any:
+                try:
+                    return (yield from function(*args))
+                except Exception as error:
+                    raise name_error(error) from error.__cause__
+
+            return guarded_wrapper
+
+        @wraps(function)
+        def guarded(*args: Any) -> Any:
+            try:
+                return function(*args)
+            except Exception as error:
+                if not collects:
+                    raise name_error(error) from error
+                self._failures.append(name_error(error))
+                return None
+
+        return guarded
+
+    def _complete(self, event: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Exactly the arguments of the spec; what only an end knows is None until the block set it."""
+        names = self._argument_names[event]
+        unknown = set(arguments) - set(names)
+        missing = set() if event.endswith(_END) else set(names) - set(arguments)
+        if unknown or missing:
+            raise TypeError(f"{PREFIX}{event} takes {names}: unknown {sorted(unknown)}, missing {sorted(missing)}")
+        return {name: arguments.get(name) for name in names}
+
+    def _check(self, event: str) -> None:
+        if event not in self._callers:
+            raise KeyError(f"no hook {PREFIX}{event}; see rlhf_core.hookspecs")
+
+    def _refresh(self) -> None:
+        self._listening = {event for event, caller in self._callers.items() if caller.get_hookimpls()}
+
+    def _remove(self, plugin: object) -> None:
+        """Undo a registration that failed half-way."""
+        if self._manager.is_registered(plugin):
+            self._manager.unregister(plugin)
+
+    def _free_name(self, shown: str, plugin: object, *, named: bool) -> str:
+        if named or not self._manager.has_plugin(shown):
+            return shown
+        return f"{shown}-{id(plugin):x}"
+
+    def _did_you_mean(self, plugin: object) -> str | None:
+        known = [f"{PREFIX}{event}" for event in self._callers]
+        wrong = [name for name in dir(plugin) if name.startswith(PREFIX) and name not in known]
+        close = get_close_matches(wrong[0], known, n=1) if wrong else []
+        return f"did you mean {close[0]}?" if close else None
+
+
+def spec_function(event: str) -> Callable[..., Any]:
+    """The specification of an event, by its name without the prefix."""
+    for spec in SPECS:
+        if f"{PREFIX}{event}" in vars(spec):
+            return cast("Callable[..., Any]", vars(spec)[f"{PREFIX}{event}"])
+    raise KeyError(f"no hook {PREFIX}{event}; see rlhf_core.hookspecs")
+
+
+def _instantiate(plugin: object, who: str) -> object:
+    if not inspect.isclass(plugin):
+        return plugin
+    try:
+        return plugin()
+    except Exception as error:
+        raise PluginError(f"{type(error).__name__}: {error}", where=who, hint="register an instance instead") from error
+
+
+def _validation_message(error: pluggy.PluginValidationError) -> str:
+    return " ".join(str(error).split())

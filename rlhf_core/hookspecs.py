@@ -1,0 +1,198 @@
+"""The events of a run that a hook plugin can listen to.
+
+A hook plugin is any object or module with methods named as below; mark them with `hookimpl` or just use the
+names, and take only the arguments you need, by name. What opens always closes: every `_start` is followed by its
+`_end`, with `error` set to what went wrong in between (None: nothing did).
+
+Set-up hooks run in the process that was started, trainer hooks on rank 0 of the trainer, maker hooks where
+answers are made; with the transport `local` that is one process. Order within a run:
+
+    transform_config, run_start
+      fit_start
+        episode_start
+          make_experience_start … rollout_batch, reward … make_experience_end   (maker)
+          epoch_start, batch_start, update_start, update_end, batch_end, epoch_end
+          sync_start, sync_end
+        episode_end
+        eval_start, eval_end, metrics, checkpoint_saved
+      fit_end
+    run_end
+
+`batch` is one training batch; `update` is the optimizer step inside it, or inside the last of the batches that
+are accumulated into one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from .types import RolloutGroup
+
+PROJECT = "rlhf"
+PREFIX = "rlhf_"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitInfo:
+    """What a fit is going to do, for progress, logging and performance figures."""
+
+    algorithm: str
+    num_episodes: int
+    """Episodes of the whole run, those before a resume included."""
+    first_episode: int = 0
+    """Episode it starts at: above 0 after a resume."""
+    samples_per_episode: int | None = None
+    updates_per_episode: int | None = None
+    num_parameters: Mapping[str, int] = field(default_factory=dict)
+    """Role (`policy`, `critic`, `reference`) -> parameters of the model."""
+    world_size: int = 1
+    device: str = "cpu"
+    gradient_checkpointing: bool = False
+
+
+class SetupHooks:
+    """In the process that was started."""
+
+    @hookspec
+    def rlhf_transform_config(self, config: dict[str, Any]) -> Mapping[str, Any] | None:
+        """The last word on the run file, before it is checked. Return a changed copy, or None to leave it."""
+
+    @hookspec
+    def rlhf_run_start(self, run_folder: Path, config: Metrics) -> None:
+        """The run folder exists; no model is loaded yet. `config` is the resolved run file."""
+
+    @hookspec
+    def rlhf_run_end(
+        self, run_folder: Path, config: Metrics, summary: Metrics | None, error: BaseException | None
+    ) -> None:
+        """The run is over. `summary` is what `summary.json` says, None when it ended before there was one."""
+
+
+class TrainerHooks:
+    """On rank 0 of the trainer."""
+
+    @hookspec
+    def rlhf_fit_start(self, info: FitInfo) -> None:
+        """Models are loaded and ready; the first episode comes next."""
+
+    @hookspec
+    def rlhf_fit_end(self, info: FitInfo, error: BaseException | None) -> None: ...
+
+    @hookspec
+    def rlhf_episode_start(self, episode: int) -> None:
+        """`episode` counts from 0 over the whole run."""
+
+    @hookspec
+    def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
+        """`metrics`: values of the episode and its times, as on its last line; None when it failed."""
+
+    @hookspec
+    def rlhf_epoch_start(self, episode: int, epoch: int) -> None:
+        """One pass over the samples of the episode."""
+
+    @hookspec
+    def rlhf_epoch_end(self, episode: int, epoch: int, error: BaseException | None) -> None: ...
+
+    @hookspec
+    def rlhf_batch_start(self, episode: int, epoch: int, batch: int, experience: Any) -> None:
+        """`experience`: the training batch (an `Experience`, or a dataset algorithm's batch); `batch` from 0."""
+
+    @hookspec
+    def rlhf_batch_end(
+        self,
+        episode: int,
+        epoch: int,
+        batch: int,
+        experience: Any,
+        metrics: Metrics | None,
+        error: BaseException | None,
+    ) -> None: ...
+
+    @hookspec
+    def rlhf_update_start(self, step: int) -> None:
+        """The optimizer step that writes line `step` (from 1) of `metrics.jsonl`."""
+
+    @hookspec
+    def rlhf_update_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
+        """`metrics`: what is known at once (losses, gradient norm); the whole line comes with `rlhf_metrics`."""
+
+    @hookspec
+    def rlhf_sync_start(self, version: int) -> None:
+        """The new weights go to whoever generates, as `policy_version` = `version`."""
+
+    @hookspec
+    def rlhf_sync_end(self, version: int, error: BaseException | None) -> None: ...
+
+    @hookspec
+    def rlhf_eval_start(self, step: int) -> None:
+        """Held-out prompts are answered; `step` 0 is before the first update."""
+
+    @hookspec
+    def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
+        """`metrics`: the `eval/*` values."""
+
+    @hookspec
+    def rlhf_metrics(self, line: Metrics) -> None:
+        """A line of `metrics.jsonl`, complete, once it has been written."""
+
+    @hookspec
+    def rlhf_checkpoint_saved(self, path: Path, step: int, episode: int) -> None:
+        """A whole checkpoint is on disk; `episode` is the last one it holds."""
+
+
+class MakerHooks:
+    """Where answers are made."""
+
+    @hookspec
+    def rlhf_maker_loop_start(self, maker: int) -> None:
+        """A maker starts asking for prompts; `maker` counts from 0."""
+
+    @hookspec
+    def rlhf_maker_loop_end(self, maker: int, error: BaseException | None) -> None: ...
+
+    @hookspec
+    def rlhf_make_experience_start(self, num_prompts: int, num_samples: int) -> None:
+        """Prompts become scored groups: generation, rewards, log-probs, values."""
+
+    @hookspec
+    def rlhf_make_experience_end(
+        self,
+        num_prompts: int,
+        num_samples: int,
+        groups: Sequence[RolloutGroup] | None,
+        error: BaseException | None,
+    ) -> None: ...
+
+    @hookspec
+    def rlhf_rollout_batch_start(self, num_samples: int) -> None:
+        """The engine generates `num_samples` answers."""
+
+    @hookspec
+    def rlhf_rollout_batch_end(self, num_samples: int, num_tokens: int | None, error: BaseException | None) -> None:
+        """`num_tokens`: response tokens sampled."""
+
+    @hookspec
+    def rlhf_reward_start(self, num_samples: int) -> None:
+        """The rewards score `num_samples` answers."""
+
+    @hookspec
+    def rlhf_reward_end(self, num_samples: int, error: BaseException | None) -> None: ...
+
+    @hookspec
+    def rlhf_send_start(self, num_groups: int) -> None:
+        """Finished groups go to the trainers' buffers (detached transports)."""
+
+    @hookspec
+    def rlhf_send_end(self, num_groups: int, error: BaseException | None) -> None: ...
+
+
+SPECS: tuple[type, ...] = (SetupHooks, TrainerHooks, MakerHooks)
