@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 # What is installed depends on these files alone; the stamp's name holds their checksum.
 MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml requirements/*.txt))

@@ -1,0 +1,92 @@
+"""Who may import whom: the contracts of pyproject.toml hold."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"torch", "transformers", "peft", "safetensors", "ray", "colossalai", "vllm", "matplotlib", "numpy"}
+
+
+def test_import_contracts_hold(root: Path) -> None:
+    checked = subprocess.run(
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-logo", "--no-cache"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def imports_at_load(path: Path) -> set[str]:
+    """Modules a file imports when it is loaded: neither in a function nor for type checkers only."""
+    found: set[str] = set()
+
+    def visit(nodes: list[ast.stmt]) -> None:
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.add("." * node.level + (node.module or ""))
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                visit(node.orelse)
+            elif isinstance(node, ast.ClassDef | ast.If | ast.With | ast.Try):
+                for name in ("body", "orelse", "finalbody"):
+                    visit(getattr(node, name, []))
+
+    visit(ast.parse(path.read_text(encoding="utf-8")).body)
+    return found
+
+
+def test_core_is_import_light(root: Path, library_files: list[Path]) -> None:
+    core = root / "rlhf_core"
+    heavy = {
+        str(path.relative_to(root)): sorted(found)
+        for path in library_files
+        if path.is_relative_to(core)
+        and path != core / "batching.py"
+        and not path.is_relative_to(core / "functional")
+        and (found := {name for name in imports_at_load(path) if name.split(".")[0] in HEAVY})
+    }
+    assert not heavy, f"import these inside the functions that need them: {heavy}"
+
+
+def test_plugin_and_config_modules_import_pydantic_and_core_only(root: Path, library_files: list[Path]) -> None:
+    allowed = {"pydantic", "pydantic_core", "rlhf_core", "typing_extensions", *sys.stdlib_module_names}
+    modules = [path for path in library_files if "src" in path.parts and path.name in {"plugin.py", "config.py"}]
+    assert modules
+    wrong = {
+        str(path.relative_to(root)): sorted(found)
+        for path in modules
+        if (
+            found := {
+                name
+                for name in imports_at_load(path)
+                # A plugin.py may take its schema from the config.py beside it.
+                if name.split(".")[0] not in allowed and name not in {".config", f"{path.parent.name}.config"}
+            }
+        )
+    }
+    assert not wrong, f"only pydantic, rlhf_core and the config beside may be imported here: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import torch", {"torch"}),
+        ("from torch import nn", {"torch"}),
+        ("from .a import b", {".a"}),
+        ("if TYPE_CHECKING:\n    import torch\nelse:\n    import json", {"json"}),
+        ("def f():\n    import torch", set()),
+        ("class A:\n    import torch", {"torch"}),
+        ("try:\n    import ray\nfinally:\n    import json", {"ray", "json"}),
+    ],
+)
+def test_the_check_sees_what_is_imported_at_load(tmp_path: Path, text: str, expected: set[str]) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(text, encoding="utf-8")
+    assert imports_at_load(path) == expected

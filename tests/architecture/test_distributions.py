@@ -1,0 +1,114 @@
+"""What each distribution holds, depends on and installs."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distributions, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    with (folder / "pyproject.toml").open("rb") as stream:
+        return tomllib.load(stream)
+
+
+def import_package(name: str) -> str:
+    return name.replace("-", "_")
+
+
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name if folder != ROOT else "core")
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
+    """A folder and the names of the files in the wheel built from it."""
+    folder: Path = request.param
+    target = tmp_path_factory.mktemp("wheel")
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = target.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        return folder, set(archive.namelist())
+
+
+def test_wheel_holds_its_packages_and_nothing_else(wheel: tuple[Path, set[str]]) -> None:
+    folder, names = wheel
+    packages = {"rlhf_core", "rlhf_cli"} if folder == ROOT else {import_package(manifest(folder)["project"]["name"])}
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == packages
+    for package in packages:
+        assert {f"{package}/__init__.py", f"{package}/py.typed"} <= names
+    assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py|__pycache__)(/|$)", name)]
+
+
+def test_wheel_holds_every_file_of_its_packages(wheel: tuple[Path, set[str]]) -> None:
+    folder, names = wheel
+    sources = [ROOT / "rlhf_core", ROOT / "cli" / "rlhf_cli"] if folder == ROOT else [folder / "src"]
+    for source in sources:
+        base = source if source.name == "src" else source.parent
+        modules = {path.relative_to(base).as_posix() for path in source.rglob("*.py")}
+        assert modules <= names
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name if folder != ROOT else "core")
+def test_distribution_is_well_formed(folder: Path) -> None:
+    project = manifest(folder)["project"]
+    assert project["version"] == manifest(ROOT)["project"]["version"], "versions go in lock-step"
+    assert project["requires-python"] == ">=3.10"
+    assert project["license"] == "Apache-2.0"
+    assert (folder / project["readme"]).read_text(encoding="utf-8").strip()
+    assert version(project["name"]) == project["version"], "run `make setup`: the installed version is another"
+    if folder != ROOT:
+        package = import_package(project["name"])
+        assert f"rlhf-core=={project['version']}" in project["dependencies"]
+        assert (folder / "src" / package / "__init__.py").is_file()
+        assert "scripts" not in project
+
+
+def test_the_only_script_is_rlhf() -> None:
+    names = {manifest(folder)["project"]["name"] for folder in FOLDERS}
+    scripts = {
+        (entry.name, entry.value)
+        for installed in distributions()
+        if installed.metadata["Name"] in names
+        for entry in installed.entry_points
+        if entry.group in {"console_scripts", "gui_scripts"}
+    }
+    assert scripts == {("rlhf", "rlhf_cli.main:main")}
+
+
+def test_all_names_every_plugin() -> None:
+    project = manifest(ROOT)["project"]
+    plugins = {f"{manifest(folder)['project']['name']}=={project['version']}" for folder in FOLDERS[1:]}
+    named = {item for item in project["optional-dependencies"]["all"] if not item.startswith("rlhf-core[")}
+    assert named == plugins
+
+
+def test_requirements_name_every_folder() -> None:
+    base = (ROOT / "requirements" / "base.txt").read_text(encoding="utf-8")
+    named = set(re.findall(r"^-e \./(\S+)$", base, flags=re.MULTILINE))
+    assert named == {folder.relative_to(ROOT).as_posix() for folder in FOLDERS[1:]}
+
+
+def test_every_entry_point_names_a_file_that_is_there() -> None:
+    missing = []
+    for folder in FOLDERS:
+        roots = [ROOT, ROOT / "cli"] if folder == ROOT else [folder / "src"]
+        for group, entries in manifest(folder)["project"].get("entry-points", {}).items():
+            for name, target in entries.items():
+                module = target.partition(":")[0].replace(".", "/")
+                if not any((root / f"{module}.py").is_file() or (root / module).is_dir() for root in roots):
+                    missing.append(f"{group} {name} = {target}")
+    assert not missing
