@@ -1,0 +1,199 @@
+"""`metrics.jsonl`: exactly one line per update, and when which value may stand on it.
+
+A line is held back until the next event tells whether it is the last of its episode, since times and held-out
+scores belong there. The order of calls in an episode:
+
+    start_episode -> update, update, … -> end_episode -> [evaluation] -> flush
+
+A value that is not finite has no place in JSON: it is written as null, and the line's key `nonfinite` says
+what it was (`{"loss/policy": "nan"}`). A key without meaning is left out by whoever gives the values.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, SupportsFloat, SupportsIndex
+
+from .errors import CheckpointError
+from .jsonl import dump_line, truncate_lines
+
+Number = SupportsFloat | SupportsIndex
+Line = dict[str, Any]
+
+NONFINITE = "nonfinite"
+PHASES = ("rollout", "reward", "train", "sync")
+
+
+class MetricsWriter:
+    """Writes `metrics.jsonl`. Use as a context manager, or call `close`."""
+
+    def __init__(self, path: Path, *, on_line: Callable[[Line], object] | None = None, step: int = 0) -> None:
+        """`on_line` is told of every line once it is written; `step` is the last one already in the file."""
+        self._path = path
+        self._on_line = on_line
+        self._step = step
+        self._held: Line | None = None
+        self._episode: Line = {}
+        self._file = path.open("ab", buffering=0)
+
+    @classmethod
+    def resume(cls, path: Path, *, step: int, on_line: Callable[[Line], object] | None = None) -> MetricsWriter:
+        """Cut everything after `step` and go on from there.
+
+        Raises:
+            CheckpointError: lines up to `step` are missing.
+        """
+        last = truncate_after(path, step)
+        if last != step:
+            raise CheckpointError(
+                f"ends at step {last}, the checkpoint is at step {step}",
+                where=str(path),
+                hint="resume from an older checkpoint, or start anew with another --output",
+            )
+        return cls(path, on_line=on_line, step=step)
+
+    @property
+    def step(self) -> int:
+        """Updates so far: the step of the newest line, written or held."""
+        return self._step
+
+    def start_episode(self, *, episode: int, policy_version: int | None, values: Mapping[str, Number]) -> None:
+        """Begin an episode; `values` (`reward/*`, `kl/*`, `response/*`, …) stand on each of its lines."""
+        self.flush()
+        self._episode = {"episode": episode}
+        if policy_version is not None:
+            self._episode["policy_version"] = policy_version
+        self._episode.update(values)
+
+    def add_episode_values(self, values: Mapping[str, Number]) -> None:
+        """Values of the episode that are known only after its first forward (`rollout/logprob_gap_max`).
+
+        Must come before the episode's first `update`; they stand on each of its lines.
+        """
+        self._episode.update(values)
+
+    def update(self, values: Mapping[str, Number]) -> None:
+        """One update was made: its line is `step` + 1."""
+        self.flush()
+        self._step += 1
+        self._held = {"step": self._step, **self._episode, **values}
+
+    def end_episode(self, values: Mapping[str, Number]) -> None:
+        """Put times and throughput on the episode's last line (an episode without update has none)."""
+        if self._held is not None:
+            self._held.update(values)
+
+    def evaluation(self, values: Mapping[str, Number]) -> None:
+        """Put `eval/*` on the line it follows; call it before `flush`."""
+        if self._held is None:
+            raise ValueError("an evaluation follows an update; the one before the first belongs in the summary")
+        self._held.update(values)
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Write the held line, and, with `sync`, everything to the disk (before a checkpoint)."""
+        held, self._held = self._held, None
+        if held is not None:
+            line = finite(held)
+            self._file.write(dump_line(line))
+            if self._on_line is not None:
+                self._on_line(line)
+        if sync:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Write what is held and close the file; a second call does nothing."""
+        if not self._file.closed:
+            try:
+                self.flush()
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Cut the lines of `metrics.jsonl` after `step` and a torn last line. Returns the last step kept, or 0."""
+    last = truncate_lines(path, lambda line: int(line["step"]) <= step)
+    return int(last["step"]) if last else 0
+
+
+def finite(values: Mapping[str, Any]) -> Line:
+    """Plain JSON numbers; what is not finite becomes null and is named under `nonfinite`."""
+    line: Line = {}
+    broken: dict[str, str] = {}
+    for key, value in values.items():
+        plain = _plain(value)
+        if isinstance(plain, float) and not math.isfinite(plain):
+            broken[key] = str(plain)
+            line[key] = None
+        else:
+            line[key] = plain
+    if broken:
+        line[NONFINITE] = broken
+    return line
+
+
+def _plain(value: Any) -> int | float:
+    """A Python number of a number-like value (NumPy and one-element tensors included)."""
+    if isinstance(value, bool | int | float):
+        return value
+    return float(value)
+
+
+class PhaseTimer:
+    """Seconds per phase of an episode. A phase inside another stops the outer one's clock meanwhile.
+
+    `synchronize` waits for the device before each reading, so that queued work counts where it belongs.
+    """
+
+    def __init__(self, *, synchronize: Callable[[], object] | None = None) -> None:
+        self._synchronize = synchronize
+        self._seconds: dict[str, float] = {}
+        self._stack: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the block's time under `name`: one of `rollout`, `reward`, `train`, `sync`, or another."""
+        self._tick()
+        self._stack.append(name)
+        try:
+            yield
+        finally:
+            self._tick()
+            self._stack.pop()
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count time that was measured elsewhere (a maker's)."""
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def seconds(self, name: str) -> float:
+        return self._seconds.get(name, 0.0)
+
+    def take(self) -> dict[str, float]:
+        """`time/<phase>_s` of what was counted since the last call, and start again from zero."""
+        if self._stack:
+            raise RuntimeError(f"phase {self._stack[-1]!r} is still open")
+        taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+        self._seconds = {}
+        return taken
+
+    def _tick(self) -> None:
+        if self._synchronize is not None:
+            self._synchronize()
+        now = time.perf_counter()
+        if self._stack:
+            self.add(self._stack[-1], now - self._since)
+        self._since = now

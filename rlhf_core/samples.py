@@ -1,0 +1,164 @@
+"""`samples.jsonl`: one line per sample trained on, written by a thread so that training need not wait."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from .errors import DeadlineError, RlhfError
+from .jsonl import dump_line, truncate_lines
+from .types import FinishReason, Rollout
+
+Keep = Literal["all", "none"] | int
+"""Which samples of an episode are written: all, none, or at most so many, spread over the episode."""
+
+_QUEUE_EPISODES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRecord:
+    """One line."""
+
+    sample_id: int
+    episode: int
+    policy_version: int
+    prompt: str
+    completion: str
+    rewards: Mapping[str, float]
+    """Raw score by reward name."""
+    score: float | None
+    """The rewards combined."""
+    finish_reason: FinishReason
+    num_tokens: int
+    """Response tokens, EOS included."""
+
+    @classmethod
+    def of(cls, rollout: Rollout, *, episode: int, rewards: Mapping[str, float], score: float | None) -> SampleRecord:
+        return cls(
+            sample_id=rollout.sample_id,
+            episode=episode,
+            policy_version=rollout.policy_version,
+            prompt=rollout.prompt,
+            completion=rollout.completion,
+            rewards=dict(rewards),
+            score=score if score is None or math.isfinite(score) else None,
+            finish_reason=rollout.finish_reason,
+            num_tokens=len(rollout.completion_ids),
+        )
+
+
+class SampleWriter:
+    """Appends to `samples.jsonl` from a thread of its own.
+
+    `write` blocks only when the disk is several episodes behind; what goes wrong in the thread is raised by the
+    next call. `flush` at the end of an episode makes it safe to write a checkpoint.
+    """
+
+    def __init__(self, path: Path, *, keep: Keep = "all", timeout_seconds: float = 120.0) -> None:
+        self._path = path
+        self._keep = keep
+        self._timeout = timeout_seconds
+        self._queue: queue.Queue[Sequence[SampleRecord] | threading.Event | None] = queue.Queue(_QUEUE_EPISODES)
+        self._error: OSError | ValueError | None = None
+        self._file = path.open("ab")
+        self._thread = threading.Thread(target=self._run, name="samples-writer", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def resume(cls, path: Path, *, episode: int, keep: Keep = "all") -> SampleWriter:
+        """Cut the samples after `episode` (the last one that the checkpoint holds; -1: none) and go on."""
+        truncate_after_episode(path, episode)
+        return cls(path, keep=keep)
+
+    def write(self, records: Sequence[SampleRecord]) -> None:
+        """Queue the samples of an episode, in `sample_id` order."""
+        self._raise_failure()
+        chosen = choose(records, self._keep)
+        if chosen:
+            self._put(chosen)
+
+    def flush(self) -> None:
+        """Return when everything written so far is on the disk."""
+        self._raise_failure()
+        done = threading.Event()
+        self._put(done)
+        if not done.wait(self._timeout):
+            raise self._late()
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Write what is queued and stop the thread; a second call does nothing."""
+        if self._thread.is_alive():
+            self._put(None)
+            self._thread.join(self._timeout)
+            if self._thread.is_alive():
+                raise self._late()
+        self._raise_failure()
+
+    def __enter__(self) -> SampleWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        with self._file:
+            while (job := self._queue.get()) is not None:
+                try:
+                    self._do(job)
+                except (OSError, ValueError) as error:
+                    self._error = self._error or error
+                if isinstance(job, threading.Event):
+                    job.set()
+
+    def _do(self, job: Sequence[SampleRecord] | threading.Event) -> None:
+        if isinstance(job, threading.Event):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        elif self._error is None:
+            self._file.writelines(dump_line(asdict(record)) for record in job)
+
+    def _put(self, job: Sequence[SampleRecord] | threading.Event | None) -> None:
+        try:
+            self._queue.put(job, timeout=self._timeout)
+        except queue.Full:
+            raise self._late() from None
+
+    def _raise_failure(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise RlhfError(
+                f"samples cannot be written: {error}",
+                where=str(self._path),
+                hint="free disk space, or set logging.samples to none",
+            ) from error
+
+    def _late(self) -> DeadlineError:
+        return DeadlineError(
+            f"waited {self._timeout:g} s for samples to reach the disk",
+            where=str(self._path),
+            hint="is the disk full or very slow? logging.samples: none writes no samples",
+        )
+
+
+def choose(records: Sequence[SampleRecord], keep: Keep) -> Sequence[SampleRecord]:
+    """The samples of an episode that are kept; a number takes them evenly spread, the same each time."""
+    if keep == "none":
+        return ()
+    if keep == "all" or keep >= len(records):
+        return records
+    return [records[index * len(records) // keep] for index in range(keep)]
+
+
+def truncate_after_episode(path: Path, episode: int) -> None:
+    """Cut the lines of `samples.jsonl` after `episode`, and a torn last line."""
+    truncate_lines(path, lambda line: int(line["episode"]) <= episode)

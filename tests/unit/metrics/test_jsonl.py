@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_core.errors import DataError
+from rlhf_core.jsonl import dump_line, read_lines, truncate_lines, write_json
+
+text = st.text(st.characters(codec=None), max_size=8)
+records = st.lists(st.dictionaries(text, st.one_of(st.integers(), text, st.none()), max_size=3), max_size=8)
+
+
+@given(records=records, cut=st.integers(min_value=0), keep=st.integers(0, 9))
+def test_whatever_was_torn_off_what_is_left_is_a_prefix(tmp_path_factory, records, cut, keep):
+    path: Path = tmp_path_factory.mktemp("jsonl") / "lines.jsonl"
+    numbered = [{**record, "step": step} for step, record in enumerate(records)]
+    whole = b"".join(dump_line(record) for record in numbered)
+    path.write_bytes(whole[: cut % (len(whole) + 1)])
+    left = list(read_lines(path))
+    assert left == numbered[: len(left)]
+
+    last = truncate_lines(path, lambda record: record["step"] < keep)
+    kept = left[:keep]
+    assert path.read_bytes() == b"".join(dump_line(record) for record in kept)
+    assert last == (kept[-1] if kept else None)
+    with path.open("ab") as file:  # and what is appended then is read back
+        file.write(dump_line({"step": keep}))
+    assert list(read_lines(path)) == [*kept, {"step": keep}]
+
+
+def test_a_broken_line_before_the_last_is_an_error_with_its_number(tmp_path: Path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"step": 1}\n[2]\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"lines\.jsonl:2"):
+        list(read_lines(path))
+
+
+def test_no_file_is_no_line(tmp_path: Path):
+    assert list(read_lines(tmp_path / "none")) == []
+    assert truncate_lines(tmp_path / "none", lambda record: True) is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_lines_are_json_without_nan():
+    with pytest.raises(ValueError):
+        dump_line({"loss": float("nan")})
+
+
+def test_write_json_replaces_whole_files_and_leaves_nothing_beside(tmp_path: Path):
+    path = tmp_path / "summary.json"
+    write_json(path, {"status": "done"})
+    with pytest.raises(TypeError):
+        write_json(path, {"status": object()})
+    assert json.loads(path.read_text()) == {"status": "done"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]

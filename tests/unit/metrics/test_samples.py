@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.samples import SampleRecord, SampleWriter, choose
+from rlhf_core.types import Rollout
+
+
+def record(sample_id: int, episode: int = 0) -> SampleRecord:
+    rollout = Rollout(
+        sample_id=sample_id,
+        prompt="2 1 ä",
+        messages=None,
+        prompt_ids=(1, 2),
+        completion="1 2\n\ud800",
+        completion_ids=(3, 4, 5),
+        logprobs=(-0.1, -0.2, -0.3),
+        answer=None,
+        metadata={},
+        policy_version=episode,
+        finish_reason="stop",
+    )
+    return SampleRecord.of(rollout, episode=episode, rewards={"exact-match": 1.0}, score=1.0)
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().decode("utf-8", "surrogatepass").splitlines()]
+
+
+def test_one_line_per_sample_with_its_fields(tmp_path: Path):
+    path = tmp_path / "samples.jsonl"
+    with SampleWriter(path) as writer:
+        writer.write([record(4), record(5)])
+        writer.flush()
+        first = read(path)
+    assert [line["sample_id"] for line in first] == [4, 5]
+    assert first[0] == {
+        "sample_id": 4,
+        "episode": 0,
+        "policy_version": 0,
+        "prompt": "2 1 ä",
+        "completion": "1 2\n\ud800",
+        "rewards": {"exact-match": 1.0},
+        "score": 1.0,
+        "finish_reason": "stop",
+        "num_tokens": 3,
+    }
+
+
+@pytest.mark.parametrize(("keep", "ids"), [("all", [0, 1, 2, 3, 4]), ("none", []), (2, [0, 2]), (9, [0, 1, 2, 3, 4])])
+def test_how_many_are_kept(tmp_path: Path, keep, ids):
+    with SampleWriter(tmp_path / "samples.jsonl", keep=keep) as writer:
+        writer.write([record(index) for index in range(5)])
+    assert [line["sample_id"] for line in read(tmp_path / "samples.jsonl")] == ids
+
+
+def test_resume_cuts_by_episode_and_a_torn_line(tmp_path: Path):
+    path = tmp_path / "samples.jsonl"
+    with SampleWriter(path) as writer:
+        for episode in range(3):
+            writer.write([record(10 * episode + index, episode) for index in range(2)])
+    path.write_bytes(path.read_bytes()[:-5])
+    with SampleWriter.resume(path, episode=1) as writer:
+        writer.write([record(20, 2), record(21, 2)])
+    assert [line["sample_id"] for line in read(path)] == [0, 1, 10, 11, 20, 21]
+    SampleWriter.resume(path, episode=-1).close()
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_is_reported_by_the_next_call():
+    writer = SampleWriter(Path("/dev/full"))
+    writer.write([record(index) for index in range(1000)])
+    with pytest.raises(RlhfError, match=r"No space left.*\n.*logging\.samples"):
+        writer.flush()
+    with pytest.raises(OSError, match="No space left"):
+        writer._file.close()  # the interpreter would try again at exit
+
+
+def test_a_stuck_disk_is_an_error_within_the_deadline(tmp_path: Path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # never read: the pipe fills up
+    writer = SampleWriter(fifo, timeout_seconds=0.2)
+    writer.write([record(index) for index in range(2000)])
+    with pytest.raises(DeadlineError, match="waited 0.2 s"):
+        writer.flush()
+    os.set_blocking(reader, True)
+    drain = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(reader, 1 << 20), b"")])
+    drain.start()
+    writer._timeout = 30.0
+    writer.close()
+    drain.join(30)
+    os.close(reader)
+
+
+def test_choose_is_the_same_each_time():
+    records = [record(index) for index in range(100)]
+    assert [chosen.sample_id for chosen in choose(records, 4)] == [0, 25, 50, 75]
