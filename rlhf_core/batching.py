@@ -1,0 +1,202 @@
+"""Samples to batches and back: collate, split, select, and which samples share a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .types import BufferItem, Experience
+
+_TOKEN_FIELDS = ("reference_log_probs", "values", "advantages", "returns")
+"""Optional [A] float32 fields, named alike in `BufferItem` and `Experience`."""
+
+
+def collate(items: Sequence[BufferItem]) -> Experience:
+    """Pad to the longest prompt and the longest response among `items` (at least one), on the CPU.
+
+    Padding tokens are 0 and only the masks tell them; other padding is 0, of `support_ids` -1. An optional field
+    must be there for all items or for none, but for `support_ids`, whose absence means the whole vocabulary.
+    """
+    if not items:
+        raise ValueError("collate needs at least one item")
+    prompt_width = max(item.prompt_ids.numel() for item in items)
+    action_width = max(item.num_response_tokens for item in items)
+    sequences = torch.zeros(len(items), prompt_width + action_width, dtype=torch.int64)
+    attention_mask = torch.zeros(sequences.shape, dtype=torch.bool)
+    for row, item in enumerate(items):
+        start, end = prompt_width - item.prompt_ids.numel(), prompt_width + item.num_response_tokens
+        sequences[row, start:prompt_width] = item.prompt_ids
+        sequences[row, prompt_width:end] = item.response_ids
+        attention_mask[row, start:end] = True
+    per_token = {name: _pad_optional(items, name, action_width) for name in _TOKEN_FIELDS}
+    return Experience(
+        sequences=sequences,
+        attention_mask=attention_mask,
+        action_mask=_pad([item.action_mask for item in items], action_width, torch.bool),
+        action_log_probs=_pad([item.action_log_probs for item in items], action_width, torch.float32),
+        sample_ids=torch.tensor([item.sample_id for item in items], dtype=torch.int64),
+        group_ids=torch.tensor([item.group_id for item in items], dtype=torch.int64),
+        policy_versions=torch.tensor([item.policy_version for item in items], dtype=torch.int64),
+        truncated=torch.tensor([item.truncated for item in items], dtype=torch.bool),
+        rewards=_collate_rewards(items),
+        support_ids=_collate_support(items, action_width),
+        kl_coef=_optional_scalars(items, "kl_coef"),
+        scores=_optional_scalars(items, "score"),
+        **per_token,
+    )
+
+
+def split(experience: Experience) -> list[BufferItem]:
+    """The samples of a batch, unpadded and on the CPU, in copies of their own: what `collate` was given.
+
+    Numbers come back as float32 holds them, `support_ids` without columns that hold padding only.
+    """
+    experience = to_device(experience, torch.device("cpu"))
+    return [_item(experience, row) for row in range(len(experience))]
+
+
+def to_device(experience: Experience, device: torch.device) -> Experience:
+    """The same batch with every tensor on `device`."""
+    # A non-blocking copy to the CPU could be read before it has arrived.
+    return _map_tensors(experience, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
+
+
+def select(experience: Experience, rows: Sequence[int] | Tensor) -> Experience:
+    """The rows with these indices, in the order given; padding stays as it is."""
+    index = torch.as_tensor(rows, dtype=torch.int64, device=experience.sequences.device)
+    return _map_tensors(experience, lambda tensor: tensor[index])
+
+
+def masked(item: BufferItem) -> BufferItem:
+    """The same sample with no action that counts."""
+    return replace(item, action_mask=torch.zeros_like(item.action_mask))
+
+
+def plan_micro_batches(lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
+    """Which samples run together, as lists of indices into `lengths` (tokens), each index once.
+
+    Rows x longest row stays within `max_tokens`; a row longer than that runs alone. None puts all into one.
+    Sorted by length, longest first, so that little is padding and too much memory shows at once.
+    """
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        is_open = batches and (max_tokens is None or (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens)
+        if is_open:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def split_evenly(count: int, parts: int) -> list[range]:
+    """`range(count)` cut into `parts` runs, whose sizes differ by one at most; the first ones are larger."""
+    if parts < 1:
+        raise ValueError(f"parts must be >= 1, got {parts}")
+    size, rest = divmod(count, parts)
+    starts = [part * size + min(part, rest) for part in range(parts + 1)]
+    return [range(starts[part], starts[part + 1]) for part in range(parts)]
+
+
+def _item(experience: Experience, row: int) -> BufferItem:
+    width = experience.prompt_length
+    real = experience.attention_mask[row]
+    start = width - int(real[:width].sum())
+    length = int(real[width:].sum())
+
+    def tokens(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[row, :length].clone()
+
+    def scalar(values: Tensor | None) -> float | None:
+        return None if values is None else float(values[row])
+
+    return BufferItem(
+        sample_id=int(experience.sample_ids[row]),
+        group_id=int(experience.group_ids[row]),
+        policy_version=int(experience.policy_versions[row]),
+        prompt_ids=experience.sequences[row, start:width].clone(),
+        response_ids=experience.sequences[row, width : width + length].clone(),
+        action_mask=experience.action_mask[row, :length].clone(),
+        action_log_probs=experience.action_log_probs[row, :length].clone(),
+        rewards={name: float(scores[row]) for name, scores in experience.rewards.items()},
+        reference_log_probs=tokens(experience.reference_log_probs),
+        values=tokens(experience.values),
+        support_ids=_trim_support(tokens(experience.support_ids)),
+        truncated=bool(experience.truncated[row]),
+        kl_coef=scalar(experience.kl_coef),
+        score=scalar(experience.scores),
+        advantages=tokens(experience.advantages),
+        returns=tokens(experience.returns),
+    )
+
+
+def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype) -> Tensor:
+    padded = torch.zeros(len(rows), width, dtype=dtype)
+    for row, values in enumerate(rows):
+        padded[row, : values.numel()] = values
+    return padded
+
+
+def _all_or_none(items: Sequence[BufferItem], name: str) -> list[Any] | None:
+    found = [getattr(item, name) for item in items]
+    missing = [item.sample_id for item, value in zip(items, found, strict=True) if value is None]
+    if len(missing) == len(items):
+        return None
+    if missing:
+        raise ValueError(f"`{name}` is there for some samples of a batch and missing for {missing[:8]}")
+    return found
+
+
+def _pad_optional(items: Sequence[BufferItem], name: str, width: int) -> Tensor | None:
+    rows = _all_or_none(items, name)
+    return None if rows is None else _pad(rows, width, torch.float32)
+
+
+def _optional_scalars(items: Sequence[BufferItem], name: str) -> Tensor | None:
+    values = _all_or_none(items, name)
+    return None if values is None else torch.tensor(values, dtype=torch.float32)
+
+
+def _collate_rewards(items: Sequence[BufferItem]) -> Mapping[str, Tensor]:
+    names = list(items[0].rewards)
+    for item in items:
+        if set(item.rewards) != set(names):
+            raise ValueError(
+                f"sample {item.sample_id} has rewards {sorted(item.rewards)}, "
+                f"sample {items[0].sample_id} of the same batch has {sorted(names)}"
+            )
+    return {name: torch.tensor([item.rewards[name] for item in items], dtype=torch.float32) for name in names}
+
+
+def _collate_support(items: Sequence[BufferItem], width: int) -> Tensor | None:
+    kept = [item.support_ids for item in items]
+    num_kept = max((support.shape[1] for support in kept if support is not None), default=0)
+    if num_kept == 0:
+        return None
+    padded = torch.full((len(items), width, num_kept), -1, dtype=torch.int32)
+    for row, support in enumerate(kept):
+        if support is not None:
+            padded[row, : support.shape[0], : support.shape[1]] = support
+    return padded
+
+
+def _trim_support(support: Tensor | None) -> Tensor | None:
+    if support is None:
+        return None
+    used = (support >= 0).any(0).nonzero()
+    return support[:, : int(used[-1]) + 1].clone() if used.numel() else None
+
+
+def _map_tensors(experience: Experience, change: Callable[[Tensor], Tensor]) -> Experience:
+    changed: dict[str, Any] = {}
+    for field in fields(experience):
+        value = getattr(experience, field.name)
+        if isinstance(value, Tensor):
+            changed[field.name] = change(value)
+    rewards = {name: change(scores) for name, scores in experience.rewards.items()}
+    return replace(experience, rewards=rewards, **changed)

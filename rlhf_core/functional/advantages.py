@@ -1,0 +1,124 @@
+"""From scores, KL and values to rewards per token, advantages and returns.
+
+Everything is computed in float64 and returned as float32; positions under a False mask give 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .masking import last_true_index, masked_var
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """Both [B, A] float32, 0 under a False mask."""
+
+    advantages: Tensor
+    returns: Tensor
+    """advantages + values: what a critic learns."""
+
+
+def token_rewards(scores: Tensor, kl: Tensor | None, kl_coef: float | Tensor, action_mask: Tensor) -> Tensor:
+    """r_t = -kl_coef * kl_t + [t is the last True of the mask] * score.
+
+    scores: [B]; kl: [B, A] nats or None; kl_coef: one number, or [B]; action_mask: [B, A] bool. Returns [B, A]
+    float32; a row without actions gets nothing.
+    """
+    rewards = torch.zeros(action_mask.shape, dtype=torch.float64, device=action_mask.device)
+    if kl is not None:
+        coefficient = kl_coef.double().unsqueeze(-1) if isinstance(kl_coef, Tensor) else kl_coef
+        rewards = torch.where(action_mask, -coefficient * kl.double(), 0.0)
+    places = torch.arange(action_mask.shape[-1], device=action_mask.device)
+    is_last = places == last_true_index(action_mask).unsqueeze(-1)
+    return torch.where(is_last, rewards + scores.double().unsqueeze(-1), rewards).float()
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Advantages:
+    """Generalised advantage estimation (Schulman 2015, equation 16).
+
+    delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lam A_{t+1}, where t+1 is the next True position
+    of the row (what lies between is skipped over) and V after the last one is 0. All inputs [B, A].
+    """
+    reward_columns = torch.where(mask, rewards, 0.0).double().unbind(-1)
+    value_columns = torch.where(mask, values, 0.0).double().unbind(-1)
+    mask_columns = mask.unbind(-1)
+    next_value = torch.zeros(mask.shape[0], dtype=torch.float64, device=mask.device)
+    next_advantage = torch.zeros_like(next_value)
+    advantages = torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+    for t in reversed(range(mask.shape[-1])):
+        real, value = mask_columns[t], value_columns[t]
+        delta = reward_columns[t] + gamma * next_value - value
+        next_advantage = torch.where(real, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(real, value, next_value)
+        advantages[:, t] = torch.where(real, next_advantage, 0.0)
+    returns = torch.where(mask, advantages + values, 0.0)
+    return Advantages(advantages=advantages.float(), returns=returns.float())
+
+
+def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
+    """[B, A]: G_t = r_t + gamma G_{t+1} over the True positions: what GAE is for lam = 1 without a critic."""
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0).advantages
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Statistics of each sample's group, [B] float64, aligned with the samples."""
+
+    centred: Tensor
+    size: Tensor
+    sum_of_squares: Tensor
+    has_spread: Tensor
+    """[B] bool: the group holds two different scores."""
+
+
+def _groups(scores: Tensor, group_ids: Tensor) -> _Groups:
+    exact = scores.double()
+    ids, group = torch.unique(group_ids, return_inverse=True)
+    empty = torch.zeros(ids.numel(), dtype=torch.float64, device=scores.device)
+    size = empty.index_add(0, group, torch.ones_like(exact))
+    mean = empty.index_add(0, group, exact) / size
+    centred = exact - mean[group]
+    squares = empty.index_add(0, group, centred.square())
+    highest = empty.scatter_reduce(0, group, exact, "amax", include_self=False)
+    lowest = empty.scatter_reduce(0, group, exact, "amin", include_self=False)
+    return _Groups(centred, size[group], squares[group], (highest > lowest)[group])
+
+
+def group_normalised(scores: Tensor, group_ids: Tensor, *, divide_by_std: bool = True, eps: float = 1e-6) -> Tensor:
+    """GRPO's advantage (Shao 2024): (r - mean) / (std + eps) of the sample's group, unbiased std.
+
+    scores: [B]; group_ids: [B] integers. Returns [B] float32. `divide_by_std=False` is Dr. GRPO's (Liu 2025).
+    A group of one, or without spread, gives 0.
+    """
+    groups = _groups(scores, group_ids)
+    advantages = groups.centred
+    if divide_by_std:
+        std = (groups.sum_of_squares / (groups.size - 1).clamp(min=1)).sqrt()
+        advantages = advantages / (std + eps)
+    return torch.where(groups.has_spread, advantages, 0.0).float()
+
+
+def leave_one_out(scores: Tensor, group_ids: Tensor) -> Tensor:
+    """RLOO's advantage (Ahmadian 2024): r - mean of the others of its group.
+
+    scores: [B]; group_ids: [B] integers. Returns [B] float32; a group of one has no others and gives 0.
+    """
+    groups = _groups(scores, group_ids)
+    # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
+    advantages = groups.centred * groups.size / (groups.size - 1).clamp(min=1)
+    return torch.where(groups.has_spread, advantages, 0.0).float()
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
+    """1 - Var(R - V) / Var(R) over the mask: 1 is a perfect critic, 0 a constant one.
+
+    None where the returns do not vary, and the number so has no meaning.
+    """
+    variance = float(masked_var(returns.double(), mask))
+    if variance == 0.0:
+        return None
+    return 1.0 - float(masked_var(returns.double() - values.double(), mask)) / variance

@@ -1,0 +1,122 @@
+"""Log-probs and entropy straight from hidden states, without all logits in memory at once.
+
+For T tokens and a vocabulary of V, the plain path holds several T x V float32 tensors; here at most
+`chunk_tokens` x V of them live, forward and backward. The backward pass computes each chunk's logits again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class LogProbsAndEntropy(NamedTuple):
+    """Both shaped as the labels, float32, nats."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+
+
+def chunked_log_probs_and_entropy(
+    hidden: Tensor,
+    lm_head_weight: Tensor,
+    labels: Tensor,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    chunk_tokens: int = 1024,
+    with_entropy: bool = False,
+) -> LogProbsAndEntropy:
+    """`token_log_probs` and `entropy` of `hidden @ lm_head_weight.T + bias`, and the same gradients.
+
+    hidden: [..., H]; lm_head_weight: [V, H]; labels: [...] int64; bias: [V]. The products are taken in the dtype
+    of `hidden` (or autocast's), everything after them in float32; the weight's gradient is summed over chunks in
+    float32.
+    """
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be >= 1, got {chunk_tokens}")
+    device_type = hidden.device.type
+    if torch.is_autocast_enabled(device_type):
+        hidden = hidden.to(torch.get_autocast_dtype(device_type))
+    weight = lm_head_weight.to(hidden.dtype)
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    log_probs, entropy = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+        flat, weight, bias, labels.reshape(-1), temperature, chunk_tokens, with_entropy
+    )
+    return LogProbsAndEntropy(log_probs.view(labels.shape), entropy.view(labels.shape) if with_entropy else None)
+
+
+def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = hidden @ weight.T
+    if bias is not None:
+        logits += bias.to(logits.dtype)
+    return logits.float().div_(temperature)
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        normalisers = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
+        log_probs = torch.empty_like(normalisers)
+        entropies = torch.zeros_like(normalisers)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, labels.numel(), chunk_tokens):
+                chunk = slice(start, start + chunk_tokens)
+                logits = _chunk_logits(hidden[chunk], weight, bias, temperature)
+                normalisers[chunk] = logits.logsumexp(-1)
+                log_probs[chunk] = logits.gather(-1, labels[chunk, None])[:, 0] - normalisers[chunk]
+                if with_entropy:
+                    finite = torch.where(logits == -torch.inf, 0.0, logits)
+                    entropies[chunk] = normalisers[chunk] - (logits.softmax(-1) * finite).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, labels, normalisers, entropies)
+        ctx.temperature, ctx.chunk_tokens, ctx.with_entropy = temperature, chunk_tokens, with_entropy
+        return log_probs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, log_prob_grads: Tensor, entropy_grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, labels, normalisers, entropies = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        hidden_grad = torch.empty_like(hidden) if needs_hidden else None
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        bias_grad = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, labels.numel(), ctx.chunk_tokens):
+                chunk = slice(start, start + ctx.chunk_tokens)
+                logits = _chunk_logits(hidden[chunk], weight, bias, ctx.temperature)
+                log_all = logits.sub_(normalisers[chunk, None])
+                # d log p_label = onehot - p;  d entropy = -p (log p + entropy)
+                grads = log_all.exp().mul_(-log_prob_grads[chunk, None])
+                if ctx.with_entropy:
+                    finite = torch.where(log_all == -torch.inf, 0.0, log_all)
+                    slope = (finite + entropies[chunk, None]) * entropy_grads[chunk, None]
+                    grads.sub_(log_all.exp_().mul_(slope))
+                grads.scatter_add_(-1, labels[chunk, None], log_prob_grads[chunk, None])
+                grads.div_(ctx.temperature)
+                if bias_grad is not None:
+                    bias_grad += grads.sum(0)
+                narrow = grads.to(weight.dtype)
+                if hidden_grad is not None:
+                    hidden_grad[chunk] = narrow @ weight
+                if weight_grad is not None:
+                    weight_grad += narrow.T @ hidden[chunk]
+        return (
+            hidden_grad,
+            None if weight_grad is None else weight_grad.to(weight.dtype),
+            None if bias_grad is None else bias_grad.to(bias.dtype),
+            None,
+            None,
+            None,
+            None,
+        )

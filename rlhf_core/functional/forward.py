@@ -1,0 +1,100 @@
+"""One forward pass of a policy or a critic over an `Experience`."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .logprobs import entropy, response_logits, response_values, token_log_probs
+from .masking import position_ids_of
+
+if TYPE_CHECKING:
+    from ..types import Experience
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutput:
+    """Of each response token, on the sampling distribution; 0 where `action_mask` is False."""
+
+    log_probs: Tensor
+    """[B, A] float32 nats."""
+    entropy: Tensor | None
+    """[B, A] float32 nats."""
+
+
+def policy_forward(
+    model: nn.Module,
+    experience: Experience,
+    temperature: float,
+    *,
+    with_entropy: bool = False,
+    signature_of: nn.Module | None = None,
+) -> PolicyOutput:
+    """Log-probs (and entropy) of the experience's response tokens under a transformers causal LM.
+
+    The model may be wrapped (DDP, a booster, PEFT): which arguments its forward takes is read from the module
+    inside, or from `signature_of`. Logits are computed for the response only where the model can, and the softmax
+    is taken on action positions only.
+    """
+    inner = innermost(signature_of if signature_of is not None else model)
+    num_actions, mask = experience.num_actions, experience.action_mask
+    inputs: dict[str, Any] = {
+        "input_ids": experience.sequences,
+        "attention_mask": experience.attention_mask.long(),
+    }
+    takes = inspect.signature(inner.forward).parameters
+    if "position_ids" in takes:
+        inputs["position_ids"] = position_ids_of(experience.attention_mask)
+    if "logits_to_keep" in takes:
+        inputs["logits_to_keep"] = num_actions + 1
+    if "use_cache" in takes:
+        inputs["use_cache"] = False
+    logits = response_logits(_logits(model(**inputs)), num_actions)[mask]
+    labels = experience.sequences[:, experience.prompt_length :][mask]
+    support = None if experience.support_ids is None else experience.support_ids[mask]
+    log_probs = _scatter(token_log_probs(logits, labels, temperature, support), mask)
+    entropies = _scatter(entropy(logits, temperature, support), mask) if with_entropy else None
+    return PolicyOutput(log_probs=log_probs, entropy=entropies)
+
+
+def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
+    """[B, A] float32: the critic's value of the state before each response token, 0 where no action is.
+
+    `critic(input_ids, attention_mask, position_ids)` returns a value per token, [B, S].
+    """
+    values = critic(
+        input_ids=experience.sequences,
+        attention_mask=experience.attention_mask.long(),
+        position_ids=position_ids_of(experience.attention_mask),
+    )
+    read = response_values(values, experience.num_actions).float()
+    return torch.where(experience.action_mask, read, 0.0)
+
+
+def innermost(module: nn.Module) -> nn.Module:
+    """The model inside wrappers: DDP and boosters (`module`), `torch.compile`, PEFT."""
+    while True:
+        if callable(base := getattr(module, "get_base_model", None)):
+            inner: Any = base()
+        else:
+            inner = getattr(module, "_orig_mod", None) or getattr(module, "module", None)
+        if not isinstance(inner, nn.Module) or inner is module:
+            return module
+        module = inner
+
+
+def _logits(output: Any) -> Tensor:
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"a policy's forward must return an object with `logits`, got {type(output).__name__}")
+    return logits
+
+
+def _scatter(values: Tensor, mask: Tensor) -> Tensor:
+    """[number of True] -> the mask's shape, 0 elsewhere; with gradient, also when nothing is True."""
+    zeros = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
+    return zeros.index_put((mask,), values)

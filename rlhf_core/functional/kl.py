@@ -1,0 +1,106 @@
+"""KL penalty: estimators from samples of the policy, and what sets its coefficient.
+
+Estimators: Schulman 2020, "Approximating KL Divergence". Adaptive controller: Ziegler 2019, section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+KLEstimator = Literal["k1", "k2", "k3"]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to plus or minus this before `exp` (e^20 = 4.9e8), so that no ratio overflows."""
+
+
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """The log-ratio as it may enter `exp`."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KLEstimator) -> Tensor:
+    """Per-token estimate of KL(policy || reference) from tokens the policy sampled, any shape, in nats.
+
+    With d = log_probs - reference_log_probs: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased),
+    k3 = exp(-d) - 1 + d (unbiased, never negative). d is clamped for k3 only, and k3 is not clamped above.
+    """
+    difference = log_probs - reference_log_probs
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return 0.5 * difference.square()
+    if estimator == "k3":
+        difference = clamp_log_ratio(difference)
+        # expm1 keeps the digits that exp(-d) - 1 loses near 0; what rounding leaves below 0 is cut.
+        return (torch.expm1(-difference) + difference).clamp(min=0.0)
+    raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
+
+
+class KLController(Protocol):
+    """Owns the KL coefficient of a run."""
+
+    @property
+    def value(self) -> float: ...
+
+    def update(self, kl: float, num_samples: int) -> None: ...
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None: ...
+
+
+class FixedKLController:
+    """A constant coefficient. Keeps no state: the run file alone decides it, also after a resume."""
+
+    def __init__(self, value: float) -> None:
+        self._value = float(value)
+
+    @property
+    def value(self) -> float:
+        return self._value
+
+    def update(self, kl: float, num_samples: int) -> None:
+        """Nothing to learn from the measured KL."""
+
+    def state_dict(self) -> dict[str, float]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        if state:
+            raise ValueError(f"a fixed KL coefficient keeps no state, got {sorted(state)}")
+
+
+class AdaptiveKLController:
+    """Steers the KL per sample towards `target` (nats): Ziegler 2019, equation 6.
+
+    After each update, value *= 1 + clip(kl / target - 1, -0.2, 0.2) * num_samples / horizon, with `horizon` in
+    samples.
+    """
+
+    def __init__(self, init: float, target: float, horizon: float) -> None:
+        if target <= 0 or horizon <= 0:
+            raise ValueError(f"target and horizon must be > 0, got {target} and {horizon}")
+        self._value = float(init)
+        self._target = target
+        self._horizon = horizon
+
+    @property
+    def value(self) -> float:
+        return self._value
+
+    def update(self, kl: float, num_samples: int) -> None:
+        """`kl`: mean over samples of the KL summed over a sample's tokens, measured on `num_samples`."""
+        error = min(max(kl / self._target - 1.0, -0.2), 0.2)
+        self._value *= 1.0 + error * num_samples / self._horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self._value}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        if set(state) != {"value"}:
+            raise ValueError(f"an adaptive KL controller keeps 'value' alone, got {sorted(state)}")
+        self._value = float(state["value"])

@@ -1,0 +1,158 @@
+"""Losses of policies and critics, per token and not yet aggregated.
+
+All tensors are [B, A] float32; `mask` is the action mask, and every output is 0 (or False) outside it. Inputs are
+replaced under a False mask before any arithmetic, so that nothing there reaches a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .kl import clamp_log_ratio
+from .logprobs import token_log_probs
+from .masking import masked_mean, masked_sum
+
+RatioLevel = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """Per-token losses to aggregate, and what to log about them."""
+
+    losses: Tensor
+    ratio: Tensor
+    """Detached importance ratio policy / old policy."""
+    clipped: Tensor
+    """bool: the clip decided the loss, so this token adds no gradient."""
+    dual_clipped: Tensor
+    """bool: the dual clip decided the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLoss:
+    """Per-token losses to aggregate; `clipped` (bool) where the clipped error was the larger."""
+
+    losses: Tensor
+    clipped: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceWeights:
+    """Truncated importance weights, detached."""
+
+    weights: Tensor
+    """To be multiplied into per-token losses."""
+    truncated: Tensor
+    """bool: the weight was cut to the cap."""
+    effective_sample_size: Tensor
+    """Scalar in (0, 1]: (sum w)^2 / (n sum w^2) over the n True positions; 0 where there are none."""
+
+
+def importance_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, level: RatioLevel = "token") -> Tensor:
+    """exp(log_probs - old_log_probs), the log-ratio clamped to +-20; 1 outside the mask.
+
+    `sequence` (GSPO, Zheng 2025, equations 7 and 14): the length-normalised ratio of the whole sequence as value,
+    with each token's own gradient, which allows advantages that differ between tokens.
+    """
+    log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
+    if level == "sequence":
+        mean = masked_mean(log_ratio, mask, dim=-1).unsqueeze(-1).detach()
+        own = torch.where(mask, log_probs, 0.0)
+        log_ratio = torch.where(mask, mean + own - own.detach(), 0.0)
+    elif level != "token":
+        raise ValueError(f"unknown ratio level {level!r}: token or sequence")
+    return clamp_log_ratio(log_ratio).exp()
+
+
+def ppo_policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_eps_low: float,
+    clip_eps_high: float,
+    dual_clip: float | None = None,
+    ratio_level: RatioLevel = "token",
+) -> PolicyLoss:
+    """-min(ratio A, clip(ratio, 1 - clip_eps_low, 1 + clip_eps_high) A) (Schulman 2017, equation 7).
+
+    `dual_clip` = c > 1 (Ye 2020, equation 5) bounds the loss where A < 0: -max(min(...), c A).
+    """
+    if dual_clip is not None and dual_clip <= 1.0:
+        raise ValueError(f"dual_clip must be > 1, got {dual_clip}")
+    ratio = importance_ratio(log_probs, old_log_probs, mask, ratio_level)
+    advantages = torch.where(mask, advantages, 0.0)
+    free = -ratio * advantages
+    bounded = -ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high) * advantages
+    losses = torch.maximum(free, bounded)
+    clipped = bounded > free
+    dual_clipped = torch.zeros_like(mask)
+    if dual_clip is not None:
+        ceiling = -dual_clip * advantages
+        dual_clipped = (advantages < 0) & (losses > ceiling)
+        losses = torch.where(dual_clipped, ceiling, losses)
+    return PolicyLoss(torch.where(mask, losses, 0.0), ratio.detach(), clipped & mask, dual_clipped & mask)
+
+
+def cispo_policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_eps_low: float,
+    clip_eps_high: float,
+) -> PolicyLoss:
+    """-stop_gradient(clip(ratio)) A log_prob (CISPO: MiniMax-M1 2025, equations 4 and 5).
+
+    The weight is clipped, not the gradient: every token goes on learning.
+    """
+    ratio = importance_ratio(log_probs, old_log_probs, mask).detach()
+    weight = ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)
+    losses = -weight * torch.where(mask, advantages, 0.0) * torch.where(mask, log_probs, 0.0)
+    clipped = (weight != ratio) & mask
+    return PolicyLoss(torch.where(mask, losses, 0.0), ratio, clipped, torch.zeros_like(mask))
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip_eps: float | None
+) -> ValueLoss:
+    """1/2 max((V - R)^2, (clip(V, V_old +- clip_eps) - R)^2); without the clip where `clip_eps` is None."""
+    values, old_values, returns = (torch.where(mask, x, 0.0) for x in (values, old_values, returns))
+    squares = (values - returns).square()
+    if clip_eps is None:
+        return ValueLoss(0.5 * squares, torch.zeros_like(mask))
+    near_old = torch.maximum(torch.minimum(values, old_values + clip_eps), old_values - clip_eps)
+    bounded = (near_old - returns).square()
+    return ValueLoss(0.5 * torch.maximum(squares, bounded), (bounded > squares) & mask)
+
+
+def truncated_importance_weights(
+    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, *, cap: float
+) -> ImportanceWeights:
+    """min(exp(trainer_log_probs - engine_log_probs), cap): corrects for an engine that samples a little off.
+
+    Both are of the weights that sampled, as trainer and engine compute them (Yao 2025, "Your efficient RL framework
+    secretly brings you off-policy RL training").
+    """
+    ratio = importance_ratio(trainer_log_probs.detach(), engine_log_probs.detach(), mask)
+    weights = torch.where(mask, ratio.clamp(max=cap), 0.0)
+    squares = masked_sum(weights.square(), mask) * mask.sum()
+    total = masked_sum(weights, mask).square()
+    size = torch.where(squares > 0, total / torch.where(squares > 0, squares, 1.0), 0.0)
+    return ImportanceWeights(weights, (ratio > cap) & mask, size)
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """-log p(label) per position: [B, T, V], [B, T] -> [B, T] float32 nats, 0 outside the mask.
+
+    `logits[:, t]` predicts `labels[:, t]`: the caller has shifted them. Where the mask is False, labels may be
+    anything (-100, say) and logits are never read.
+    """
+    losses = -token_log_probs(logits[mask], labels[mask])
+    return torch.zeros(mask.shape, dtype=losses.dtype, device=losses.device).index_put((mask,), losses)

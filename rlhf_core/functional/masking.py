@@ -1,0 +1,111 @@
+"""Sums, means and variances under a mask, and how per-token losses become one number.
+
+What stands under a False mask never reaches a result or a gradient, NaN and infinity included: values are
+replaced with `where`, never multiplied by zero. An empty mask gives 0. Sums are accumulated in float64 and
+returned in the dtype of the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Aggregation = Literal[
+    "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
+]
+"""How token losses are averaged: over all tokens, or over sequences of their tokens' mean, sum, or sum over a
+constant length (Dr. GRPO, Liu 2025)."""
+
+
+def _sum64(values: Tensor, mask: Tensor, dim: int | None) -> Tensor:
+    kept = torch.where(mask, values, 0.0)
+    return kept.sum(dtype=torch.float64) if dim is None else kept.sum(dim, dtype=torch.float64)
+
+
+def _count(mask: Tensor, dim: int | None) -> Tensor:
+    return mask.sum() if dim is None else mask.sum(dim)
+
+
+def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Sum of `values` where `mask` (same shape) is True, over `dim` or over everything."""
+    return _sum64(values, mask, dim).to(values.dtype)
+
+
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of `values` where `mask` (same shape) is True; 0 where nothing is."""
+    return (_sum64(values, mask, dim) / _count(mask, dim).clamp(min=1)).to(values.dtype)
+
+
+def masked_var(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Biased variance (divided by the count) where `mask` is True; 0 where nothing is."""
+    return _mean_and_var64(values, mask, dim)[1].to(values.dtype)
+
+
+def _mean_and_var64(values: Tensor, mask: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
+    count = _count(mask, dim).clamp(min=1)
+    mean = _sum64(values, mask, dim) / count
+    centred = torch.where(mask, values, 0.0).double() - (mean if dim is None else mean.unsqueeze(dim))
+    return mean, _sum64(centred.square(), mask, dim) / count
+
+
+def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / sqrt(var + eps) over all True positions, biased variance; 0 under a False mask."""
+    mean, var = _mean_and_var64(values, mask, None)
+    white = (torch.where(mask, values, 0.0).double() - mean) * torch.rsqrt(var + eps)
+    return torch.where(mask, white, 0.0).to(values.dtype)
+
+
+def last_true_index(mask: Tensor) -> Tensor:
+    """[B, A] bool -> [B] int64: index of the last True of each row, -1 where there is none."""
+    places = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
+    if mask.shape[-1] == 0:
+        return torch.full(mask.shape[:-1], -1, dtype=torch.int64, device=mask.device)
+    return (mask * places).amax(-1) - 1
+
+
+def mask_from_lengths(lengths: Tensor, size: int) -> Tensor:
+    """[B] integer lengths -> [B, size] bool, True on the first `length` positions of each row."""
+    return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+def lengths_to_first_eos(token_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
+    """[B, A] sampled tokens -> [B] int64: tokens up to and including the first EOS, A where there is none."""
+    is_eos = torch.isin(token_ids, torch.tensor(list(eos_token_ids), dtype=torch.int64, device=token_ids.device))
+    before = (is_eos.long().cumsum(-1) == 0).sum(-1)
+    return torch.clamp(before + 1, max=token_ids.shape[-1])
+
+
+def position_ids_of(attention_mask: Tensor) -> Tensor:
+    """[B, S] bool -> [B, S] int64: each real token's place among the real tokens; 0 on left padding."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def to_tokens(values: Tensor, mask: Tensor) -> Tensor:
+    """[B] -> [B, A]: each row's value on every True position of its mask, 0 elsewhere."""
+    return torch.where(mask, values.unsqueeze(-1), 0.0)
+
+
+def aggregate_sum(values: Tensor, mask: Tensor, aggregation: Aggregation, norm_length: int | None = None) -> Tensor:
+    """What a batch adds to the numerator of an aggregated loss.
+
+    values, mask: [B, A]. Divided by the sum of `aggregate_count` over all batches of an update, the result does
+    not depend on how its rows were split into batches. `norm_length` (tokens) is the constant divisor of
+    `sequence-mean-token-sum-norm`, which needs it: the padded width would change with the split.
+    """
+    if aggregation in ("token-mean", "sequence-mean-token-sum"):
+        return masked_sum(values, mask)
+    if aggregation == "sequence-mean-token-mean":
+        return (_sum64(values, mask, -1) / _count(mask, -1).clamp(min=1)).sum().to(values.dtype)
+    if aggregation == "sequence-mean-token-sum-norm":
+        if norm_length is None or norm_length <= 0:
+            raise ValueError(f"aggregation {aggregation!r} needs norm_length > 0, got {norm_length}")
+        return (_sum64(values, mask, None) / norm_length).to(values.dtype)
+    raise ValueError(f"unknown aggregation {aggregation!r}")
+
+
+def aggregate_count(mask: Tensor, aggregation: Aggregation) -> float:
+    """What a batch adds to the divisor: its True tokens, or its rows that have any."""
+    return float(mask.sum()) if aggregation == "token-mean" else float(mask.any(-1).sum())

@@ -1,0 +1,143 @@
+"""Sampling noise that depends on (seed, sample, token) alone, and tokens drawn with it.
+
+Philox4x32-10 (Salmon 2011, "Parallel random numbers: as easy as 1, 2, 3") turns a counter into random bits without
+any state: the same sample gets the same noise in any batch, process or order, before and after a crash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import DivergenceError
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_FIRST_NUCLEUS_GUESS = 64
+
+
+def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of the product of two 32-bit words, in int64 without overflow (by 16-bit halves)."""
+    low = word * (factor & 0xFFFF)
+    high = word * (factor >> 16) + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def philox4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10: four 32-bit words out of four; int64 tensors that broadcast, values in [0, 2^32)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
+        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def uniforms(seed: int, sample_ids: Tensor, token_indices: Tensor) -> Tensor:
+    """One uniform number in the open interval (0, 1) for each (sample, token).
+
+    seed: its low 64 bits count; sample_ids, token_indices: int64, broadcast together. Returns float64 of the
+    broadcast shape, 52 random bits each. Drawing many tokens in one call costs hardly more than drawing one:
+    `uniforms(seed, ids[:, None], torch.arange(n))`.
+    """
+    first, second, _, _ = philox4x32(
+        (sample_ids & _WORD, (sample_ids >> 32) & _WORD, token_indices & _WORD, (token_indices >> 32) & _WORD),
+        (seed & _WORD, (seed >> 32) & _WORD),
+    )
+    bits = ((first >> 6) << 26) | (second >> 6)
+    # The half keeps both ends out; with 52 bits the sum is exact.
+    return (bits.double() + 0.5) * 2.0**-52
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token for each row."""
+
+    token_ids: Tensor
+    """[B] int64."""
+    log_probs: Tensor
+    """[B] float32 nats, of the distribution sampled from: after temperature, top-k and top-p."""
+    support_ids: Tensor | None
+    """[B, K] int32: what was kept, in rising order, -1 = padding; None when nothing was truncated."""
+
+
+def inverse_cdf_sample(
+    logits: Tensor, uniforms: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> SampledTokens:
+    """The token at which each row's cumulative distribution, in order of token ids, passes its uniform number.
+
+    logits: [B, V]; uniforms: [B] float64 in (0, 1); temperature > 0; top_k: 0 = off; top_p: 1 = off, taken of what
+    top-k kept. Tokens tied with the last kept one are kept too, so the support depends on the row alone. A token
+    of probability zero is never drawn. Raises `DivergenceError` where a row's logits are no distribution.
+    """
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
+    weights = scaled.softmax(-1)
+    vocabulary = weights.shape[-1]
+    truncates = 0 < top_k < vocabulary or top_p < 1.0
+    if 0 < top_k < vocabulary:
+        smallest = weights.topk(top_k, dim=-1).values[:, -1:]
+        weights = torch.where(weights >= smallest, weights, 0.0)
+    if top_p < 1.0:
+        weights = torch.where(weights >= _nucleus_threshold(weights, top_p), weights, 0.0)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    if not bool(torch.isfinite(total).all()):
+        raise DivergenceError(
+            "the policy's logits are not finite, so no token can be drawn",
+            where="sampling",
+            hint="lower optimizer.lr or train in a wider precision",
+        )
+    # The first entry above a threshold below the total has a positive weight of its own.
+    threshold = torch.minimum(uniforms.unsqueeze(-1) * total, total.nextafter(torch.zeros_like(total)))
+    token_ids = torch.searchsorted(cumulative, threshold, right=True)
+    log_probs = (weights.gather(-1, token_ids) / total).log().squeeze(-1).float()
+    return SampledTokens(token_ids.squeeze(-1), log_probs, _support(weights) if truncates else None)
+
+
+def greedy_sample(logits: Tensor) -> SampledTokens:
+    """The most likely token of each row, [B, V] -> [B]; log-probs of the untruncated distribution at temperature 1."""
+    token_ids = logits.argmax(-1)
+    scaled = logits.float()
+    chosen = scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    return SampledTokens(token_ids, chosen - scaled.logsumexp(-1), None)
+
+
+def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
+    """[B, 1]: the weight of the last token of the smallest set of likeliest tokens that holds `top_p` of the sum.
+
+    Sorting a whole vocabulary costs many times a draw, and a nucleus is mostly small: look at the likeliest few
+    first, and at more only where they do not suffice. The answer does not depend on how many were looked at.
+    """
+    vocabulary = weights.shape[-1]
+    # A sum might add in another order for another batch size; cumsum goes along each row.
+    target = top_p * weights.cumsum(-1, dtype=torch.float64)[:, -1:]
+    looked_at = min(_FIRST_NUCLEUS_GUESS, vocabulary)
+    while True:
+        largest = weights.topk(looked_at, dim=-1).values
+        reached = largest.cumsum(-1, dtype=torch.float64) >= target
+        if looked_at == vocabulary or bool(reached[:, -1].all()):
+            break
+        looked_at = min(8 * looked_at, vocabulary)
+    # Rounding may leave a row a hair below its target with everything counted: then all is kept.
+    last = torch.where(reached.any(-1, keepdim=True), reached.int().argmax(-1, keepdim=True), looked_at - 1)
+    return largest.gather(-1, last)
+
+
+def _support(weights: Tensor) -> Tensor:
+    """[B, V] with zeros on what was cut -> [B, K] int32 ids of the rest, in rising order, -1 padded."""
+    is_kept = weights > 0
+    counts = is_kept.sum(-1)
+    rows, ids = is_kept.nonzero(as_tuple=True)
+    starts = counts.cumsum(0) - counts
+    columns = torch.arange(ids.numel(), device=ids.device) - starts[rows]
+    support = torch.full((weights.shape[0], int(counts.max())), -1, dtype=torch.int32, device=weights.device)
+    support[rows, columns] = ids.int()
+    return support
