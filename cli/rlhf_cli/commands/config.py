@@ -1,0 +1,85 @@
+"""`rlhf config`: a run file as it will be used, whether it is right, and the schema of all of them."""
+
+from __future__ import annotations
+
+import click
+
+from ..lazy import LazyCommand, LazyGroup
+from ..output import print_json, print_yaml
+from ..run_request import RunRequest, run_options, tell_dropped
+
+config = LazyGroup(
+    "config",
+    {
+        "show": LazyCommand(f"{__name__}:show", "Print a run with every default filled in."),
+        "check": LazyCommand(f"{__name__}:check", "Say whether a run file is right."),
+        "schema": LazyCommand(f"{__name__}:schema", "Print the JSON schema of run files."),
+    },
+    help="""Show and check run files, and their schema.
+
+\b
+Examples:
+  rlhf config show run.yaml --set optimizer.lr=1e-6
+  rlhf config check run.yaml
+  rlhf config schema > run.schema.json
+""",
+)
+
+
+@click.command("show")
+@run_options
+def show(request: RunRequest) -> None:
+    """Print the run as it will be used: file, flags, --set and every default, as YAML.
+
+    With no RUN.yaml, the quickstart's second stage.
+
+    \b
+    Examples:
+      rlhf config show run.yaml
+      rlhf config show --algorithm ppo --strategy gemini
+    """
+    from rlhf_core.config_resolve import resolve
+
+    mapping, dropped = request.mapping()
+    tell_dropped(dropped)
+    print_yaml(resolve(mapping, where=request.where).to_mapping())
+
+
+@click.command("check")
+@run_options
+def check(request: RunRequest) -> None:
+    """Check a run file with its flags: every option, every plugin. Exits 2 and lists what is wrong.
+
+    \b
+    Examples:
+      rlhf config check run.yaml
+      rlhf config check run.yaml --transport ray --set transport.num_makers=2
+    """
+    from rlhf_core.config_resolve import resolve
+
+    mapping, dropped = request.mapping()
+    tell_dropped(dropped)
+    run = resolve(mapping, where=request.where)
+    rewards = ", ".join(reward.name for reward in run.rewards) or "none"
+    click.echo(
+        f"ok: {request.where}: algorithm {run.algorithm.name}, strategy {run.strategy.name}, "
+        f"engine {run.engine.name}, transport {run.transport.name}, rewards {rewards}"
+    )
+
+
+@click.command("schema")
+def schema() -> None:
+    """Print the JSON schema of run files, with the options of every installed plugin.
+
+    Editors complete and check YAML by it. Plugins that cannot be imported are named on stderr and left out.
+
+    \b
+    Examples:
+      rlhf config schema > run.schema.json
+    """
+    from rlhf_core.config_schema import run_schema
+
+    document, left_out = run_schema()
+    for error in left_out:
+        click.echo(f"note: {error.message} ({error.where})", err=True)
+    print_json(document)

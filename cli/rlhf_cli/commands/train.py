@@ -1,0 +1,88 @@
+"""`rlhf train`: a run file, or the quickstart, with flags over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from ..run_request import RunRequest, is_quickstart, quickstart_stage, run_options, tell_dropped
+
+if TYPE_CHECKING:
+    from rlhf_core.train import TrainResult
+
+Verbosity = Literal["quiet", "normal", "verbose"]
+
+_HELP = """Train a model: sample answers, score them, update the policy.
+
+With no RUN.yaml, the quickstart runs: a tiny model is warm-started on sorting digits, then learns by PPO,
+on a CPU, in about two minutes. A run file must name a model and prompts; all else has defaults. The order is:
+defaults, run file, flags, --set.
+
+\b
+Examples:
+  rlhf train --algorithm ppo --strategy gemini
+  rlhf train run.yaml --output runs/first
+  rlhf train run.yaml --reward exact-match --reward ./my_reward.py:brevity:0.1
+  rlhf train run.yaml --strategy ddp --num-processes 2 --set train.episodes=10
+  rlhf train run.yaml --output runs/first --resume auto
+"""
+
+
+@click.command("train", help=_HELP)
+@run_options
+@click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
+@click.option("--output", type=click.Path(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
+@click.option("--resume", metavar="auto|DIR", help="Go on from the newest checkpoint (auto) or from the one in DIR.")
+@click.option("--dry-run", is_flag=True, help="Resolve and check everything; load no weights, write nothing.")
+@click.option("--verbose", "verbosity", flag_value="verbose", help="Say more.")
+@click.option("--quiet", "verbosity", flag_value="quiet", help="Say nothing but errors.")
+def train(
+    request: RunRequest,
+    num_processes: int,
+    output: Path | None,
+    resume: str | None,
+    dry_run: bool,
+    verbosity: Verbosity | None,
+) -> None:
+    """Hand the run over to `rlhf_core.train`."""
+    mapping, dropped = request.mapping()
+    say = verbosity or "normal"
+    if say != "quiet":
+        tell_dropped(dropped)
+    if is_quickstart(request, mapping):
+        from rlhf_core.quickstart import run_quickstart
+
+        result = run_quickstart(
+            quickstart_stage("warm-start"),
+            mapping,
+            output=output,
+            resume=resume,
+            num_processes=num_processes,
+            dry_run=dry_run,
+            verbosity=say,
+        )
+    else:
+        from rlhf_core.train import train as start
+
+        result = start(
+            mapping,
+            output=output,
+            resume=resume,
+            num_processes=num_processes,
+            dry_run=dry_run,
+            verbosity=say,
+        )
+    if say != "quiet":
+        _tell(result, dry_run, request.where)
+
+
+def _tell(result: TrainResult | None, dry_run: bool, where: str) -> None:
+    if dry_run or result is None:
+        click.echo(f"ok: {where} can run; nothing was written")
+        return
+    before, after = result.summary.get("eval_before"), result.summary.get("eval_after")
+    if before is not None and after is not None:
+        click.echo(f"evaluation: {before:.4g} before, {after:.4g} after")
+    click.echo(f"run folder: {result.run_folder}")

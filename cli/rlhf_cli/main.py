@@ -1,0 +1,82 @@
+"""The `rlhf` command: its table of commands, and how errors leave it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from rlhf_core.errors import RlhfError
+
+from .lazy import LazyCommand, RootGroup
+
+_HELP = """Train language models from feedback.
+
+\b
+Examples:
+  rlhf train --algorithm ppo            the quickstart: a tiny model learns to sort digits
+  rlhf train run.yaml --strategy ddp --num-processes 2
+  rlhf plugins list
+  rlhf config check run.yaml
+"""
+
+COMMANDS = {
+    "train": LazyCommand("rlhf_cli.commands.train:train", "Train a model from a run file, or the quickstart."),
+    "plugins": LazyCommand("rlhf_cli.commands.plugins:plugins", "List, show and check installed plugins."),
+    "config": LazyCommand("rlhf_cli.commands.config:config", "Show and check run files, and their schema."),
+    "generate": LazyCommand("rlhf_cli.commands.generate:generate", "Let a trained model answer prompts."),
+    "eval": LazyCommand("rlhf_cli.commands.evaluate:evaluate", "Score a model's answers to a file of prompts."),
+    "report": LazyCommand("rlhf_cli.commands.report:report", "Write the report of one or several runs."),
+    "version": LazyCommand("rlhf_cli.commands.version:version", "Print the versions of the parts."),
+}
+
+cli = RootGroup("rlhf", COMMANDS, help=_HELP)
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 the input was wrong, 130 interrupted."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; errors go to stderr."""
+    try:
+        code = cli.main(args=None if argv is None else list(argv), prog_name="rlhf", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except RlhfError as error:
+        _say(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`rlhf plugins list | head`): nothing to say, and nothing more may be flushed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:  # a bug, ours or a plugin's
+        return _unexpected(error)
+    return code if isinstance(code, int) else 0
+
+
+def _unexpected(error: Exception) -> int:
+    """A bug keeps its traceback: in the run's log where there is one (`error.run_log`), else here."""
+    log = getattr(error, "run_log", None)
+    if log is None:
+        traceback.print_exception(error)
+    hint = f"\n  -> the traceback is in {log}" if log is not None else ""
+    _say(f"{type(error).__name__}: {error}{hint}")
+    return EXIT_FAILED
+
+
+def _say(message: str) -> None:
+    click.echo(f"error: {message}" if message != "interrupted" else message, err=True)

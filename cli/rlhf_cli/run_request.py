@@ -1,0 +1,123 @@
+"""What the command line says of a run: a file or the quickstart, flags, and `--set`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from importlib.resources import as_file, files
+from typing import Any
+
+import click
+
+QUICKSTART_MODEL = "builtin:tiny-digits"
+
+_OPTIONS = (
+    click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(dir_okay=False)),
+    click.option("--algorithm", metavar="NAME", help="What the update is: ppo, grpo, sft, …"),
+    click.option("--strategy", metavar="NAME", help="How the model is trained: single, ddp, gemini, …"),
+    click.option("--transport", metavar="NAME", help="Where makers and trainers run: local or ray."),
+    click.option("--engine", metavar="NAME", help="How answers are generated: hf or vllm."),
+    click.option(
+        "--reward",
+        "rewards",
+        multiple=True,
+        metavar="NAME[:WEIGHT]",
+        help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Given at all, it replaces the list of the run file. Repeatable.",
+    ),
+    click.option("--model", metavar="PATH", help="Model folder, hub name or builtin:NAME."),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY.PATH=VALUE",
+        help="Set any option of the run file, the value in YAML: --set optimizer.lr=1e-6 --set rewards.0.weight=2.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A run as asked for on the command line."""
+
+    run_file: str | None = None
+    algorithm: str | None = None
+    strategy: str | None = None
+    transport: str | None = None
+    engine: str | None = None
+    rewards: tuple[str, ...] = ()
+    model: str | None = None
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """How errors call the source of the run."""
+        return self.run_file or "quickstart"
+
+    def mapping(self) -> tuple[dict[str, Any], list[str]]:
+        """The run as one mapping (file, then flags, then `--set`), and the options that flags dropped."""
+        from rlhf_core.config_load import load_run
+
+        run = load_run(self.run_file if self.run_file is not None else quickstart_stage("ppo"))
+        dropped = self._apply_plugins(run)
+        return load_run(run, [*self._flag_overrides(), *self.overrides]), dropped
+
+    def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
+        from rlhf_core.config_load import PLUGIN_SECTIONS, switch_plugin
+        from rlhf_core.config_resolve import option_names
+
+        chosen = {
+            "algorithm": self.algorithm,
+            "strategy": self.strategy,
+            "transport": self.transport,
+            "engine": self.engine,
+        }
+        dropped: list[str] = []
+        for section, name in chosen.items():
+            if name is not None:
+                dropped += switch_plugin(run, section, name, option_names(PLUGIN_SECTIONS[section], name))
+        return dropped
+
+    def _flag_overrides(self) -> list[str | tuple[str, Any]]:
+        from rlhf_core.config_load import parse_reward
+
+        overrides: list[str | tuple[str, Any]] = []
+        if self.model is not None:
+            overrides.append(("model.path", self.model))
+        if self.rewards:
+            overrides.append(("rewards", [parse_reward(text) for text in self.rewards]))
+        return overrides
+
+
+def run_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the run file and the flags that change it to a command, which gets them as its `request`."""
+    names = [each.name for each in fields(RunRequest)]
+
+    @wraps(function)
+    def with_request(**values: Any) -> None:
+        request = RunRequest(**{name: values.pop(name) for name in names})
+        function(request=request, **values)
+
+    for option in reversed(_OPTIONS):
+        with_request = option(with_request)
+    return with_request
+
+
+def quickstart_stage(name: str) -> dict[str, Any]:
+    """A run file shipped with the command: `warm-start` or `ppo`."""
+    from rlhf_core.config_load import load_run
+
+    with as_file(files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml") as path:
+        return load_run(path)
+
+
+def is_quickstart(request: RunRequest, run: Mapping[str, Any]) -> bool:
+    """True where the warm start comes first: no run file, and the model is still the quickstart's own."""
+    model = run.get("model")
+    return request.run_file is None and isinstance(model, Mapping) and model.get("path") == QUICKSTART_MODEL
+
+
+def tell_dropped(dropped: list[str]) -> None:
+    """Say on stderr which options a flag left behind."""
+    if dropped:
+        click.echo(f"note: dropped {', '.join(dropped)}, which the plugin chosen by flag does not have", err=True)

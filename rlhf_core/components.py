@@ -1,0 +1,95 @@
+"""What a plugin's entry point names: a `Component`, and what core hands to its `build`.
+
+`build` names a callable `build(config, context)`; `config` is an instance of the component's own pydantic
+model, `context` the dataclass of its kind below. The module that `build` names is imported when a run starts,
+so it may import anything; the module that holds the `Component` should import pydantic and core only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from .types import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+API_VERSION = 1
+"""Version of the plugin API: raised when a plugin made for an older core would break."""
+
+Kind = Literal["algorithms", "strategies", "rewards", "transports", "engines", "prompts"]
+KINDS: tuple[Kind, ...] = ("algorithms", "strategies", "rewards", "transports", "engines", "prompts")
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One named thing a plugin brings."""
+
+    summary: str
+    """One line for `rlhf plugins list`."""
+    config: type[BaseModel]
+    """The options of its section in the run file; unknown keys are errors."""
+    build: str
+    """`module:attr` of a callable `build(config, context)`."""
+    requires: tuple[str, ...] = ()
+    """Modules it needs to run that its distribution does not insist on."""
+    install: str | None = None
+    """The exact command that installs what `requires` names, where a plain `pip install NAME` will not do."""
+    api_version: int = API_VERSION
+    feeds: Literal["rollouts", "dataset"] = "rollouts"
+    """For an algorithm: whether it learns from sampled answers, or from the lines of a dataset (no rewards needed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmContext:
+    """For `rlhf.algorithms`: build returns an `Algorithm`."""
+
+    sampling: SamplingParams
+    """How the rollouts are sampled: log-probs are compared on this distribution."""
+    samples_per_prompt: int
+    max_sequence_tokens: int | None = None
+    """Longest prompt + response, where known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyContext:
+    """For `rlhf.strategies`: build returns a `Strategy`."""
+
+    device: str
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardContext:
+    """For `rlhf.rewards`: build returns a `Reward`."""
+
+    device: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineContext:
+    """For `rlhf.engines`: build returns a `RolloutEngine`."""
+
+    model: nn.Module
+    """The policy: shared with the trainer (changed in place, then `weights_updated`) or the engine's own copy."""
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    seed: int
+    """Run seed of the sampling noise."""
+    model_path: str | None = None
+    """Where the policy was loaded from, for engines that load their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsContext:
+    """For `rlhf.prompts`: build returns a `PromptSource`."""
+
+    seed: int
+    base_folder: Path
+    """Relative paths in the options start here."""

@@ -1,0 +1,235 @@
+"""The core sections of a run file: every option with its type, bounds, unit and meaning.
+
+The sections of plugins (`algorithm`, `strategy`, `engine`, `transport`, `prompts`, each of `rewards`) bring
+their own models; what core itself reads of them is here: `EngineConfig`, `PromptsConfig`, `RewardPolicy`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+
+from .types import SamplingParams
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys, NaN and infinity are errors; nothing changes after it was checked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class LoraConfig(Section):
+    """Low-rank adapters on the policy; the reference is then the policy with its adapter switched off."""
+
+    r: Count = Field(16, description="Rank of the adapter matrices.")
+    alpha: float = Field(32.0, gt=0, description="Scale of the adapter: its output is multiplied by alpha / r.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
+    target_modules: list[str] | None = Field(
+        None, min_length=1, description="Names of the layers that get an adapter; null takes all linear layers."
+    )
+
+
+class ModelConfig(Section):
+    """The policy that is trained."""
+
+    path: str = Field(min_length=1, description="A model folder, a hub name, or `builtin:NAME`.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type the weights are loaded in; auto is float32 on a CPU, bfloat16 on a GPU."
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass: less memory, more time."
+    )
+    lora: LoraConfig | None = Field(None, description="Train low-rank adapters only; null trains all weights.")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with a hub model. Only for sources you trust."
+    )
+
+
+class PromptsConfig(Section):
+    """What core reads of the `prompts` section; the rest are options of the prompt source."""
+
+    max_prompt_tokens: Count = Field(512, description="Longest prompt trained on, in tokens.")
+    too_long: Literal["skip", "error"] = Field("skip", description="What to do with a longer prompt.")
+
+
+class EvalConfig(Section):
+    """Scoring held-out prompts before, during and after training."""
+
+    every_episodes: Count | None = Field(
+        10, description="Evaluate after every so many episodes; null only before the first and after the last."
+    )
+    num_prompts: Count = Field(200, description="Prompts held out of training and scored.")
+    batch_size: Count = Field(64, description="Prompts generated at once.")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy decoding; above 0 samples at that temperature.")
+    score: str | None = Field(
+        None, description="Reward (its label) whose mean is the evaluation score; null takes the first."
+    )
+
+
+class EngineConfig(Section):
+    """Options every engine has; the config of an engine plugin subclasses this."""
+
+    max_new_tokens: Count = Field(128, description="Longest answer, in tokens.")
+    temperature: float = Field(1.0, gt=0, description="Softmax temperature of sampling.")
+    top_k: int = Field(0, ge=0, description="Sample from the k likeliest tokens only; 0 is off.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set with this probability; 1 is off.")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="Texts that end an answer, besides the end-of-sequence token."
+    )
+
+    def sampling(self) -> SamplingParams:
+        """How rollouts of the run are sampled."""
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            stop=tuple(self.stop),
+        )
+
+
+class OptimizerConfig(Section):
+    """The optimizer of the policy and, with `critic_lr`, of the critic."""
+
+    lr: float = Field(1e-6, ge=0, description="Peak learning rate of the policy.")
+    critic_lr: float | None = Field(None, ge=0, description="Peak learning rate of the critic; null takes lr.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), description="Adam's decay of the running mean and of the running square."
+    )
+    eps: float = Field(1e-8, gt=0, description="Added to Adam's denominator.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Learning rate after warm-up: kept, or brought to 0 at the last episode."
+    )
+    warmup_episodes: int = Field(0, ge=0, description="Episodes over which the learning rate grows from 0.")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Clip the gradient to this global norm; null is off.")
+
+
+class RewardPolicy(Section):
+    """How core runs a reward, whoever wrote it. These keys stand in the reward's own entry of `rewards`."""
+
+    batch_size: Count | None = Field(None, description="Answers scored in one call; null takes all there are.")
+    concurrency: Count = Field(1, description="Calls in flight at once.")
+    timeout_seconds: float = Field(60.0, gt=0, description="Deadline of one call, in seconds.")
+    retries: int = Field(0, ge=0, description="Times a failed call is tried again.")
+    on_failure: Literal["fail", "zero", "drop"] = Field(
+        "fail", description="A call that still fails: end the run, score its answers 0, or leave them out."
+    )
+    cache: bool = Field(False, description="Remember the score of an answer already seen in this run.")
+    isolate: bool = Field(False, description="Run in a process of its own, which a deadline can end.")
+    memory_limit_bytes: Count | None = Field(
+        None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
+    )
+
+
+class RewardEntry(RewardPolicy):
+    """What core reads of one entry of `rewards`; the rest are options of the reward."""
+
+    name: str = Field(min_length=1, description="An installed reward, or FILE.py:FUNCTION.")
+    weight: float = Field(1.0, description="Factor of this reward in the combined score.")
+    label: str | None = Field(
+        None, min_length=1, description="Name in metrics and samples; null takes the reward's own name."
+    )
+
+    def policy(self) -> RewardPolicy:
+        """The part that says how the reward is run."""
+        return RewardPolicy(**{key: getattr(self, key) for key in RewardPolicy.model_fields})
+
+
+class RewardScaling(Section):
+    """What happens to the combined score of an answer before advantages are computed."""
+
+    clip: tuple[float, float] | None = Field(
+        None, description="[low, high] bounds of the combined score; null leaves it. The clipped fraction is logged."
+    )
+    normalise: bool = Field(False, description="Whiten the combined scores over the episode.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RewardScaling:
+        if self.clip is not None and self.clip[0] >= self.clip[1]:
+            raise ValueError(f"clip needs low < high, got {list(self.clip)}")
+        return self
+
+
+DEFAULT_BATCH_SIZE = 64
+
+
+def _batch_size(data: dict[str, Any]) -> int:
+    return min(DEFAULT_BATCH_SIZE, int(data["prompts_per_episode"]) * int(data["samples_per_prompt"]))
+
+
+class TrainConfig(Section):
+    """How much is trained. All counts are global, whatever the number of processes."""
+
+    episodes: Count = Field(50, description="Rounds of sampling and training (offline: rounds of training).")
+    prompts_per_episode: Count = Field(64, description="Prompts sampled in an episode (offline: dataset lines).")
+    samples_per_prompt: Count = Field(1, description="Answers sampled to each prompt.")
+    train_batch_size: Count = Field(
+        default_factory=_batch_size,
+        description="Samples of one update; by default 64, or all of the episode where those are fewer.",
+    )
+    micro_batch_tokens: Count | None = Field(
+        None, description="Most tokens in one forward and backward pass; null takes the whole batch. Results agree."
+    )
+    epochs_per_episode: Count = Field(1, description="Times the samples of an episode are trained on.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random in the run.")
+
+    @property
+    def samples_per_episode(self) -> int:
+        """Answers (or dataset lines) of one episode."""
+        return self.prompts_per_episode * self.samples_per_prompt
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> TrainConfig:
+        if self.train_batch_size > self.samples_per_episode:
+            raise ValueError(
+                f"train_batch_size is {self.train_batch_size}, but an episode has only {self.samples_per_episode} "
+                f"samples ({self.prompts_per_episode} prompts_per_episode x {self.samples_per_prompt} "
+                "samples_per_prompt): lower train_batch_size or raise one of the two"
+            )
+        return self
+
+
+class CheckpointConfig(Section):
+    """When the run saves what a resume needs."""
+
+    every_episodes: Count | None = Field(
+        10, description="Save after every so many episodes; null only at the end or when interrupted."
+    )
+    keep: Count = Field(3, description="Newest checkpoints kept; older ones are removed.")
+
+
+class LoggingConfig(Section):
+    """What is written besides metrics.jsonl."""
+
+    tensorboard: bool = Field(True, description="Write TensorBoard event files.")
+    wandb: bool = Field(False, description="Log to Weights & Biases.")
+    samples: Literal["all", "none"] | Annotated[StrictInt, Field(ge=1)] = Field(
+        "all", description="Samples written to samples.jsonl: all, none, or at most so many an episode."
+    )
+
+
+class HooksConfig(Section):
+    """Installed hook plugins are on unless they are named here."""
+
+    disable: list[str] = Field(default_factory=list, description="Names of hook plugins that stay off.")
+
+
+class RunConfig(Section):
+    """The core sections of a run file, checked."""
+
+    model: ModelConfig
+    prompts: PromptsConfig = Field(default_factory=PromptsConfig)
+    eval: EvalConfig | None = None
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    reward_scaling: RewardScaling = Field(default_factory=RewardScaling)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = Field(default_factory=LoggingConfig)
+    hooks: HooksConfig = Field(default_factory=HooksConfig)

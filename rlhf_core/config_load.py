@@ -1,0 +1,221 @@
+"""Reading a run file and laying flags and `--set` over it; nothing is checked against a schema yet."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+from .did_you_mean import fold
+from .errors import ConfigError
+
+Override = str | tuple[str, Any]
+"""`"a.b=value"` with the value in YAML, or the path and the value itself."""
+
+PLUGIN_SECTIONS: Mapping[str, str] = {
+    "algorithm": "algorithms",
+    "strategy": "strategies",
+    "engine": "engines",
+    "transport": "transports",
+    "prompts": "prompts",
+}
+"""Sections that name one plugin -> its kind; the sections `rewards` and `eval.prompts` name plugins too."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML whose numbers are those of YAML 1.2 (`1e-6` is one) and whose values are all JSON values."""
+
+
+_FLOAT = re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+_INT = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)$")
+_REPLACED = {"tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 0) if text.lstrip("+-")[:2] in ("0x", "0o") else int(text)
+
+
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: dict[Any, int] = {}
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True) if key_node.tag != "tag:yaml.org,2002:merge" else None
+        if not isinstance(key, str) and key_node.tag != "tag:yaml.org,2002:merge":
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
+        if key in seen:
+            line = seen[key] + 1
+            message = f'the key "{key}" is given twice, first on line {line}'
+            raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
+        if key is not None:
+            seen[key] = key_node.start_mark.line
+    loader.flatten_mapping(node)
+    return {loader.construct_object(k): loader.construct_object(v, deep=True) for k, v in node.value}
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value `text` says. Raises `ConfigError` with the line of a mistake."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        message = " ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(message, where=f"{where}{line}", hint="mend the YAML on that line") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"not YAML: {error}", where=where) from error
+
+
+def read_run_file(path: str | Path) -> dict[str, Any]:
+    """The mapping in a run file. Raises `ConfigError`: no such file, not UTF-8, not YAML, not a mapping."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot read the run file: {reason}", where=str(path), hint="rlhf train RUN.yaml") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
+    loaded = parse_yaml(text, str(path))
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"a run file is a mapping of sections, this is a {type(loaded).__name__}",
+            where=str(path),
+            hint="begin with `model: {path: …}`; `rlhf config schema` lists the sections",
+        )
+    return loaded
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`"a.b=value"` -> `("a.b", value)`, the value read as YAML. Raises `ConfigError`."""
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path or not all(path.split(".")):
+        raise ConfigError(f'"{text}" is not key.path=value', where="--set", hint="--set optimizer.lr=1e-6")
+    return path, parse_yaml(value, f"--set {path}")
+
+
+def parse_reward(text: str) -> dict[str, Any]:
+    """An entry of `rewards` from `NAME[:weight]` or `FILE.py:FUNCTION[:weight]`.
+
+    Raises `ConfigError` on a weight that is no finite number.
+    """
+    name, colon, weight = text.rpartition(":")
+    is_function = name.endswith(".py") and weight.isidentifier()
+    if not colon or is_function:
+        name, weight = text, "1"
+    try:
+        number = float(weight)
+    except ValueError:
+        number = math.nan
+    if not name.strip() or not math.isfinite(number):
+        raise ConfigError(
+            f'"{text}" is no reward: "{weight}" is no weight',
+            where="--reward",
+            hint="--reward NAME[:weight] or --reward FILE.py:FUNCTION[:weight]",
+        )
+    return {"name": name.strip(), "weight": number}
+
+
+def plain(value: Any, where: str = "") -> Any:
+    """`value` with mappings as dicts, sequences as lists and paths as text. Raises `ConfigError` on others."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigError(f"the key {key!r} is not text", where=where or "run")
+        return {key: plain(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [plain(each, f"{where}.{index}".lstrip(".")) for index, each in enumerate(value)]
+    raise ConfigError(f"a {type(value).__name__} cannot stand in a run file", where=where or "run")
+
+
+def expand(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Short forms written out: `algorithm: ppo`, `rewards: [exact-match:0.5]`. Wrong shapes are left as they are."""
+    full: dict[str, Any] = plain(run)
+    for section in PLUGIN_SECTIONS:
+        if isinstance(full.get(section), str):
+            full[section] = {"name": full[section]}
+    evaluation = full.get("eval")
+    if isinstance(evaluation, dict) and isinstance(evaluation.get("prompts"), str):
+        evaluation["prompts"] = {"name": evaluation["prompts"]}
+    rewards = full.get("rewards")
+    if isinstance(rewards, list):
+        full["rewards"] = [parse_reward(each) if isinstance(each, str) else each for each in rewards]
+    return full
+
+
+def apply_override(run: dict[str, Any], path: str, value: Any) -> None:
+    """Set `run["a"]["b"]` for `a.b`, making mappings on the way; a number reaches into a list.
+
+    Raises `ConfigError` where the path leads through a value, or to a list item that is not there.
+    """
+    keys = path.split(".")
+    place: Any = run
+    for depth, key in enumerate(keys):
+        if not isinstance(place, dict | list):
+            here = ".".join(keys[:depth])
+            raise ConfigError(f"{here} is {place!r}, which has no parts", where=f"--set {path}")
+        at: Any = _index(place, key, path) if isinstance(place, list) else key
+        if depth == len(keys) - 1:
+            place[at] = plain(value, path)
+        elif isinstance(place, list):
+            place = place[at]
+        else:
+            if place.get(at) is None:
+                place[at] = {}
+            place = place[at]
+
+
+def _index(items: list[Any], key: str, path: str) -> int:
+    if key.isascii() and key.isdigit() and int(key) < len(items):
+        return int(key)
+    numbers = f"0 to {len(items) - 1}" if items else "none, it is empty"
+    raise ConfigError(f'"{key}" is no item of the list (items: {numbers})', where=f"--set {path}")
+
+
+def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Override] = ()) -> dict[str, Any]:
+    """A run as one mapping: the file or mapping, then `overrides` in their order, later ones winning.
+
+    Short forms come out written out. `resolve` checks the result. Raises `ConfigError`.
+    """
+    run = expand(source if isinstance(source, Mapping) else read_run_file(source))
+    for override in overrides:
+        path, value = parse_override(override) if isinstance(override, str) else override
+        apply_override(run, path, value)
+        run = expand(run)
+    return run
+
+
+def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:
+    """Make `section` name another plugin, in place; returns the dotted options that were dropped.
+
+    Options of the old plugin survive where the new one has them too (`keeps`).
+    """
+    old = run.get(section)
+    if not isinstance(old, dict):
+        run[section] = {"name": name}
+        return []
+    if fold(str(old.get("name", ""))) == fold(name):
+        return []
+    kept = {key: value for key, value in old.items() if key in keeps}
+    run[section] = {**kept, "name": name}
+    return [f"{section}.{key}" for key in old if key not in keeps and key != "name"]

@@ -1,0 +1,238 @@
+"""From a run as one mapping to a run that is checked: plugins selected, every section validated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pydantic import BaseModel
+
+from .config import EngineConfig, PromptsConfig, RewardEntry, RewardPolicy, RunConfig
+from .config_errors import Problems
+from .config_load import PLUGIN_SECTIONS, expand
+from .did_you_mean import suggestion
+from .errors import ConfigError, PluginError
+from .plugins import Selected, load
+from .reward_functions import is_file_reward
+from .types import SamplingParams
+
+DEFAULT_PLUGINS: Mapping[str, str] = {
+    "algorithm": "ppo",
+    "strategy": "single",
+    "engine": "hf",
+    "transport": "local",
+}
+"""What a section that names no plugin gets; `prompts` has no default."""
+
+DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
+"""What a run that samples answers and has no `rewards` gets."""
+
+_CORE_KEYS = {"prompts": tuple(PromptsConfig.model_fields)}
+
+
+@dataclass(frozen=True)
+class Configured(Selected):
+    """A selected plugin with its checked options."""
+
+    config: BaseModel = field(kw_only=True)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Its section of the run file."""
+        return {"name": self.name, **self.config.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedReward:
+    """One entry of `rewards`."""
+
+    name: str
+    """Its label: the name in metrics and samples, unique in the run."""
+    weight: float
+    policy: RewardPolicy
+    selected: Configured
+    config: BaseModel
+
+    def to_mapping(self) -> dict[str, Any]:
+        core = {"weight": self.weight, "label": self.name, **self.policy.model_dump(mode="json")}
+        return {"name": self.selected.name, **core, **self.config.model_dump(mode="json")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedRun:
+    """A run with nothing left open: the core sections typed, every plugin selected and configured."""
+
+    run: RunConfig
+    algorithm: Configured
+    strategy: Configured
+    engine: Configured
+    transport: Configured
+    prompts: Configured
+    eval_prompts: Configured | None
+    """Another source for evaluation; None holds prompts of `prompts` out."""
+    rewards: tuple[SelectedReward, ...]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How rollouts are sampled."""
+        assert isinstance(self.engine.config, EngineConfig)
+        return self.engine.config.sampling()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The whole run as JSON values; `resolve` of it gives the same run again."""
+        core = self.run.model_dump(mode="json")
+        if core["eval"] is not None:
+            core["eval"]["prompts"] = self.eval_prompts.to_mapping() if self.eval_prompts else None
+        own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
+        own["prompts"] = {"name": own["prompts"].pop("name"), **core.pop("prompts"), **own["prompts"]}
+        order = ("model", "prompts", "eval", "algorithm", "optimizer", "strategy")
+        rewards = [reward.to_mapping() for reward in self.rewards]
+        full = {**core, **own, "rewards": rewards}
+        return {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
+
+
+def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
+    """Check a run: select its plugins, validate every section, look at what sections ask of each other.
+
+    `where` is how errors call its source. Raises one `ConfigError` that lists all problems.
+    """
+    given = {key: value for key, value in expand(run).items() if value is not None}
+    problems = Problems()
+    core = _core_sections(given, problems)
+    chosen = {name: _plugin_section(name, given.get(name, {}), problems) for name in PLUGIN_SECTIONS}
+    eval_prompts = _eval_prompts(given, problems)
+    rewards = _rewards(given, chosen["algorithm"], problems)
+    _check_score(given, rewards, problems)
+    problems.raise_if_any(where)
+    assert core is not None
+    plugins = {name: each for name, each in chosen.items() if each is not None}
+    return ResolvedRun(run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), **plugins)
+
+
+def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | None:
+    others = {*PLUGIN_SECTIONS, "rewards"}
+    core: dict[str, Any] = {key: value for key, value in given.items() if key not in others}
+    prompts = given.get("prompts")
+    if isinstance(prompts, dict):
+        core["prompts"] = {key: prompts[key] for key in _CORE_KEYS["prompts"] if key in prompts}
+    if isinstance(core.get("eval"), dict):
+        core["eval"] = {key: value for key, value in core["eval"].items() if key != "prompts"}
+    return problems.validate(RunConfig, core, also_known=sorted(others))
+
+
+def _plugin_section(
+    section: str, data: Any, problems: Problems, *, path: str | None = None, core_keys: Sequence[str] | None = None
+) -> Configured | None:
+    """The plugin a section names, with the options that are the plugin's own."""
+    path = path or section
+    core_keys = _CORE_KEYS.get(section, ()) if core_keys is None else core_keys
+    if not isinstance(data, dict):
+        problems.add(path, f"should be a plugin's name, or a mapping with `name` and its options (given {data!r})")
+        return None
+    name = data.get("name", DEFAULT_PLUGINS.get(section))
+    if not isinstance(name, str):
+        problems.add(f"{path}.name", "is required: the name of a plugin" if name is None else f"is no name: {name!r}")
+        return None
+    kind = "rewards" if section == "rewards" else PLUGIN_SECTIONS[section]
+    try:
+        selected = load(kind, name)
+        check_options(selected)
+    except PluginError as error:
+        problems.add_error(f"{path}.name", error)
+        return None
+    options = {key: value for key, value in data.items() if key != "name" and key not in core_keys}
+    config = problems.validate(selected.component.config, options, path, also_known=["name", *core_keys])
+    if config is None:
+        return None
+    inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
+    return Configured(**inherited, config=config)
+
+
+def check_options(selected: Selected) -> None:
+    """Raise `PluginError` where a plugin's options do not go together with those core reads beside them."""
+    own = selected.component.config.model_fields
+    core = {"rewards": RewardEntry.model_fields, "prompts": PromptsConfig.model_fields}.get(selected.kind, {})
+    taken = sorted(set(own) & {"name", *core})
+    if taken:
+        raise PluginError(
+            f"its options {', '.join(taken)} have names that core reads itself",
+            where=selected.label,
+            hint="the plugin's authors must rename them",
+        )
+    if selected.kind == "engines" and not issubclass(selected.component.config, EngineConfig):
+        raise PluginError("its config must be a subclass of rlhf_core.config.EngineConfig", where=selected.label)
+
+
+def _eval_prompts(given: Mapping[str, Any], problems: Problems) -> Configured | None:
+    evaluation = given.get("eval")
+    data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
+    if data is None:
+        return None
+    return _plugin_section("prompts", data, problems, path="eval.prompts", core_keys=())
+
+
+def _rewards(given: Mapping[str, Any], algorithm: Configured | None, problems: Problems) -> list[SelectedReward]:
+    samples = algorithm is not None and algorithm.component.feeds == "rollouts"
+    entries = given.get("rewards", DEFAULT_REWARDS if samples else [])
+    if not isinstance(entries, Sequence):
+        problems.add("rewards", "should be a list of rewards")
+        return []
+    if samples and not entries:
+        assert algorithm is not None
+        problems.add("rewards", f"is empty, but {algorithm.name} learns from rewards; add one: --reward exact-match")
+    rewards: list[SelectedReward] = []
+    for index, entry in enumerate(entries):
+        reward = resolve_reward(entry, problems, f"rewards.{index}")
+        if reward is not None and any(reward.name == each.name for each in rewards):
+            problems.add(f"rewards.{index}", f'a second reward "{reward.name}": give it a `label` of its own')
+        elif reward is not None:
+            rewards.append(reward)
+    return rewards
+
+
+def resolve_reward(entry: Any, problems: Problems, path: str) -> SelectedReward | None:
+    """One entry of `rewards`, checked; None, and problems noted, where it is wrong."""
+    core_keys = tuple(RewardEntry.model_fields)
+    selected = _plugin_section("rewards", entry, problems, path=path, core_keys=core_keys)
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        return None
+    core = problems.validate(RewardEntry, {key: entry[key] for key in core_keys if key in entry}, path)
+    if selected is None or core is None:
+        return None
+    is_file = is_file_reward(core.name)
+    label = core.label or (selected.name.rpartition(":")[2] if is_file else selected.name)
+    return SelectedReward(label, core.weight, core.policy(), selected, selected.config)
+
+
+def _check_score(given: Mapping[str, Any], rewards: Sequence[SelectedReward], problems: Problems) -> None:
+    evaluation = given.get("eval")
+    score = evaluation.get("score") if isinstance(evaluation, dict) else None
+    labels = [reward.name for reward in rewards]
+    if isinstance(score, str) and score not in labels and not len(problems):
+        problems.add("eval.score", f'no reward "{score}" in this run{suggestion(score, labels)} (rewards: {labels})')
+
+
+def check_processes(run: ResolvedRun, num_processes: int) -> None:
+    """Raise `ConfigError` where `--num-processes` does not go with the transport or the strategy."""
+    if num_processes < 1:
+        raise ConfigError(f"needs at least 1 process, got {num_processes}", where="--num-processes")
+    if num_processes == 1:
+        return
+    if run.transport.name != "local":
+        raise ConfigError(
+            f"does not go with transport {run.transport.name}, which starts its own trainers",
+            where=f"--num-processes {num_processes}",
+            hint=f"--set transport.num_trainers={num_processes}",
+        )
+    if run.strategy.name == "single":
+        raise ConfigError(
+            "strategy single is one process",
+            where=f"--num-processes {num_processes}",
+            hint="add --strategy ddp",
+        )
+
+
+def option_names(kind: str, name: str) -> list[str]:
+    """Options of a plugin, with those core reads beside them. Raises `PluginError`."""
+    selected = load(kind, name, check_requires=False)
+    return [*_CORE_KEYS.get(kind, ()), *selected.component.config.model_fields]

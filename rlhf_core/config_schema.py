@@ -1,0 +1,89 @@
+"""The JSON schema of run files: core's sections and the options of every installed plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from .config import PromptsConfig, RewardEntry, RunConfig
+from .config_load import PLUGIN_SECTIONS
+from .config_resolve import DEFAULT_PLUGINS
+from .errors import PluginError
+from .plugins import Selected, check_clash, discover, load_ref
+
+Schema = dict[str, Any]
+
+
+def run_schema() -> tuple[Schema, list[PluginError]]:
+    """The schema (JSON Schema 2020-12), and what went wrong with the plugins that are left out of it."""
+    left_out: list[PluginError] = []
+    definitions: Schema = {}
+    document = _take(RunConfig, definitions)
+    properties: Schema = document["properties"]
+    for section, kind in PLUGIN_SECTIONS.items():
+        core = PromptsConfig if section == "prompts" else None
+        plugins = _installed(kind, left_out)
+        properties[section] = _choice(plugins, core, definitions, default=DEFAULT_PLUGINS.get(section))
+    properties["rewards"] = {
+        "type": "array",
+        "description": "What a good answer is: the weighted sum of these.",
+        "items": _choice(_installed("rewards", left_out), RewardEntry, definitions, any_name=True),
+    }
+    prompts = _choice(_installed("prompts", []), None, definitions)
+    definitions["EvalConfig"]["properties"]["prompts"] = {"anyOf": [prompts, {"type": "null"}]}
+    document["required"] = ["model", "prompts"]
+    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    document["title"] = "rlhf run file"
+    return {**document, "$defs": definitions}, left_out
+
+
+def _installed(kind: str, left_out: list[PluginError]) -> list[Selected]:
+    found: list[Selected] = []
+    for ref in discover(kind).values():
+        try:
+            check_clash(ref)
+            found.append(load_ref(ref))
+        except PluginError as error:
+            left_out.append(PluginError(error.message, where=error.where or ref.label))
+    return found
+
+
+def _choice(
+    plugins: Sequence[Selected],
+    core: type[BaseModel] | None,
+    definitions: Schema,
+    *,
+    default: str | None = None,
+    any_name: bool = False,
+) -> Schema:
+    """Any of the plugins by name alone, or one of them with its options."""
+    core_properties = _take(core, definitions)["properties"] if core else {}
+    options: list[Schema] = [{"type": "string", "description": "A plugin by its name alone."}]
+    for plugin in plugins:
+        own = _take(plugin.component.config, definitions)
+        named = [] if plugin.name == default else ["name"]
+        name = {"const": plugin.name, "description": plugin.component.summary}
+        options.append(
+            {
+                "type": "object",
+                "title": plugin.name,
+                "properties": {**own.get("properties", {}), **core_properties, "name": name},
+                "required": [*named, *own.get("required", [])],
+                "additionalProperties": False,
+            }
+        )
+    if any_name:
+        name = {"type": "string", "pattern": r"\.py:\w+$"}
+        options.append(
+            {"type": "object", "title": "FILE.py:FUNCTION", "properties": {"name": name}, "required": ["name"]}
+        )
+    return {"anyOf": options}
+
+
+def _take(model: type[BaseModel], definitions: Schema) -> Schema:
+    """The schema of `model`; what it refers to goes to `definitions`."""
+    schema = model.model_json_schema()
+    definitions.update(schema.pop("$defs", {}))
+    return schema

@@ -1,0 +1,24 @@
+"""Names compared the way people mistype them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def fold(name: str) -> str:
+    """The form names are compared in: lower case, `_` as `-`."""
+    return name.strip().lower().replace("_", "-")
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, or None when none is near."""
+    folded = {fold(candidate): candidate for candidate in known}
+    matches = get_close_matches(fold(name), folded, n=1, cutoff=0.6)
+    return folded[matches[0]] if matches else None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?`, or nothing."""
+    match = closest(name, known)
+    return f'; did you mean "{match}"?' if match else ""

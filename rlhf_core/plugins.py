@@ -1,0 +1,284 @@
+"""Plugins, found through entry points.
+
+Listing reads the metadata of installed distributions and imports nothing. A plugin is imported when it is
+loaded, and what it builds when that is resolved, so a broken one is an error for whoever selects it, and
+for nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from .components import API_VERSION, KINDS, Component, Kind
+from .did_you_mean import closest, fold, suggestion
+from .errors import PluginError
+from .reward_functions import function_component, is_file_reward, load_function_file
+
+GROUPS: tuple[str, ...] = (*KINDS, "hooks", "commands")
+"""What can be plugged in; the entry-point group is `rlhf.` and this."""
+
+KNOWN: Mapping[str, Mapping[str, str]] = {
+    "algorithms": {
+        "ppo": "rlhf-ppo",
+        "grpo": "rlhf-group",
+        "rloo": "rlhf-group",
+        "reinforce++": "rlhf-group",
+        "sft": "rlhf-offline",
+        "reward-model": "rlhf-offline",
+        "dpo": "rlhf-offline",
+    },
+    "strategies": {
+        "single": "rlhf-torch",
+        "fsdp": "rlhf-torch",
+        "ddp": "rlhf-colossalai",
+        "gemini": "rlhf-colossalai",
+        "low-level-zero": "rlhf-colossalai",
+    },
+    "rewards": {
+        "exact-match": "rlhf-reward-rules",
+        "regex": "rlhf-reward-rules",
+        "length": "rlhf-reward-rules",
+        "model": "rlhf-reward-model",
+        "http": "rlhf-reward-http",
+    },
+    "transports": {"local": "rlhf-core", "ray": "rlhf-ray"},
+    "engines": {"hf": "rlhf-hf", "vllm": "rlhf-vllm"},
+    "prompts": {"jsonl": "rlhf-core", "hf-dataset": "rlhf-core", "sort-digits": "rlhf-core"},
+}
+"""Distribution that brings each plugin of this project: only for telling a user what to install."""
+
+_SINGULAR = {
+    "algorithms": "algorithm",
+    "strategies": "strategy",
+    "rewards": "reward",
+    "transports": "transport",
+    "engines": "engine",
+    "prompts": "prompt source",
+    "hooks": "hook plugin",
+    "commands": "command",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRef:
+    """One entry point, not imported."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    target: str
+    """`module:attr` that the entry point names."""
+    entry_point: EntryPoint
+    clashes: tuple[PluginRef, ...] = ()
+    """Other entry points of the same kind and (folded) name; selecting the name is then an error."""
+
+    @property
+    def label(self) -> str:
+        """How errors call it: `algorithm "ppo" (rlhf-ppo 0.1.0)`."""
+        return f'{_SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A plugin that was imported and fits this core."""
+
+    kind: str
+    name: str
+    component: Component
+    distribution: str
+    version: str
+    function: Callable[..., Any] | None = None
+    """The reward itself, where a plain function was given instead of a `Component`."""
+
+    @property
+    def label(self) -> str:
+        return f'{_SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
+
+
+def as_kind(name: str) -> str:
+    """`algorithm`, `Algorithms` -> `algorithms`; also `hooks` and `commands`. Raises `PluginError`."""
+    folded = fold(name)
+    for kind in GROUPS:
+        if folded in (kind, fold(_SINGULAR[kind]), kind.removesuffix("s")):
+            return kind
+    raise PluginError(f'no plugin kind "{name}"{suggestion(name, GROUPS)}', hint=f"kinds: {', '.join(GROUPS)}")
+
+
+def discover_all() -> dict[str, dict[str, PluginRef]]:
+    """Every installed plugin: kind -> folded name -> ref. Reads metadata only."""
+    installed = entry_points()
+    return {kind: _by_name(kind, list(installed.select(group=f"rlhf.{kind}"))) for kind in GROUPS}
+
+
+def discover(kind: str) -> dict[str, PluginRef]:
+    """Installed plugins of one kind by folded name. Reads metadata only; clashes are noted on the ref."""
+    return _by_name(kind, list(entry_points(group=f"rlhf.{kind}")))
+
+
+def _by_name(kind: str, found: list[EntryPoint]) -> dict[str, PluginRef]:
+    grouped: dict[str, list[PluginRef]] = {}
+    for entry in found:
+        ref = PluginRef(
+            kind=kind,
+            name=entry.name,
+            distribution=entry.dist.name if entry.dist else "unknown distribution",
+            version=entry.dist.version if entry.dist else "?",
+            target=entry.value,
+            entry_point=entry,
+        )
+        grouped.setdefault(fold(entry.name), []).append(ref)
+    refs: dict[str, PluginRef] = {}
+    for name, same in sorted(grouped.items()):
+        first, *others = sorted(same, key=lambda ref: (ref.distribution, ref.target))
+        refs[name] = replace(first, clashes=tuple(others))
+    return refs
+
+
+def find(kind: str, name: str) -> PluginRef:
+    """The one installed plugin of that name. Raises `PluginError` on an unknown or doubly given name."""
+    refs = discover(kind)
+    ref = refs.get(fold(name))
+    if ref is None:
+        raise _unknown(kind, name, refs)
+    check_clash(ref)
+    return ref
+
+
+def check_clash(ref: PluginRef) -> None:
+    """Raise `PluginError` naming every distribution where more than one gives this name."""
+    if not ref.clashes:
+        return
+    owners = [f"{each.distribution} {each.version} ({each.target})" for each in (ref, *ref.clashes)]
+    raise PluginError(
+        f'{_SINGULAR[ref.kind]} "{ref.name}" is given by {" and by ".join(owners)}',
+        hint=f"uninstall one of them: pip uninstall {ref.clashes[0].distribution}",
+    )
+
+
+def _unknown(kind: str, name: str, refs: Mapping[str, PluginRef]) -> PluginError:
+    known = KNOWN.get(kind, {})
+    home = next((home for each, home in known.items() if fold(each) == fold(name)), None)
+    installed = ", ".join(ref.name for ref in refs.values()) or "none"
+    names = [*(ref.name for ref in refs.values()), *known]
+    if home is not None:
+        hint = f"pip install {home}"
+    else:
+        near = closest(name, names)
+        near_home = known.get(near) if near is not None and fold(near) not in refs else None
+        hint = f"pip install {near_home}" if near_home else f"rlhf plugins list; pip install the one that has {name}"
+    guess = "" if home is not None else suggestion(name, names)
+    return PluginError(f'no {_SINGULAR[kind]} "{name}" is installed{guess} (installed: {installed})', hint=hint)
+
+
+def import_target(ref: PluginRef) -> Any:
+    """What the entry point names. A failing import raises `PluginError` with the plugin's name on it."""
+    try:
+        return ref.entry_point.load()
+    except Exception as error:  # a stranger's module may raise anything
+        raise _broken(ref.label, ref.target, error) from error
+
+
+def _broken(label: str, target: str, error: Exception) -> PluginError:
+    return PluginError(
+        f"cannot import {target}: {type(error).__name__}: {error}",
+        where=label,
+        hint="the plugin is broken: reinstall or remove it, or tell its authors",
+    )
+
+
+def load(kind: Kind | str, name: str, *, check_requires: bool = True) -> Selected:
+    """Import the plugin of that name and check that it fits this core.
+
+    A reward may also be `FILE.py:FUNCTION`. Raises `PluginError`: unknown, given twice, broken, made for
+    another plugin API, or (with `check_requires`) missing a module it needs.
+    """
+    if kind not in get_args(Kind):
+        raise ValueError(f"load() is for {', '.join(KINDS)}; not {kind!r}")
+    if kind == "rewards" and is_file_reward(name):
+        path, function = load_function_file(name)
+        component = function_component(function, where=name)
+        return Selected(kind, f"{path}:{name.rpartition(':')[2]}", component, path.name, "file", function)
+    selected = load_ref(find(kind, name))
+    if check_requires:
+        _check_requires(selected)
+    return selected
+
+
+def load_ref(ref: PluginRef) -> Selected:
+    """Import one found plugin (`load` without the check of what it requires)."""
+    loaded = import_target(ref)
+    if isinstance(loaded, Component):
+        _check_component(loaded, ref)
+        return Selected(ref.kind, ref.name, loaded, ref.distribution, ref.version)
+    if ref.kind == "rewards" and callable(loaded) and not isinstance(loaded, type):
+        component = function_component(loaded, where=ref.label, build=ref.target)
+        return Selected(ref.kind, ref.name, component, ref.distribution, ref.version, loaded)
+    wanted = "a rlhf_core.Component or a function" if ref.kind == "rewards" else "a rlhf_core.Component"
+    raise PluginError(f"{ref.target} is a {type(loaded).__name__}, not {wanted}", where=ref.label)
+
+
+def _check_component(component: Component, ref: PluginRef) -> None:
+    if component.api_version != API_VERSION:
+        newer = component.api_version > API_VERSION
+        raise PluginError(
+            f"made for plugin API {component.api_version}, this rlhf-core has {API_VERSION}",
+            where=ref.label,
+            hint="pip install --upgrade " + ("rlhf-core" if newer else ref.distribution),
+        )
+    if not (isinstance(component.config, type) and issubclass(component.config, BaseModel)):
+        raise PluginError(f"its config is {component.config!r}, not a pydantic model", where=ref.label)
+
+
+def missing_modules(component: Component) -> list[str]:
+    """Modules the component requires that are not installed; none of them is imported."""
+    return [name for name in component.requires if find_spec(name.partition(".")[0]) is None]
+
+
+def _check_requires(selected: Selected) -> None:
+    missing = missing_modules(selected.component)
+    if missing:
+        raise PluginError(
+            f"needs {', '.join(missing)}, not installed here",
+            where=selected.label,
+            hint=install_line(selected.component, missing),
+        )
+
+
+def install_line(component: Component, missing: list[str]) -> str:
+    """What to type to get the missing modules."""
+    return component.install or f"pip install {' '.join(name.partition('.')[0] for name in missing)}"
+
+
+def resolve_build(selected: Selected) -> Callable[..., Any]:
+    """The callable `build(config, context)`; imports the module that holds it. Raises `PluginError`."""
+    if selected.function is not None:
+        return _function_build(selected.function)
+    target = selected.component.build
+    module_name, _, attribute = target.partition(":")
+    try:
+        found: Any = import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a stranger's module may raise anything
+        raise _broken(selected.label, target, error) from error
+    if not callable(found):
+        raise PluginError(
+            f"its build target {target} is a {type(found).__name__}, not a callable", where=selected.label
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _function_build(function: Callable[..., Any]) -> Callable[..., Any]:
+    def build(config: BaseModel, context: object) -> Callable[..., Any]:
+        return partial(function, **{name: getattr(config, name) for name in type(config).model_fields})
+
+    return build

@@ -1,0 +1,129 @@
+"""Plain functions as rewards: their keyword-only parameters are their options.
+
+    def brevity(rollouts, *, target_tokens: int = 128) -> list[float]: ...
+
+needs no import from here; `FILE.py:FUNCTION` names one that is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, create_model
+from pydantic.errors import PydanticUserError
+
+from .components import Component
+from .did_you_mean import suggestion
+from .errors import PluginError
+
+_FILE_REWARD = re.compile(r"^(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)$")
+
+
+def is_file_reward(name: str) -> bool:
+    """True for `FILE.py:FUNCTION`; also for a `.py` path whose function is missing or misspelled."""
+    return ".py:" in name or name.endswith(".py")
+
+
+def load_function_file(name: str) -> tuple[Path, Callable[..., Any]]:
+    """Run the file of `FILE.py:FUNCTION` and return its absolute path and the function.
+
+    Raises `PluginError`: no such file, it fails to run, or it has no such function.
+    """
+    match = _FILE_REWARD.match(name)
+    if match is None:
+        raise PluginError(f'"{name}" names no function', where="reward", hint="write FILE.py:FUNCTION")
+    path = Path(match["path"]).expanduser().absolute()
+    if not path.is_file():
+        raise PluginError(f"no such file: {path}", where=f'reward "{name}"', hint="paths start at the current folder")
+    module = _run_file(path, name)
+    function = getattr(module, match["function"], None)
+    if not inspect.isroutine(function):
+        functions = [each for each, value in vars(module).items() if inspect.isroutine(value)]
+        guess = suggestion(match["function"], functions)
+        raise PluginError(
+            f'{path.name} has no function "{match["function"]}"{guess}',
+            where=f'reward "{name}"',
+            hint=f"functions in it: {', '.join(functions) or 'none'}",
+        )
+    return path, function
+
+
+def _run_file(path: Path, name: str) -> Any:
+    # In sys.modules under a name of its own, so that dataclasses, type hints and pickling work in it.
+    module_name = f"rlhf_reward_file_{sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"cannot read {path} as Python", where=f'reward "{name}"')
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's file may raise anything
+        del sys.modules[module_name]
+        raise PluginError(
+            f"{path.name} fails to run: {type(error).__name__}: {error}", where=f'reward "{name}"'
+        ) from error
+    return module
+
+
+def function_component(function: Callable[..., Any], *, where: str, build: str = "") -> Component:
+    """A component for a reward function; its config model comes from the keyword-only parameters.
+
+    Raises `PluginError` for a signature that is no reward: each option needs a type and a default, and the
+    rollouts are the one positional parameter.
+    """
+    summary = (inspect.getdoc(function) or "").strip().partition("\n")[0]
+    return Component(summary=summary, config=_options_model(function, where), build=build)
+
+
+def _options_model(function: Callable[..., Any], where: str) -> type[BaseModel]:
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters
+    except Exception as error:  # annotations of strangers may name anything
+        raise PluginError(f"its signature cannot be read: {error}", where=where) from error
+    _check_positional(list(parameters.values()), where)
+    fields: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        checks = {"type": name in hints, "default": parameter.default is not parameter.empty}
+        lacking = [what for what, given in checks.items() if not given]
+        if lacking:
+            raise PluginError(
+                f'its option "{name}" has no {" and no ".join(lacking)}',
+                where=where,
+                hint=f"write it as `{name}: int = 1`, with its own type and default",
+            )
+        fields[name] = (hints[name], parameter.default)
+    try:
+        return create_model(
+            f"{getattr(function, '__name__', type(function).__name__)}_options",
+            __config__=ConfigDict(extra="forbid", frozen=True, protected_namespaces=()),
+            **fields,
+        )
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise PluginError(f"its options make no schema: {error}", where=where) from error
+
+
+def _check_positional(parameters: list[inspect.Parameter], where: str) -> None:
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        raise PluginError("it takes **kwargs, which would hide a misspelled option", where=where, hint="name them")
+    if len(positional) > 1:
+        names = ", ".join(each.name for each in positional[1:])
+        raise PluginError(
+            f"it takes more than the rollouts by position: {names}", where=where, hint=f"put `*,` before {names}"
+        )
+    if not positional and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        raise PluginError(
+            "it takes no rollouts", where=where, hint="write def name(rollouts, *, option: type = default)"
+        )
