@@ -58,8 +58,12 @@ def test_wheel_holds_every_file_of_its_packages(wheel: tuple[Path, set[str]]) ->
     sources = [ROOT / "rlhf_core", ROOT / "cli" / "rlhf_cli"] if folder == ROOT else [folder / "src"]
     for source in sources:
         base = source if source.name == "src" else source.parent
-        modules = {path.relative_to(base).as_posix() for path in source.rglob("*.py")}
-        assert modules <= names
+        files = {
+            path.relative_to(base).as_posix()
+            for path in source.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert files <= names
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name if folder != ROOT else "core")

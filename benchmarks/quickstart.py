@@ -1,0 +1,48 @@
+"""The quickstart on several seeds, as a table: `make bench`.
+
+Each seed is a run of its own through the command, so what is measured is what `make train` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RUN_TIMEOUT_SECONDS = 1800
+
+
+def run(seed: int, folder: Path) -> dict[str, Any]:
+    """Train with one seed into `folder` and return its summary."""
+    command = [str(Path(sys.executable).parent / "rlhf"), "train", "--quiet"]
+    command += ["--set", f"train.seed={seed}", "--output", str(folder)]
+    subprocess.run(command, check=True, timeout=RUN_TIMEOUT_SECONDS)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def table(summaries: dict[int, dict[str, Any]]) -> str:
+    """Seed, held-out score before and after PPO, and seconds, as a Markdown table with the medians last."""
+    keys = ("eval_before", "eval_after", "wall_s")
+    rows = [(str(seed), *(summary[key] for key in keys)) for seed, summary in summaries.items()]
+    rows.append(("median", *(statistics.median(summary[key] for summary in summaries.values()) for key in keys)))
+    lines = ["| seed | score before | score after | seconds |", "|---|---|---|---|"]
+    lines += [f"| {seed} | {before:.3f} | {after:.3f} | {wall:.0f} |" for seed, before, after, wall in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}")
+    options = parser.parse_args()
+    print(table({seed: run(seed, options.output / f"seed-{seed}") for seed in options.seeds}))
+
+
+if __name__ == "__main__":
+    main()
