@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
@@ -139,3 +139,19 @@ def _version(name: str) -> str | None:
 def full_command() -> list[str]:
     """How this process was started, as a user would type it."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def redact_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a run file without the values of keys that name a secret, for places it is shown in."""
+    return {
+        key: _HIDDEN if _SECRET.search(str(key)) and value is not None else _redact(value)
+        for key, value in config.items()
+    }
+
+
+def _redact(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return redact_mapping(value)
+    if isinstance(value, list | tuple):
+        return [_redact(entry) for entry in value]
+    return _USERINFO.sub(f"{_HIDDEN}@", value) if isinstance(value, str) else value
