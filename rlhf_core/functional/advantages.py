@@ -118,7 +118,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float |
 
     None where the returns do not vary, and the number so has no meaning.
     """
-    variance = float(masked_var(returns.double(), mask))
+    returns, values = returns.detach().double(), values.detach().double()
+    variance = float(masked_var(returns, mask))
     if variance == 0.0:
         return None
-    return 1.0 - float(masked_var(returns.double() - values.double(), mask)) / variance
+    return 1.0 - float(masked_var(returns - values, mask)) / variance
