@@ -56,9 +56,7 @@ def test_gae_skips_what_is_masked(data: st.DataObject, gamma: float, lam: float)
     numbers = st.lists(st.floats(-5, 5, width=32), min_size=rows * columns, max_size=rows * columns)
     flags = data.draw(st.lists(st.booleans(), min_size=rows * columns, max_size=rows * columns))
     mask = torch.tensor(flags).view(rows, columns)
-    rewards, values = (
-        torch.where(mask, torch.tensor(data.draw(numbers)).view(rows, columns), NAN) for _ in range(2)
-    )
+    rewards, values = (torch.where(mask, torch.tensor(data.draw(numbers)).view(rows, columns), NAN) for _ in range(2))
     result = gae(rewards, values, mask, gamma, lam)
     to_go = rewards_to_go(rewards, mask, gamma)
     assert result.advantages.dtype == result.returns.dtype == torch.float32

@@ -133,9 +133,9 @@ def test_truncated_importance_weights() -> None:
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 LOSSES: dict[str, Loss] = {
     "ppo": lambda x, y, z, m: ppo_policy_loss(x, y, z, m, clip_eps_low=0.2, clip_eps_high=0.2, dual_clip=3.0).losses,
-    "gspo": lambda x, y, z, m: ppo_policy_loss(
-        x, y, z, m, clip_eps_low=0.2, clip_eps_high=0.2, ratio_level="sequence"
-    ).losses,
+    "gspo": lambda x, y, z, m: (
+        ppo_policy_loss(x, y, z, m, clip_eps_low=0.2, clip_eps_high=0.2, ratio_level="sequence").losses
+    ),
     "cispo": lambda x, y, z, m: cispo_policy_loss(x, y, z, m, clip_eps_low=0.2, clip_eps_high=0.2).losses,
     "value": lambda x, y, z, m: value_loss(x, y, z, m, clip_eps=0.2).losses,
 }
