@@ -75,6 +75,14 @@ def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
     return torch.where(experience.action_mask, read, 0.0)
 
 
+def causal_lm_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """[B, S, V]: logits of every position of right-padded sequences ([B, S] int64 and bool)."""
+    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
+    if "use_cache" in inspect.signature(innermost(model).forward).parameters:
+        inputs["use_cache"] = False
+    return _logits(model(**inputs))
+
+
 def innermost(module: nn.Module) -> nn.Module:
     """The model inside wrappers: DDP and boosters (`module`), `torch.compile`, PEFT."""
     while True:

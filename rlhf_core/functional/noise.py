@@ -125,8 +125,9 @@ def _draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 def _blocks(weights: Tensor) -> Tensor:
     """[B, V] -> [B, ceil(V / block), block]. Sums go through blocks so that they add in one order in any batch."""
-    padding = -weights.shape[-1] % _BLOCK
-    return (torch.nn.functional.pad(weights, (0, padding)) if padding else weights).unflatten(-1, (-1, _BLOCK))
+    if padding := -weights.shape[-1] % _BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, padding))
+    return weights.reshape(weights.shape[0], -1, _BLOCK)
 
 
 def _first_above(ends: Tensor, weights: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
