@@ -64,19 +64,18 @@ class ProcessGroup:
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         try:
             if self.world_size == 1:
-                dist.init_process_group(
-                    backend, store=dist.distributed_c10d.HashStore(), rank=0, world_size=1, timeout=timeout
-                )
+                alone = dist.HashStore()  # type: ignore[attr-defined]
+                dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=timeout)
             else:
-                address = f"tcp://{self.env.master_addr}:{self.env.master_port}"
+                # Under torchrun the agent may keep the store; the variables it set say so.
+                torchrun = self.env.launcher == "torchrun"
+                address = "env://" if torchrun else f"tcp://{self.env.master_addr}:{self.env.master_port}"
                 rank, size = self.env.rank, self.env.world_size
-                if self.env.launcher == "torchrun":
-                    address = "env://"  # the agent may keep the store; the variables say so
                 dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=timeout)
         except (dist.DistError, RuntimeError) as error:
             raise DeadlineError(
-                f"rank {self.rank} of {self.world_size} could not meet the others within "
-                f"{self.timeout_seconds:g} s at {self.env.master_addr}:{self.env.master_port}: {_first_line(error)}",
+                f"rank {self.rank} of {self.world_size} could not meet the others (limit "
+                f"{self.timeout_seconds:g} s) at {self.env.master_addr}:{self.env.master_port}: {_first_line(error)}",
                 where="strategy.timeout_seconds",
                 hint=f"were all {self.world_size} processes started (under SLURM: with srun)? is the port free?",
             ) from error

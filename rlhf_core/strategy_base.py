@@ -95,6 +95,7 @@ class StrategyBase(Strategy):
         *,
         max_grad_norm: float | None = None,
     ) -> Trained:
+        self._agree_on_weights(model)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
         trained = self._wrap(model, optimizer, scheduler, max_grad_norm)
@@ -172,6 +173,25 @@ class StrategyBase(Strategy):
                 return prepared
         raise ValueError("this optimizer was not returned by Strategy.prepare")
 
+    def _agree_on_weights(self, model: nn.Module) -> None:
+        """Copy rank 0's values of what differs between processes: freshly drawn heads and adapters."""
+        import torch
+        import torch.distributed as dist
+
+        if self.world_size == 1:
+            return
+        tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        sums = {name: float(tensor.double().sum()) for name, tensor in tensors.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        all_sums = self.all_gather_objects((sums, shapes))
+        for rank, (_, other) in enumerate(all_sums):
+            if other != shapes:
+                raise CheckpointError(f"rank {rank} built another model than rank {self.rank}", where="prepare")
+        with self.group.guard("rank 0's weights"), torch.no_grad():
+            for name, tensor in tensors.items():
+                if any(other[name] != sums[name] for other, _ in all_sums):
+                    dist.broadcast(tensor, src=0)
+
     def _on_main_after(self, action: Callable[[], None]) -> None:
         """Every rank acts (it may gather), then all learn whether the others could."""
         error: CheckpointError | None = None
@@ -188,6 +208,10 @@ class StrategyBase(Strategy):
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> Trained: ...
 
+    def _inner_optimizer(self, prepared: Prepared) -> Optimizer:
+        """The torch optimizer, inside whatever wraps it."""
+        return prepared.trained.optimizer
+
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
         """The full value of a state-dict entry (collective where weights are sharded)."""
         return tensor
@@ -199,7 +223,7 @@ class StrategyBase(Strategy):
     def _optimizer_entries(self, prepared: Prepared) -> Iterator[tuple[str, dict[str, Any]]]:
         """Per parameter name, the optimizer's state in full: tensors, and `step` as an int (collective)."""
         for name, parameter in prepared.parameters.items():
-            state: Mapping[str, Any] = prepared.trained.optimizer.state.get(parameter, {})
+            state: Mapping[str, Any] = self._inner_optimizer(prepared).state.get(parameter, {})
             if state:
                 yield name, {key: int(v) if key == "step" else self._whole_state(v) for key, v in state.items()}
 
@@ -208,7 +232,7 @@ class StrategyBase(Strategy):
         import torch
 
         parameter = prepared.parameters[name]
-        prepared.trained.optimizer.state[parameter] = {
+        self._inner_optimizer(prepared).state[parameter] = {
             key: torch.tensor(float(value), device=parameter.device)
             if key == "step"
             else self._part_of_state(parameter, value)

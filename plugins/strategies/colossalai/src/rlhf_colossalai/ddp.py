@@ -1,0 +1,69 @@
+"""`ddp`: the whole model in every process, gradients averaged (ColossalAI's `TorchDDPPlugin`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.components import StrategyContext
+from rlhf_core.launch_env import read_launch_env
+from rlhf_core.strategy import Trained
+from rlhf_core.strategy_parts import make_adamw, resolve_device, resolve_precision, torch_step
+
+from .booster_strategy import BoosterStrategy
+from .config import DdpConfig
+from .quiet_import import quietly
+
+with quietly():
+    from colossalai.booster.plugin import TorchDDPPlugin
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+class DdpStrategy(BoosterStrategy):
+    """Data-parallel training; mixed precision by autocast over fp32 weights."""
+
+    def __init__(self, config: DdpConfig, device: torch.device) -> None:
+        precision = resolve_precision(config.precision, device, on_cpu="fp32")
+        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
+        self._config = config
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        return make_adamw(params, lr, betas, eps, weight_decay)
+
+    def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> TorchDDPPlugin:
+        return TorchDDPPlugin(
+            broadcast_buffers=self._config.broadcast_buffers,
+            bucket_cap_mb=self._config.bucket_cap_mb,
+            find_unused_parameters=self._config.find_unused_parameters,
+            gradient_as_bucket_view=self._config.gradient_as_bucket_view,
+            static_graph=self._config.static_graph,
+        )
+
+    def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        if is_last:
+            return nullcontext()
+        context: AbstractContextManager[Any] = model.module.no_sync()
+        return context
+
+    def step(self, trained: Trained) -> float:
+        prepared = self.prepared_of(trained.optimizer)
+        inner = self._inner_optimizer(prepared)
+        return torch_step(inner, trained.scheduler, prepared.max_grad_norm, prepared.loss_scale)
+
+
+def build(config: DdpConfig, context: StrategyContext) -> DdpStrategy:
+    """Make the strategy; processes meet in `setup`."""
+    return DdpStrategy(config, resolve_device(context.device, read_launch_env().local_rank))

@@ -1,0 +1,200 @@
+"""`gemini`: weights, gradients and optimizer state in sharded chunks (ColossalAI's `GeminiPlugin`, ZeRO-3).
+
+What a process computes with is bf16 (or fp16), gathered chunk by chunk; what training holds on to are the
+sharded fp32 ("master") weights. `chunks.py` reads and writes them one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.components import StrategyContext
+from rlhf_core.errors import ConfigError
+from rlhf_core.launch_env import read_launch_env
+from rlhf_core.strategy import Trained
+from rlhf_core.strategy_base import Prepared
+from rlhf_core.strategy_parts import diverged, resolve_device, resolve_precision, torch_dtype
+
+from .booster_strategy import BoosterStrategy
+from .config import GeminiConfig
+from .quiet_import import quietly
+from .whole_half import cast_frozen
+
+with quietly():
+    from colossalai.booster.plugin import GeminiPlugin
+    from colossalai.zero.gemini import GeminiOptimizer
+
+    from .adam import make_hybrid_adam
+    from .chunks import ChunkWeights
+    from .host_support import keep_chunks_in_place
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+_CHUNKS_OF_SMALL_MODELS = 4
+
+
+class GeminiStrategy(BoosterStrategy):
+    """Everything sharded; bf16 unless fp16 is asked for."""
+
+    def __init__(self, config: GeminiConfig, device: torch.device) -> None:
+        precision = resolve_precision(config.precision, device, on_cpu="bf16")
+        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
+        self._config = config
+
+    @property
+    def shards_parameters(self) -> bool:
+        return True
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return torch_dtype("fp32" if self._config.master_weights else self.precision)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Nothing: the weights themselves are of the type of the arithmetic."""
+        return nullcontext()
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        optimizer: Optimizer = make_hybrid_adam(params, lr, betas, eps, weight_decay)
+        return optimizer
+
+    def prepare_inference(self, model: nn.Module) -> nn.Module:
+        return cast_frozen(model, self.device, torch_dtype(self.precision))
+
+    def _wrap(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
+    ) -> Trained:
+        finer = {id(p): p.detach().clone() for p in model.parameters() if p.requires_grad}
+        trained = super()._wrap(model, optimizer, scheduler, max_grad_norm)
+        if self.device.type == "cpu":
+            keep_chunks_in_place(trained.model.chunk_manager)
+        # ColossalAI makes the fp32 weights from the rounded ones; give them the digits that they came with.
+        weights = ChunkWeights(trained.model, trained.optimizer)
+        for parameter in self.unwrap(trained.model).parameters():
+            if id(parameter) in finer:
+                weights.put(parameter, finer.pop(id(parameter)))
+        return trained
+
+    def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> GeminiPlugin:
+        config, on_gpu = self._config, self.device.type == "cuda"
+        # A model smaller than one chunk would be kept whole, and ColossalAI 0.5.0 counts the gradients of all
+        # micro-batches but the last once per process there. With several chunks it is sharded, and counts right.
+        trainable_m = sum(p.numel() for p in model.parameters() if p.requires_grad) / 2**20
+        return GeminiPlugin(
+            placement_policy=config.placement_policy,
+            enable_gradient_accumulation=True,  # an update may have several micro-batches
+            max_prefetch=config.max_prefetch if on_gpu else 0,
+            shard_param_frac=config.shard_param_frac,
+            offload_optim_frac=config.offload_optim_frac,
+            offload_param_frac=config.offload_param_frac,
+            warmup_non_model_data_ratio=config.warmup_non_model_data_ratio,
+            steady_cuda_cap_ratio=config.steady_cuda_cap_ratio,
+            precision=self.precision,
+            master_weights=config.master_weights,
+            pin_memory=config.pin_memory and on_gpu,
+            enable_async_reduce=config.pin_memory and on_gpu,  # it pins in any case
+            search_range_m=min(config.search_range_m, math.ceil(trainable_m)),
+            min_chunk_size_m=min(config.min_chunk_size_m, trainable_m / _CHUNKS_OF_SMALL_MODELS),
+            gpu_margin_mem_ratio=config.gpu_margin_mem_ratio,
+            initial_scale=config.initial_scale,
+            max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # without one it measures no norm
+        )
+
+    def step(self, trained: Trained) -> float:
+        optimizer: GeminiOptimizer = trained.optimizer
+        combined_scale = optimizer._get_combined_scale
+        loss_scale = optimizer.mix_precision_mixin.get_grad_div_scale()
+        norms: list[float] = []
+
+        def check_then_scale() -> float:
+            scale: float = combined_scale()
+            norms.append(optimizer._current_grad_norm / loss_scale)
+            if not math.isfinite(norms[0]):
+                raise diverged(norms[0])
+            return scale
+
+        optimizer._get_combined_scale = check_then_scale
+        try:
+            with self.group.guard("the optimizer step of the other processes"):
+                optimizer.step()
+        finally:
+            del optimizer._get_combined_scale
+            optimizer.zero_grad()
+            optimizer.chunk_manager.accumulating_grads = False
+        if not norms:
+            return math.inf  # fp16 found an overflow: ColossalAI skipped the step and lowered its loss scale
+        if trained.scheduler is not None:
+            trained.scheduler.step()
+        return norms[0]
+
+    def _weights(self, prepared: Prepared) -> ChunkWeights:
+        return ChunkWeights(prepared.trained.model, prepared.trained.optimizer)
+
+    def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
+        if prepared is None or name not in prepared.parameters:
+            return tensor
+        with self.group.guard(f"the parts of {name}"):
+            return self._weights(prepared).whole(prepared.parameters[name])
+
+    def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
+        if prepared is None or name not in prepared.parameters:
+            target.copy_(value)
+        else:
+            self._weights(prepared).put(prepared.parameters[name], value)
+
+    def _optimizer_entries(self, prepared: Prepared) -> Iterator[tuple[str, dict[str, Any]]]:
+        weights = self._weights(prepared)
+        names = [name for group in prepared.names for name in group]
+        local = {name: weights.state_keys(index) for index, name in enumerate(names)}
+        everywhere = self.all_gather_objects(local)
+        for index, name in enumerate(names):
+            keys = next((kinds[name] for kinds in everywhere if kinds[name]), {})
+            if keys:
+                with self.group.guard(f"the optimizer state of {name}"):
+                    yield (
+                        name,
+                        {
+                            key: step
+                            if step is not None
+                            else weights.whole_state(index, key, prepared.parameters[name])
+                            for key, step in keys.items()
+                        },
+                    )
+
+    def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
+        names = [own for group in prepared.names for own in group]
+        self._weights(prepared).put_state(names.index(name), values)
+
+
+def build(config: GeminiConfig, context: StrategyContext) -> GeminiStrategy:
+    """Make the strategy. Raises `ConfigError` where an option needs a GPU and there is none."""
+    device = resolve_device(context.device, read_launch_env().local_rank)
+    if device.type == "cpu":
+        offloaded = config.offload_optim_frac > 0 or config.offload_param_frac > 0
+        for wrong, key in (
+            (config.placement_policy == "auto", "placement_policy"),
+            (offloaded, "offload_optim_frac"),
+            (config.max_prefetch > 0, "max_prefetch"),
+        ):
+            if wrong:
+                raise ConfigError(
+                    f"{key} moves data between a GPU and host memory, and this run has no GPU",
+                    where=f"strategy.{key}",
+                    hint=f"remove strategy.{key}",
+                )
+    return GeminiStrategy(config, device)

@@ -1,0 +1,194 @@
+"""`low-level-zero`: ZeRO stages 1 and 2 (ColossalAI's `LowLevelZeroPlugin`).
+
+The weights a process computes with are whole; the fp32 ("master") weights, the optimizer state and, in stage 2,
+the gradients are flat 1/N shards per parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from rlhf_core.components import StrategyContext
+from rlhf_core.errors import ConfigError
+from rlhf_core.launch_env import read_launch_env
+from rlhf_core.strategy import Trained
+from rlhf_core.strategy_base import Prepared
+from rlhf_core.strategy_parts import diverged, resolve_device, resolve_precision, torch_dtype
+
+from .booster_strategy import BoosterStrategy
+from .config import LowLevelZeroConfig
+from .quiet_import import quietly
+from .whole_half import cast_frozen
+
+with quietly():
+    from colossalai.booster.plugin import LowLevelZeroPlugin
+    from colossalai.zero import LowLevelZeroOptimizer
+
+    from .adam import make_hybrid_adam
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+
+class LowLevelZeroStrategy(BoosterStrategy):
+    """Optimizer state divided by the number of processes; gradients too in stage 2."""
+
+    def __init__(self, config: LowLevelZeroConfig, device: torch.device) -> None:
+        precision = resolve_precision(config.precision, device, on_cpu="fp32")
+        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
+        self._config = config
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return torch.float32 if self._config.master_weights else torch_dtype(self.precision)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Nothing: the weights themselves are of the type of the arithmetic."""
+        return nullcontext()
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        optimizer: Optimizer = make_hybrid_adam(params, lr, betas, eps, weight_decay)
+        return optimizer
+
+    def prepare_inference(self, model: nn.Module) -> nn.Module:
+        return cast_frozen(model, self.device, torch_dtype(self.precision))
+
+    def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> LowLevelZeroPlugin:
+        config = self._config
+        travel = config.communication_precision
+        return LowLevelZeroPlugin(
+            stage=config.stage,
+            precision=self.precision,
+            initial_scale=config.initial_scale,
+            max_norm=max_grad_norm or 0.0,
+            reduce_bucket_size_in_m=config.reduce_bucket_size_in_m,
+            communication_dtype=None if travel == "same" else torch_dtype(travel),
+            overlap_communication=config.overlap_communication and self.device.type == "cuda",
+            cpu_offload=config.cpu_offload,
+            master_weights=config.master_weights,
+        )
+
+    def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        """Stage 2 reduces every micro-batch, since it keeps no whole gradient."""
+        if is_last or self._config.stage == 2:
+            return nullcontext()
+        context: AbstractContextManager[Any] = self._optimizer_of(model).no_sync()
+        return context
+
+    def step(self, trained: Trained) -> float:
+        optimizer: LowLevelZeroOptimizer = trained.optimizer
+        guarded = optimizer._unscale_and_clip_grads
+        mixin = optimizer.mixed_precision_mixin
+        norms: list[float] = []
+
+        def check_then_clip(grads: list[Tensor], scaled_norm: float) -> None:
+            scale = 1.0 if mixin is None else mixin.get_grad_div_scale()
+            norms.append(scaled_norm / scale)
+            if not math.isfinite(scaled_norm):
+                raise diverged(norms[0])
+            guarded(grads, scaled_norm)
+
+        optimizer._unscale_and_clip_grads = check_then_clip
+        try:
+            with self.group.guard("the optimizer step of the other processes"):
+                optimizer.step()
+        finally:
+            del optimizer._unscale_and_clip_grads
+            for group, masters in optimizer._master_param_groups_of_current_rank.items():
+                optimizer.optim.param_groups[group]["params"] = masters
+                for master in masters:
+                    master.grad = None
+            optimizer.zero_grad()
+        if not norms:
+            return math.inf  # fp16 found an overflow: ColossalAI skipped the step and lowered its loss scale
+        if trained.scheduler is not None:
+            trained.scheduler.step()
+        return norms[0]
+
+    def _optimizer_of(self, model: nn.Module) -> LowLevelZeroOptimizer:
+        return next(each.trained.optimizer for each in self._prepared if each.trained.model is model)
+
+    def _master(self, prepared: Prepared | None, name: str) -> tuple[LowLevelZeroOptimizer, Tensor] | None:
+        """The optimizer and this rank's flat fp32 shard of a parameter, where it differs from the parameter."""
+        if prepared is None or name not in prepared.parameters:
+            return None
+        optimizer: LowLevelZeroOptimizer = prepared.trained.optimizer
+        master = optimizer.working_to_master_param.get(id(prepared.parameters[name]))
+        if master is None or not self._config.master_weights:
+            return None
+        return optimizer, master
+
+    def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
+        found = self._master(prepared, name)
+        if found is None or self.precision == "fp32":
+            return tensor  # nothing finer than what every process holds whole
+        return self._gathered(found[1], tensor)
+
+    def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
+        target.copy_(value)
+        found = self._master(prepared, name)
+        if found is not None:
+            with torch.no_grad():
+                found[1].copy_(self._own_shard(value))
+
+    def _gathered(self, shard: Tensor, like: Tensor) -> Tensor:
+        """The whole of a tensor of the shape of `like` that is kept in flat, padded shards."""
+        flat = shard.detach().to(self.device).flatten()
+        whole = torch.empty(flat.numel() * self.world_size, dtype=flat.dtype, device=self.device)
+        with self.group.guard("shards of a tensor"):
+            dist.all_gather(list(whole.chunk(self.world_size)), flat)
+        return whole[: like.numel()].view(like.shape)
+
+    def _own_shard(self, value: Tensor) -> Tensor:
+        flat = value.flatten()
+        padding = -flat.numel() % self.world_size
+        return torch.nn.functional.pad(flat, (0, padding)).chunk(self.world_size)[self.rank]
+
+    def _optimizer_entries(self, prepared: Prepared) -> Iterable[tuple[str, dict[str, Any]]]:
+        optimizer: LowLevelZeroOptimizer = prepared.trained.optimizer
+        for name, parameter in prepared.parameters.items():
+            master = optimizer.working_to_master_param.get(id(parameter))
+            state = optimizer.optim.state.get(master, {}) if master is not None else {}
+            if state:
+                yield (
+                    name,
+                    {
+                        key: int(value) if key == "step" else self._gathered(value, parameter)
+                        for key, value in state.items()
+                    },
+                )
+
+    def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
+        optimizer: LowLevelZeroOptimizer = prepared.trained.optimizer
+        master = optimizer.working_to_master_param[id(prepared.parameters[name])]
+        optimizer.optim.state[master] = {
+            key: int(value) if key == "step" else self._own_shard(value).to(master.device, master.dtype).clone()
+            for key, value in values.items()
+        }
+
+
+def build(config: LowLevelZeroConfig, context: StrategyContext) -> LowLevelZeroStrategy:
+    """Make the strategy. Raises `ConfigError` where offload was asked for without a GPU."""
+    device = resolve_device(context.device, read_launch_env().local_rank)
+    if config.cpu_offload and device.type == "cpu":
+        raise ConfigError(
+            "offload moves optimizer state from a GPU to host memory, and this run has no GPU",
+            where="strategy.cpu_offload",
+            hint="remove strategy.cpu_offload",
+        )
+    return LowLevelZeroStrategy(config, device)

@@ -1,0 +1,33 @@
+"""The strategies this distribution brings. Imports pydantic and core only: ColossalAI when a run starts."""
+
+from rlhf_core.components import Component
+
+from .config import DdpConfig, GeminiConfig, LowLevelZeroConfig
+
+_REQUIRES = ("colossalai", "galore_torch", "bitsandbytes", "einops")
+# ColossalAI 0.5.0 pins old versions of torch and transformers that its boosters do not need.
+_INSTALL = "pip install --no-deps colossalai==0.5.0 galore_torch bitsandbytes && pip install einops"
+
+ddp = Component(
+    summary="Every process holds the whole model; gradients are averaged (ColossalAI TorchDDPPlugin)",
+    config=DdpConfig,
+    build="rlhf_colossalai.ddp:build",
+    requires=_REQUIRES,
+    install=_INSTALL,
+)
+
+low_level_zero = Component(
+    summary="Optimizer state (stage 1) and gradients (stage 2) sharded over processes (LowLevelZeroPlugin)",
+    config=LowLevelZeroConfig,
+    build="rlhf_colossalai.low_level_zero:build",
+    requires=_REQUIRES,
+    install=_INSTALL,
+)
+
+gemini = Component(
+    summary="Weights, gradients and optimizer state sharded in chunks, with offload (GeminiPlugin); bf16 or fp16",
+    config=GeminiConfig,
+    build="rlhf_colossalai.gemini:build",
+    requires=_REQUIRES,
+    install=_INSTALL,
+)

@@ -1,0 +1,166 @@
+"""`fsdp`: weights, gradients and optimizer state sharded over processes by PyTorch's `fully_shard` (FSDP2)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.components import StrategyContext
+from rlhf_core.errors import ConfigError
+from rlhf_core.launch_env import read_launch_env
+from rlhf_core.strategy import Trained
+from rlhf_core.strategy_base import Prepared, StrategyBase
+from rlhf_core.strategy_parts import make_adamw, resolve_device, resolve_precision, torch_dtype, torch_step
+
+from .config import FsdpConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+class FsdpStrategy(StrategyBase):
+    """Each process keeps 1/N of every tensor; a block is whole only while it computes."""
+
+    def __init__(self, config: FsdpConfig, device: torch.device) -> None:
+        precision = resolve_precision(config.precision, device, on_cpu="fp32")
+        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
+        self._config = config
+
+    @property
+    def shards_parameters(self) -> bool:
+        return True
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Nothing: `MixedPrecisionPolicy` casts the weights as they are gathered."""
+        return contextlib.nullcontext()
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        return make_adamw(params, lr, betas, eps, weight_decay)
+
+    def _wrap(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
+    ) -> Trained:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        model.to(self.device)
+        self._shard(model)
+        # Sharding replaced every parameter by a DTensor of the same name; the optimizer is still without state.
+        sharded = dict(model.named_parameters())
+        for group, own_names in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [sharded[name] for name in own_names]
+        return Trained(model, optimizer, scheduler)
+
+    def _shard(self, model: nn.Module) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        dtype = None if self.precision == "fp32" else torch_dtype(self.precision)
+        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch_dtype("fp32"))
+        offload = CPUOffloadPolicy() if self._config.offload else OffloadPolicy()
+        for module in [*transformer_blocks(model), model]:
+            fully_shard(
+                module,
+                mesh=mesh,
+                reshard_after_forward=self._config.reshard_after_forward,
+                mp_policy=mixed,
+                offload_policy=offload,
+            )
+
+    @contextlib.contextmanager
+    def accumulate(self, model: nn.Module, is_last: bool) -> Iterator[None]:
+        """Gradients are reduced at each micro-batch, so that they stay sharded: no unsharded copy is held."""
+        sharded: FSDPModule = model  # type: ignore[assignment]  # fully_shard made it one
+        sharded.set_is_last_backward(is_last)
+        yield
+
+    def step(self, trained: Trained) -> float:
+        prepared = self.prepared_of(trained.optimizer)
+        with self.group.guard("the gradient norm of the other processes"):
+            return torch_step(
+                trained.optimizer, trained.scheduler, prepared.max_grad_norm, prepared.loss_scale, whole_tensor
+            )
+
+    def prepare_inference(self, model: nn.Module) -> nn.Module:
+        """Shard a frozen model too: it is as large as the trained one."""
+        model.requires_grad_(False).eval().to(self.device)
+        self._shard(model)
+        return model
+
+    def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
+        with self.group.guard(f"the parts of {name}"):
+            return whole_tensor(tensor)
+
+    def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
+        target.copy_(_part(target, value))
+
+    def _whole_state(self, tensor: Tensor) -> Tensor:
+        return whole_tensor(tensor)
+
+    def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        return _part(parameter, value)
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model: the elements of its module lists, where they hold parameters themselves.
+
+    Deeper lists (experts of a block) belong to their block. Each block is gathered as one.
+    """
+    from torch import nn
+
+    blocks: list[nn.Module] = []
+    covered: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, nn.ModuleList) or id(module) in covered:
+            continue
+        for block in module:
+            if any(True for _ in block.parameters()):
+                blocks.append(block)
+            covered.update(id(inner) for inner in block.modules())
+    return blocks
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Gather a DTensor (collective); any other tensor is whole already."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _part(like: Tensor, value: Tensor) -> Tensor:
+    """This rank's part of the full `value`, laid out as `like`; nothing is sent."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(like, DTensor):
+        return value.to(like.device)
+    local: DTensor = distribute_tensor(
+        value.to(like.device, like.dtype), like.device_mesh, like.placements, src_data_rank=None
+    )
+    return local
+
+
+def build(config: FsdpConfig, context: StrategyContext) -> FsdpStrategy:
+    """Make the strategy. Raises `ConfigError` where offload was asked for without a GPU."""
+    device = resolve_device(context.device, read_launch_env().local_rank)
+    if config.offload and device.type == "cpu":
+        raise ConfigError(
+            "offload moves weights from a GPU to host memory, and this run has no GPU",
+            where="strategy.offload",
+            hint="remove strategy.offload",
+        )
+    return FsdpStrategy(config, device)
