@@ -14,7 +14,7 @@ from .advantages import (
     token_rewards,
 )
 from .chunked import LogProbsAndEntropy, chunked_log_probs_and_entropy
-from .forward import PolicyOutput, innermost, policy_forward, value_forward
+from .forward import PolicyOutput, causal_lm_logits, innermost, policy_forward, value_forward
 from .kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, clamp_log_ratio, kl_estimate
 from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .losses import (
@@ -65,6 +65,7 @@ __all__ = [
     "aggregate_count",
     "aggregate_sum",
     "bradley_terry_loss",
+    "causal_lm_logits",
     "chunked_log_probs_and_entropy",
     "cispo_policy_loss",
     "clamp_log_ratio",

@@ -40,20 +40,15 @@ def policy_forward(
     inside, or from `signature_of`. Logits are computed for the response only where the model can, and the softmax
     is taken on action positions only.
     """
-    inner = innermost(signature_of if signature_of is not None else model)
     num_actions, mask = experience.num_actions, experience.action_mask
-    inputs: dict[str, Any] = {
-        "input_ids": experience.sequences,
-        "attention_mask": experience.attention_mask.long(),
-    }
-    takes = inspect.signature(inner.forward).parameters
-    if "position_ids" in takes:
-        inputs["position_ids"] = position_ids_of(experience.attention_mask)
-    if "logits_to_keep" in takes:
-        inputs["logits_to_keep"] = num_actions + 1
-    if "use_cache" in takes:
-        inputs["use_cache"] = False
-    logits = response_logits(_logits(model(**inputs)), num_actions)[mask]
+    logits = causal_lm_logits(
+        model,
+        experience.sequences,
+        experience.attention_mask,
+        logits_to_keep=num_actions + 1,
+        signature_of=signature_of,
+    )
+    logits = response_logits(logits, num_actions)[mask]
     labels = experience.sequences[:, experience.prompt_length :][mask]
     support = None if experience.support_ids is None else experience.support_ids[mask]
     log_probs = _scatter(token_log_probs(logits, labels, temperature, support), mask)
@@ -75,10 +70,25 @@ def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
     return torch.where(experience.action_mask, read, 0.0)
 
 
-def causal_lm_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """[B, S, V]: logits of every position of right-padded sequences ([B, S] int64 and bool)."""
+def causal_lm_logits(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    *,
+    logits_to_keep: int | None = None,
+    signature_of: nn.Module | None = None,
+) -> Tensor:
+    """[B, S, V]: logits of padded sequences ([B, S] int64 and bool), padded on either side.
+
+    With `logits_to_keep`, of the last so many positions only, from a model that can; from another, of all.
+    """
+    takes = inspect.signature(innermost(signature_of if signature_of is not None else model).forward).parameters
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
-    if "use_cache" in inspect.signature(innermost(model).forward).parameters:
+    if "position_ids" in takes:
+        inputs["position_ids"] = position_ids_of(attention_mask)
+    if "logits_to_keep" in takes and logits_to_keep is not None:
+        inputs["logits_to_keep"] = logits_to_keep
+    if "use_cache" in takes:
         inputs["use_cache"] = False
     return _logits(model(**inputs))
 

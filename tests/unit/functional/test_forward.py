@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.batching import collate
-from rlhf_core.functional import innermost, policy_forward, token_log_probs, value_forward
+from rlhf_core.functional import causal_lm_logits, innermost, policy_forward, token_log_probs, value_forward
 from rlhf_core.types import BufferItem
 
 VOCABULARY = 17
@@ -151,3 +151,15 @@ def test_a_model_without_logits_is_refused() -> None:
 
     with pytest.raises(TypeError, match="`logits`, got Tensor"):
         policy_forward(Odd(), collate(ITEMS), 1.0)
+
+
+@pytest.mark.parametrize("pads_left", [False, True])
+@torch.no_grad()
+def test_logits_do_not_depend_on_the_padding(pads_left: bool) -> None:
+    model, tokens = llama(), torch.tensor([[1, 2, 3]])
+    pad = torch.tensor([[0, 0]])
+    padded = torch.cat([pad, tokens] if pads_left else [tokens, pad], dim=1)
+    mask = torch.tensor([[not pads_left] * 2 + [True] + [pads_left] * 2])
+    logits = causal_lm_logits(model, padded, mask)
+    torch.testing.assert_close(logits[mask], model(input_ids=tokens).logits[0], rtol=1e-5, atol=1e-5)
+    assert causal_lm_logits(model, padded, mask, logits_to_keep=2).shape == (1, 2, VOCABULARY)
