@@ -52,7 +52,7 @@ class ModelConfig(Section):
 
 
 class PromptsConfig(Section):
-    """What core reads of the `prompts` section; the rest are options of the prompt source."""
+    """Options every prompt source has; the config of a prompt source may subclass this."""
 
     max_prompt_tokens: Count = Field(512, description="Longest prompt trained on, in tokens.")
     too_long: Literal["skip", "error"] = Field("skip", description="What to do with a longer prompt.")
@@ -73,7 +73,7 @@ class EvalConfig(Section):
 
 
 class EngineConfig(Section):
-    """Options every engine has; the config of an engine plugin subclasses this."""
+    """Options every engine has; the config of an engine may subclass this."""
 
     max_new_tokens: Count = Field(128, description="Longest answer, in tokens.")
     temperature: float = Field(1.0, gt=0, description="Softmax temperature of sampling.")
@@ -222,10 +222,11 @@ class HooksConfig(Section):
 
 
 class RunConfig(Section):
-    """The core sections of a run file, checked."""
+    """The core sections of a run file, checked, and what core reads of `prompts` and `engine`."""
 
     model: ModelConfig
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
     eval: EvalConfig | None = None
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     reward_scaling: RewardScaling = Field(default_factory=RewardScaling)

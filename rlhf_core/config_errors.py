@@ -26,6 +26,7 @@ class Problem:
     path: str
     """Dotted place in the run file."""
     message: str
+    hint: str | None = None
 
     def render(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
@@ -40,12 +41,16 @@ class Problems:
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, path: str, message: str) -> None:
-        self._found.append(Problem(path, message))
+    def add(self, path: str, message: str, hint: str | None = None) -> None:
+        """Note a problem, once however often it is met."""
+        problem = Problem(path, message, hint)
+        if problem not in self._found:
+            self._found.append(problem)
 
     def add_error(self, path: str, error: RlhfError) -> None:
         """An error raised elsewhere, put at its place in the file."""
-        self._found.append(Problem(path, error.render().replace("\n  -> ", "; try: ")))
+        message = f"{error.where}: {error.message}" if error.where else error.message
+        self.add(path, message, error.hint)
 
     def validate(
         self, model: type[ModelT], data: Mapping[str, Any], path: str = "", also_known: Sequence[str] = ()
@@ -59,55 +64,62 @@ class Problems:
         except ValidationError as error:
             details = [each for each in error.errors(include_url=False) if each["type"] != _UNCALLED]
         messages: dict[str, list[str]] = {}
+        given: dict[str, str] = {}
         for detail in details:
-            place = _place(detail["loc"], data, keep_last=detail["type"] == "missing")
+            place, value = _place(detail["loc"], data, keep_last=detail["type"] == "missing")
             dotted = ".".join(part for part in (path, *map(str, place)) if part)
             messages.setdefault(dotted, []).append(_message(model, detail, also_known))
+            given[dotted] = _given(value)
         for dotted, texts in messages.items():
-            self.add(dotted, " or ".join(dict.fromkeys(texts)) + _given(dotted, path, data))
+            self.add(dotted, " or ".join(dict.fromkeys(texts)) + given[dotted])
         return None
 
     def raise_if_any(self, where: str) -> None:
         """Raise one `ConfigError` that lists every problem."""
         if not self._found:
             return
+        hint = "`rlhf config schema` lists every option with its bounds"
         if len(self._found) == 1:
-            message = self._found[0].render()
-        else:
-            lines = "".join(f"\n  - {problem.render()}" for problem in self._found)
-            message = f"{len(self._found)} problems{lines}"
-        raise ConfigError(message, where=where, hint="`rlhf config schema` lists every option with its bounds")
+            raise ConfigError(self._found[0].render(), where=where, hint=self._found[0].hint or hint)
+        lines = [
+            f"\n  - {problem.render()}" + (f"\n    -> {problem.hint}" if problem.hint else "")
+            for problem in self._found
+        ]
+        raise ConfigError(f"{len(self._found)} problems{''.join(lines)}", where=where, hint=hint)
 
 
-def _place(loc: Sequence[int | str], data: Any, *, keep_last: bool) -> list[int | str]:
-    """The part of pydantic's `loc` that stands in the file: it also names the members of unions."""
-    place: list[int | str] = []
-    for part in loc:
-        if (isinstance(data, Mapping) and part in data) or (
-            isinstance(data, list) and isinstance(part, int) and part < len(data)
-        ):
-            data = data[part]
-        elif keep_last and part == loc[-1]:
-            pass
-        else:
-            break
-        place.append(part)
-    return place
+_ABSENT = object()
 
 
-def _given(dotted: str, path: str, data: Any) -> str:
-    """` (given 3)` for a value that can be shown on a line."""
-    inside = dotted.removeprefix(path).lstrip(".")
-    for part in filter(None, inside.split(".")):
-        if isinstance(data, Mapping) and part in data:
-            data = data[part]
-        elif isinstance(data, list) and part.isdigit() and int(part) < len(data):
-            data = data[int(part)]
-        else:
-            return ""
+def _part(data: Any, part: int | str) -> Any:
+    """`data[part]`, or `_ABSENT`."""
     if isinstance(data, Mapping):
+        return data.get(part, _ABSENT)
+    if isinstance(data, list) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return _ABSENT
+
+
+def _place(loc: Sequence[int | str], data: Any, *, keep_last: bool) -> tuple[list[int | str], Any]:
+    """The part of pydantic's `loc` that stands in the file, and the value there.
+
+    The rest of `loc` names members of unions, or (`keep_last`) a key that is missing.
+    """
+    place: list[int | str] = []
+    for index, part in enumerate(loc):
+        inside = _part(data, part)
+        if inside is _ABSENT:
+            return ([*place, part], _ABSENT) if keep_last and index == len(loc) - 1 else (place, data)
+        place.append(part)
+        data = inside
+    return place, data
+
+
+def _given(value: Any) -> str:
+    """` (given 3)` for a value that can be shown on a line."""
+    if value is _ABSENT or isinstance(value, Mapping):
         return ""
-    shown = json.dumps(data, ensure_ascii=False)
+    shown = json.dumps(value, ensure_ascii=False)
     return f" (given {shown if len(shown) <= 60 else shown[:57] + '...'})"
 
 

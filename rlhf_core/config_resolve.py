@@ -28,7 +28,12 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
 DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
 """What a run that samples answers and has no `rewards` gets."""
 
-_CORE_KEYS = {"prompts": tuple(PromptsConfig.model_fields)}
+SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
+    "engines": EngineConfig,
+    "prompts": PromptsConfig,
+    "rewards": RewardEntry,
+}
+"""Kind -> options that core reads in the plugin's own section, beside the plugin's."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,7 @@ class ResolvedRun:
     @property
     def sampling(self) -> SamplingParams:
         """How rollouts are sampled."""
-        assert isinstance(self.engine.config, EngineConfig)
-        return self.engine.config.sampling()
+        return self.run.engine.sampling()
 
     def to_mapping(self) -> dict[str, Any]:
         """The whole run as JSON values; `resolve` of it gives the same run again."""
@@ -84,7 +88,8 @@ class ResolvedRun:
         if core["eval"] is not None:
             core["eval"]["prompts"] = self.eval_prompts.to_mapping() if self.eval_prompts else None
         own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
-        own["prompts"] = {"name": own["prompts"].pop("name"), **core.pop("prompts"), **own["prompts"]}
+        for section in ("prompts", "engine"):
+            own[section] = {"name": own[section].pop("name"), **core.pop(section), **own[section]}
         order = ("model", "prompts", "eval", "algorithm", "optimizer", "strategy")
         rewards = [reward.to_mapping() for reward in self.rewards]
         full = {**core, **own, "rewards": rewards}
@@ -99,49 +104,64 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
     given = {key: value for key, value in expand(run).items() if value is not None}
     problems = Problems()
     core = _core_sections(given, problems)
-    chosen = {name: _plugin_section(name, given.get(name, {}), problems) for name in PLUGIN_SECTIONS}
+    chosen = {
+        name: _plugin_section(kind, name, given.get(name, {}), problems) for name, kind in PLUGIN_SECTIONS.items()
+    }
     eval_prompts = _eval_prompts(given, problems)
     rewards = _rewards(given, chosen["algorithm"], problems)
     _check_score(given, rewards, problems)
     problems.raise_if_any(where)
     assert core is not None
     plugins = {name: each for name, each in chosen.items() if each is not None}
+    core = core.model_copy(
+        update={
+            "prompts": _shared_part(core.prompts, plugins["prompts"].config),
+            "engine": _shared_part(core.engine, plugins["engine"].config),
+        }
+    )
     return ResolvedRun(run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), **plugins)
+
+
+def _shared_part(core: BaseModel, plugin: BaseModel) -> BaseModel:
+    """What core reads of a plugin's section; a plugin that subclasses core's options may have other defaults."""
+    if not isinstance(plugin, type(core)):
+        return core
+    return type(core)(**{name: getattr(plugin, name) for name in type(core).model_fields})
 
 
 def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | None:
     others = {*PLUGIN_SECTIONS, "rewards"}
     core: dict[str, Any] = {key: value for key, value in given.items() if key not in others}
-    prompts = given.get("prompts")
-    if isinstance(prompts, dict):
-        core["prompts"] = {key: prompts[key] for key in _CORE_KEYS["prompts"] if key in prompts}
+    for section in ("prompts", "engine"):
+        data = given.get(section)
+        if isinstance(data, dict):
+            known = SHARED_OPTIONS[PLUGIN_SECTIONS[section]].model_fields
+            core[section] = {key: value for key, value in data.items() if key in known}
     if isinstance(core.get("eval"), dict):
         core["eval"] = {key: value for key, value in core["eval"].items() if key != "prompts"}
     return problems.validate(RunConfig, core, also_known=sorted(others))
 
 
-def _plugin_section(
-    section: str, data: Any, problems: Problems, *, path: str | None = None, core_keys: Sequence[str] | None = None
-) -> Configured | None:
+def _plugin_section(kind: str, path: str, data: Any, problems: Problems) -> Configured | None:
     """The plugin a section names, with the options that are the plugin's own."""
-    path = path or section
-    core_keys = _CORE_KEYS.get(section, ()) if core_keys is None else core_keys
     if not isinstance(data, dict):
         problems.add(path, f"should be a plugin's name, or a mapping with `name` and its options (given {data!r})")
         return None
-    name = data.get("name", DEFAULT_PLUGINS.get(section))
+    name = data.get("name", DEFAULT_PLUGINS.get(path))
     if not isinstance(name, str):
         problems.add(f"{path}.name", "is required: the name of a plugin" if name is None else f"is no name: {name!r}")
         return None
-    kind = "rewards" if section == "rewards" else PLUGIN_SECTIONS[section]
     try:
         selected = load(kind, name)
         check_options(selected)
     except PluginError as error:
         problems.add_error(f"{path}.name", error)
         return None
-    options = {key: value for key, value in data.items() if key != "name" and key not in core_keys}
-    config = problems.validate(selected.component.config, options, path, also_known=["name", *core_keys])
+    model = selected.component.config
+    shared = SHARED_OPTIONS.get(kind)
+    elsewhere = {"name"} if shared is None or issubclass(model, shared) else {"name", *shared.model_fields}
+    options = {key: value for key, value in data.items() if key not in elsewhere}
+    config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
         return None
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
@@ -149,18 +169,18 @@ def _plugin_section(
 
 
 def check_options(selected: Selected) -> None:
-    """Raise `PluginError` where a plugin's options do not go together with those core reads beside them."""
-    own = selected.component.config.model_fields
-    core = {"rewards": RewardEntry.model_fields, "prompts": PromptsConfig.model_fields}.get(selected.kind, {})
-    taken = sorted(set(own) & {"name", *core})
+    """Raise `PluginError` where a plugin has an option of its own by a name that core reads in its section."""
+    model = selected.component.config
+    shared = SHARED_OPTIONS.get(selected.kind)
+    read_by_core = set() if shared is None or issubclass(model, shared) else set(shared.model_fields)
+    taken = sorted(set(model.model_fields) & {"name", *read_by_core})
     if taken:
+        subclass = f", or make its config a subclass of {shared.__module__}.{shared.__name__}" if shared else ""
         raise PluginError(
             f"its options {', '.join(taken)} have names that core reads itself",
             where=selected.label,
-            hint="the plugin's authors must rename them",
+            hint=f"the plugin's authors must rename them{subclass if selected.kind != 'rewards' else ''}",
         )
-    if selected.kind == "engines" and not issubclass(selected.component.config, EngineConfig):
-        raise PluginError("its config must be a subclass of rlhf_core.config.EngineConfig", where=selected.label)
 
 
 def _eval_prompts(given: Mapping[str, Any], problems: Problems) -> Configured | None:
@@ -168,13 +188,13 @@ def _eval_prompts(given: Mapping[str, Any], problems: Problems) -> Configured | 
     data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
     if data is None:
         return None
-    return _plugin_section("prompts", data, problems, path="eval.prompts", core_keys=())
+    return _plugin_section("prompts", "eval.prompts", data, problems)
 
 
 def _rewards(given: Mapping[str, Any], algorithm: Configured | None, problems: Problems) -> list[SelectedReward]:
     samples = algorithm is not None and algorithm.component.feeds == "rollouts"
     entries = given.get("rewards", DEFAULT_REWARDS if samples else [])
-    if not isinstance(entries, Sequence):
+    if not isinstance(entries, list | tuple):
         problems.add("rewards", "should be a list of rewards")
         return []
     if samples and not entries:
@@ -193,7 +213,7 @@ def _rewards(given: Mapping[str, Any], algorithm: Configured | None, problems: P
 def resolve_reward(entry: Any, problems: Problems, path: str) -> SelectedReward | None:
     """One entry of `rewards`, checked; None, and problems noted, where it is wrong."""
     core_keys = tuple(RewardEntry.model_fields)
-    selected = _plugin_section("rewards", entry, problems, path=path, core_keys=core_keys)
+    selected = _plugin_section("rewards", path, entry, problems)
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return None
     core = problems.validate(RewardEntry, {key: entry[key] for key in core_keys if key in entry}, path)
@@ -234,5 +254,6 @@ def check_processes(run: ResolvedRun, num_processes: int) -> None:
 
 def option_names(kind: str, name: str) -> list[str]:
     """Options of a plugin, with those core reads beside them. Raises `PluginError`."""
-    selected = load(kind, name, check_requires=False)
-    return [*_CORE_KEYS.get(kind, ()), *selected.component.config.model_fields]
+    shared = SHARED_OPTIONS.get(kind)
+    own = load(kind, name, check_requires=False).component.config.model_fields
+    return list(dict.fromkeys([*(shared.model_fields if shared else ()), *own]))

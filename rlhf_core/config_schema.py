@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from .config import PromptsConfig, RewardEntry, RunConfig
 from .config_load import PLUGIN_SECTIONS
-from .config_resolve import DEFAULT_PLUGINS
+from .config_resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
 from .errors import PluginError
 from .plugins import Selected, check_clash, discover, load_ref
 
@@ -23,15 +23,15 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
     document = _take(RunConfig, definitions)
     properties: Schema = document["properties"]
     for section, kind in PLUGIN_SECTIONS.items():
-        core = PromptsConfig if section == "prompts" else None
         plugins = _installed(kind, left_out)
-        properties[section] = _choice(plugins, core, definitions, default=DEFAULT_PLUGINS.get(section))
+        shared = SHARED_OPTIONS.get(kind)
+        properties[section] = _choice(plugins, shared, definitions, default=DEFAULT_PLUGINS.get(section))
     properties["rewards"] = {
         "type": "array",
         "description": "What a good answer is: the weighted sum of these.",
         "items": _choice(_installed("rewards", left_out), RewardEntry, definitions, any_name=True),
     }
-    prompts = _choice(_installed("prompts", []), None, definitions)
+    prompts = _choice(_installed("prompts", []), PromptsConfig, definitions)
     definitions["EvalConfig"]["properties"]["prompts"] = {"anyOf": [prompts, {"type": "null"}]}
     document["required"] = ["model", "prompts"]
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -69,7 +69,7 @@ def _choice(
             {
                 "type": "object",
                 "title": plugin.name,
-                "properties": {**own.get("properties", {}), **core_properties, "name": name},
+                "properties": {**core_properties, **own.get("properties", {}), "name": name},
                 "required": [*named, *own.get("required", [])],
                 "additionalProperties": False,
             }
@@ -83,7 +83,8 @@ def _choice(
 
 
 def _take(model: type[BaseModel], definitions: Schema) -> Schema:
-    """The schema of `model`; what it refers to goes to `definitions`."""
-    schema = model.model_json_schema()
-    definitions.update(schema.pop("$defs", {}))
+    """The schema of `model`; what it refers to goes to `definitions`, under names that cannot meet."""
+    owner = "" if model.__module__.startswith("rlhf_core.config") else f"{model.__module__}.{model.__qualname__}."
+    schema = model.model_json_schema(ref_template=f"#/$defs/{owner}{{model}}")
+    definitions.update({f"{owner}{name}": each for name, each in schema.pop("$defs", {}).items()})
     return schema

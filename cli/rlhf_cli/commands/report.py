@@ -15,15 +15,22 @@ import click
     required=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
 )
-def report(run_dirs: tuple[Path, ...]) -> None:
-    """Write report.html and its plots into each run folder.
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The page.  [default: report.html in the run folder; for several runs, in the current folder]",
+)
+def report(run_dirs: tuple[Path, ...], output: Path | None) -> None:
+    """Write an HTML page and its plots about one run, or about several beside each other.
 
     \b
     Examples:
       rlhf report runs/first
-      rlhf report runs/*
+      rlhf report runs/first runs/second --output comparison.html
     """
-    from rlhf_core.report import write_report
+    from rlhf_core.report import build_report
 
-    for run_dir in run_dirs:
-        click.echo(write_report(run_dir))
+    if output is None and len(run_dirs) > 1:
+        output = Path("report.html")
+    click.echo(build_report(run_dirs, output))

@@ -10,7 +10,7 @@ import click
 from ..run_request import RunRequest, is_quickstart, quickstart_stage, run_options, tell_dropped
 
 if TYPE_CHECKING:
-    from rlhf_core.train import TrainResult
+    from rlhf_core.training import TrainResult
 
 Verbosity = Literal["quiet", "normal", "verbose"]
 
@@ -64,7 +64,7 @@ def train(
             verbosity=say,
         )
     else:
-        from rlhf_core.train import train as start
+        from rlhf_core.training import train as start
 
         result = start(
             mapping,

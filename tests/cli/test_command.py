@@ -1,0 +1,340 @@
+"""The command: what it hands on, what it prints, and how it ends."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from rlhf_cli import main as main_module
+from rlhf_cli.commands.train import train as train_command
+from rlhf_cli.main import COMMANDS, cli, run
+from rlhf_core.config_load import load_run
+from rlhf_core.errors import InterruptedRun, RewardError
+
+pytestmark = pytest.mark.usefixtures("fake_plugins")
+
+
+def provide(monkeypatch, module, **attributes):
+    """Stand in for a module that a command imports when it runs."""
+    fake = types.ModuleType(module)
+    for name, value in attributes.items():
+        setattr(fake, name, value)
+    monkeypatch.setitem(sys.modules, module, fake)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, fake_run) -> str:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(fake_run))
+    return str(path)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    made = []
+
+    def record(kind):
+        def start(*args, **options):
+            made.append((kind, args, options))
+            return SimpleNamespace(run_folder="runs/x", summary={"eval_before": 0.25, "eval_after": 0.75}, metrics=[])
+
+        return start
+
+    provide(monkeypatch, "rlhf_core.training", train=record("train"))
+    provide(monkeypatch, "rlhf_core.quickstart", run_quickstart=record("quickstart"))
+    return made
+
+
+def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, capsys, tmp_path):
+    code = run(
+        ["train", run_file, "--engine", "fake-engine-2", "--model", "m", "--reward", "fake-whisper:2",
+         "--set", "rewards.0.weight=3", "--set", "engine.top_k=5", "--set", "model.dtype=float32",
+         "--num-processes", "2", "--output", str(tmp_path / "o"), "--resume", "auto", "--dry-run", "--verbose"]
+    )  # fmt: skip
+    assert code == 0
+    ((kind, (mapping,), options),) = calls
+    assert kind == "train"
+    assert mapping["model"] == {"path": "m", "dtype": "float32"}
+    assert mapping["engine"] == {"name": "fake-engine-2", "max_new_tokens": 5, "top_k": 5}
+    assert mapping["rewards"] == [{"name": "fake-whisper", "weight": 3}]
+    assert options == {
+        "output": tmp_path / "o", "resume": "auto", "num_processes": 2, "dry_run": True, "verbosity": "verbose",
+    }  # fmt: skip
+    assert "can run; nothing was written" in capsys.readouterr().out
+
+
+def test_train_tells_how_it_went(run_file, calls, capsys):
+    assert run(["train", run_file]) == 0
+    assert capsys.readouterr().out == "evaluation: 0.25 before, 0.75 after\nrun folder: runs/x\n"
+    assert run(["train", run_file, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_flag_that_switches_a_plugin_says_what_it_drops(run_file, calls, capsys):
+    assert run(["train", run_file, "--algorithm", "fake-relearn", "--set", "algorithm.gamma=0.5"]) == 0
+    assert calls[0][1][0]["algorithm"] == {"name": "fake-relearn", "gamma": 0.5}
+    assert "note: dropped algorithm.clip_eps" in capsys.readouterr().err
+
+
+def test_without_a_run_file_the_quickstart_runs(calls):
+    assert run(["train", "--transport", "fake-near", "--set", "train.episodes=3"]) == 0
+    ((kind, (warm_start, mapping), _),) = calls
+    assert kind == "quickstart"
+    assert warm_start["algorithm"]["name"] == "sft"
+    assert warm_start["train"]["episodes"] != 3, "flags are for the second stage only"
+    assert mapping["algorithm"]["name"] == "ppo"
+    assert mapping["train"]["episodes"] == 3
+    assert mapping["transport"] == {"name": "fake-near"}
+
+
+def test_a_model_of_ones_own_needs_no_warm_start(calls):
+    assert run(["train", "--model", "my-model"]) == 0
+    assert calls[0][0] == "train"
+    assert calls[0][1][0]["model"]["path"] == "my-model"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RewardError("got nan", where="brevity", hint="mend it"), 1, "error: brevity: got nan\n  -> mend it\n"),
+        (InterruptedRun("stopped at step 3"), 130, "error: stopped at step 3\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_errors_for_the_reader_have_no_traceback(run_file, monkeypatch, capsys, error, code, text):
+    def fail(*args, **options):
+        raise error
+
+    provide(monkeypatch, "rlhf_core.training", train=fail)
+    assert run(["train", run_file]) == code
+    assert capsys.readouterr().err.lstrip("\n") == text
+
+
+@pytest.mark.parametrize("log", [None, "runs/x/run.log"])
+def test_a_bug_keeps_its_traceback(run_file, monkeypatch, capsys, log):
+    def fail(*args, **options):
+        error = ZeroDivisionError("oh")
+        if log is not None:
+            error.run_log = log
+        raise error
+
+    provide(monkeypatch, "rlhf_core.training", train=fail)
+    assert run(["train", run_file]) == 1
+    said = capsys.readouterr().err
+    assert "error: ZeroDivisionError: oh" in said
+    assert ("Traceback" in said) == (log is None)
+    assert ("the traceback is in runs/x/run.log" in said) == (log is not None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "No such command 'trian'; did you mean \"train\"?"),
+        (["train", "--num-processes", "0"], "0 is not in the range x>=1"),
+        (["train", "none.yaml"], "cannot read the run file"),
+        (["train", "--set", "nonsense"], '"nonsense" is not key.path=value'),
+        (["train", "--algorithm", "fake-lern"], 'no algorithm "fake-lern" is installed'),
+        (["train", "--reward", "fake-shout:x"], '"x" is no weight'),
+        (["plugins", "show", "fake-learn"], "is not KIND/NAME"),
+        (["plugins", "show", "algorithm/fake-lern"], 'did you mean "fake-learn"?'),
+        (["plugins", "check", "fake-lern"], 'no plugin "fake-lern" is installed; did you mean "fake-learn"?'),
+        (["config", "check", "none.yaml"], "cannot read the run file"),
+        (["generate", "--prompt", "x"], "Missing option '--model'"),
+        (["eval", "--model", "m", "--prompts", "none.jsonl"], "does not exist"),
+        (["report", "none"], "does not exist"),
+    ],
+)
+def test_wrong_input_is_exit_2_and_readable(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_config_check_and_show(run_file, capsys):
+    assert run(["config", "check", run_file]) == 0
+    assert "algorithm fake-learn, strategy fake-place" in capsys.readouterr().out
+    assert run(["config", "show", run_file, "--set", "train.seed=7"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["train"]["seed"] == 7
+    assert shown["algorithm"] == {"name": "fake-learn", "clip_eps": 0.3, "gamma": 1.0}
+    assert run(["config", "check", run_file, "--set", "train.sead=7", "--set", "model.lora.r=0"]) == 2
+    assert f"{run_file}: 2 problems" in capsys.readouterr().err
+
+
+def test_what_config_show_prints_is_a_run_file(run_file, capsys, tmp_path):
+    assert run(["config", "show", run_file]) == 0
+    shown = capsys.readouterr().out
+    (tmp_path / "full.yaml").write_text(shown)
+    assert run(["config", "show", str(tmp_path / "full.yaml")]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_config_schema_is_json(capsys):
+    assert run(["config", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "rlhf run file"
+
+
+def test_plugins_list_is_whole_lines_or_json(install, capsys):
+    long_name = "a-very-long-plugin-name-" * 8 + "end"
+    install("acme", {"rlhf.rewards": {long_name: "acme_absent:thing"}})
+    install("bolt", {"rlhf.rewards": {long_name.upper(): "bolt_absent:thing"}})
+    assert run(["plugins", "list"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if long_name in line.lower()]
+    assert len(lines) == 2
+    assert all(line.endswith("CLASH: given twice") for line in lines)
+    assert run(["plugins", "list", "--json"]) == 0
+    rows = {(row["kind"], row["name"]): row for row in json.loads(capsys.readouterr().out)}
+    assert rows["rewards", long_name]["clash"] is True
+    assert rows["algorithms", "fake-learn"] == {
+        "kind": "algorithms", "name": "fake-learn", "distribution": "fake-plugins", "version": "1.2.3",
+        "target": "fake_plugins_module:learn", "clash": False,
+    }  # fmt: skip
+
+
+def test_plugins_show_tells_options_with_bounds(capsys):
+    assert run(["plugins", "show", "algorithm/Fake_Learn"]) == 0
+    shown = capsys.readouterr().out
+    assert "algorithms/fake-learn (fake-plugins 1.2.3): Learns." in shown
+    assert "clip_eps  number > 0" in shown
+    assert run(["plugins", "show", "strategies/fake-place", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["options"]["properties"]["precision"]["enum"] == ["auto", "fp32"]
+
+
+def test_plugins_check_tells_ok_missing_and_broken(install, capsys):
+    source = """
+        from pydantic import BaseModel
+        from rlhf_core.components import Component
+        from rlhf_core.config import EngineConfig
+        needy = Component("Needs.", EngineConfig, "a:b", requires=("no_such_module_xyz",), install="pip install xyz")
+    """
+    targets = {"rlhf.engines": {"needy": "acme_needy:needy"}, "rlhf.hooks": {"acme-hook": "acme_needy"}}
+    install("acme", targets, {"acme_needy": source})
+    assert run(["plugins", "check", "fake-learn"]) == 0
+    assert run(["plugins", "check", "acme-hook"]) == 0
+    assert run(["plugins", "check", "engine/needy"]) == 0
+    assert "needs no_such_module_xyz: pip install xyz" in capsys.readouterr().out
+    install("bolt", {"rlhf.engines": {"cracked": "bolt_absent:thing"}, "rlhf.rewards": {"fake-shout": "x:y"}})
+    assert run(["plugins", "check", "cracked"]) == 1
+    assert "broken" in capsys.readouterr().out
+    assert run(["plugins", "check", "fake-shout"]) == 1
+    assert "fake-plugins 1.2.3" in capsys.readouterr().out
+
+
+def test_generate_prints_each_answer(monkeypatch, capsys):
+    asked = {}
+
+    def generate_text(model, prompts, *, engine, sampling, seed, device):
+        asked.update(model=model, sampling=sampling, seed=seed, engine=engine, device=device)
+        return [text.upper() for text in prompts]
+
+    provide(monkeypatch, "rlhf_core.inference", generate_text=generate_text)
+    assert run(["generate", "--model", "m", "--prompt", "a", "--prompt", "b"]) == 0
+    assert capsys.readouterr().out == "A\nB\n"
+    assert asked["sampling"].greedy
+    assert run(["generate", "--model", "m", "--prompt", "a", "--json", "--temperature", "0.5", "--seed", "4"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"prompt": "a", "completion": "A"}]
+    assert (asked["sampling"].greedy, asked["sampling"].temperature, asked["seed"]) == (False, 0.5, 4)
+
+
+def test_eval_scores_with_the_rewards_named(monkeypatch, capsys, tmp_path):
+    (tmp_path / "p.jsonl").write_text("{}\n")
+    asked = {}
+
+    def evaluate_folder(model, prompts_file, rewards, *, num_prompts, sampling, engine, device):
+        asked.update(rewards=rewards, num_prompts=num_prompts)
+        return {reward.name: reward.weight for reward in rewards}
+
+    provide(monkeypatch, "rlhf_core.inference", evaluate_folder=evaluate_folder)
+    arguments = ["eval", "--model", "m", "--prompts", str(tmp_path / "p.jsonl"), "--num-prompts", "3"]
+    assert run([*arguments, "--reward", "fake-shout:0.5", "--reward", "fake-whisper", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"fake-shout": 0.5, "fake-whisper": 1.0}
+    assert asked["num_prompts"] == 3
+    assert run([*arguments, "--reward", "fake-shut"]) == 2
+    assert 'did you mean "fake-shout"' in capsys.readouterr().err
+
+
+def test_report_of_one_run_and_of_several(monkeypatch, capsys, tmp_path):
+    def build_report(folders, output):
+        return output or folders[0] / "report.html"
+
+    provide(monkeypatch, "rlhf_core.report", build_report=build_report)
+    assert run(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    assert run(["report", str(tmp_path), str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "report.html\n", "a comparison does not overwrite a run's own page"
+    assert run(["report", str(tmp_path), "--output", "x.html"]) == 0
+    assert capsys.readouterr().out == "x.html\n"
+
+
+def test_version_names_the_parts(capsys):
+    assert run(["version", "--json"]) == 0
+    versions = json.loads(capsys.readouterr().out)
+    assert versions["fake-plugins"] == "1.2.3"
+    assert {"rlhf-core", "python", "torch"} <= set(versions)
+
+
+def test_a_plugin_adds_a_command_that_is_imported_when_run(install, capsys):
+    source = "import click\n\n@click.command()\ndef hello():\n    click.echo('hello from acme')\n\nother = 3\n"
+    commands = {"acme-hello": "acme_cmd:hello", "acme-broken": "acme_none:x", "acme-odd": "acme_cmd:other"}
+    install("acme", {"rlhf.commands": commands}, {"acme_cmd": source})
+    assert run(["--help"]) == 0
+    assert "acme-hello   From acme 1.2.3." in capsys.readouterr().out
+    assert "acme_cmd" not in sys.modules
+    assert run(["acme-hello"]) == 0
+    assert capsys.readouterr().out == "hello from acme\n"
+    assert run(["acme-broken"]) == 2
+    assert 'command "acme-broken" (acme 1.2.3): cannot import' in capsys.readouterr().err
+    assert run(["acme-odd"]) == 2
+    assert "is a int, not a click command" in capsys.readouterr().err
+
+
+def leaves(command, path=()):
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(None):
+            yield from leaves(command.get_command(None, name), (*path, name))
+    else:
+        yield path, command
+
+
+def test_every_command_has_help_with_examples_and_described_options():
+    found = list(leaves(cli))
+    assert {path[0] for path, _ in found} == set(COMMANDS)
+    for path, command in found:
+        help_text = CliRunner().invoke(cli, [*path, "--help"], prog_name="rlhf").output
+        assert "Examples:" in help_text, path
+        assert f"rlhf {' '.join(path)}" in help_text, path
+        assert all(getattr(option, "help", "") for option in command.params if hasattr(option, "is_flag")), path
+
+
+def test_the_flags_of_train_are_the_contract():
+    flags = {flag for parameter in train_command.params for flag in parameter.opts}
+    assert flags >= {
+        "--algorithm", "--strategy", "--transport", "--engine", "--reward", "--model", "--num-processes", "--set",
+        "--output", "--resume", "--dry-run", "--verbose", "--quiet",
+    }  # fmt: skip
+
+
+def test_the_quickstart_files_hold_what_the_design_says():
+    from rlhf_cli.run_request import QUICKSTART_MODEL, quickstart_stage
+
+    warm_start, ppo = quickstart_stage("warm-start"), quickstart_stage("ppo")
+    assert (warm_start["algorithm"]["name"], ppo["algorithm"]["name"]) == ("sft", "ppo")
+    assert warm_start["model"]["path"] == ppo["model"]["path"] == QUICKSTART_MODEL
+    assert (warm_start["strategy"]["name"], warm_start["transport"]["name"]) == ("single", "local")
+    train = warm_start["train"]
+    assert train["episodes"] * train["prompts_per_episode"] // train["train_batch_size"] == 50
+    assert ppo["optimizer"]["warmup_episodes"] == 10
+    assert load_run(ppo) == ppo
+
+
+def test_main_exits_with_the_code_of_the_run(monkeypatch):
+    with pytest.raises(SystemExit) as left:
+        main_module.main(["trian"])
+    assert left.value.code == 2

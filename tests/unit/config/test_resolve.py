@@ -1,0 +1,242 @@
+"""A run is checked as a whole: plugins, options, and what sections ask of each other."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlhf_core.config import EngineConfig, RewardPolicy
+from rlhf_core.config_load import load_run
+from rlhf_core.config_resolve import check_processes, option_names, resolve
+from rlhf_core.config_schema import run_schema
+from rlhf_core.errors import ConfigError
+from rlhf_core.types import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("fake_plugins")
+
+
+def problems_of(run, *overrides):
+    with pytest.raises(ConfigError) as error:
+        resolve(load_run(run, overrides), where="run.yaml")
+    return str(error.value)
+
+
+def test_every_section_is_selected_and_typed(fake_run):
+    resolved = resolve(fake_run)
+    assert resolved.algorithm.label == 'algorithm "fake-learn" (fake-plugins 1.2.3)'
+    assert resolved.algorithm.config.clip_eps == 0.3
+    assert resolved.strategy.config.precision == "auto"
+    assert isinstance(resolved.engine.config, EngineConfig)
+    assert resolved.sampling == SamplingParams(max_new_tokens=5)
+    assert resolved.run.prompts.max_prompt_tokens == 16
+    assert resolved.prompts.config.path == "p.jsonl"
+    assert resolved.run.eval is None
+    assert resolved.eval_prompts is None
+    (reward,) = resolved.rewards
+    assert (reward.name, reward.weight, reward.policy) == ("fake-shout", 0.5, RewardPolicy())
+    assert reward.config.loudness == 1
+
+
+def test_reward_policy_and_options_are_told_apart(fake_run):
+    entry = {"name": "fake-shout", "label": "loud", "timeout_seconds": 2, "on_failure": "drop", "loudness": 7}
+    (reward,) = resolve({**fake_run, "rewards": [entry]}).rewards
+    assert (reward.name, reward.policy.timeout_seconds, reward.policy.on_failure) == ("loud", 2.0, "drop")
+    assert reward.config.model_dump() == {"loudness": 7, "word": "hey"}
+
+
+def test_evaluation_may_have_prompts_of_its_own(fake_run):
+    evaluation = {"num_prompts": 4, "prompts": {"name": "fake-lines", "path": "held.jsonl"}}
+    resolved = resolve({**fake_run, "eval": evaluation})
+    assert resolved.eval_prompts is not None
+    assert resolved.eval_prompts.config.path == "held.jsonl"
+    assert resolve(resolved.to_mapping()).eval_prompts == resolved.eval_prompts
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(
+    episodes=st.integers(1, 10**6),
+    prompts=st.integers(1, 300),
+    samples=st.integers(1, 8),
+    lr=st.floats(0, 1),
+    betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
+    logged=st.sampled_from(["all", "none"]) | st.integers(1, 99),
+    stop=st.lists(st.text(min_size=1, max_size=3), max_size=2),
+    lora=st.none() | st.fixed_dictionaries({"r": st.integers(1, 64)}),
+    weight=st.floats(-5, 5),
+)
+def test_a_resolved_run_resolves_to_itself(fake_run, episodes, prompts, samples, lr, betas, logged, stop, lora, weight):
+    run = load_run(
+        fake_run,
+        [
+            ("train", {"episodes": episodes, "prompts_per_episode": prompts, "samples_per_prompt": samples}),
+            ("optimizer", {"lr": lr, "betas": betas}),
+            ("logging.samples", logged),
+            ("engine.stop", stop),
+            ("model.lora", lora),
+            ("rewards.0.weight", weight),
+        ],
+    )
+    first = resolve(run)
+    again = resolve(first.to_mapping())
+    assert again.to_mapping() == first.to_mapping()
+    assert again.run == first.run
+    assert first.run.train.train_batch_size == min(64, prompts * samples)
+
+
+def test_the_resolved_mapping_has_every_section_in_order(fake_run):
+    mapping = resolve(fake_run).to_mapping()
+    assert list(mapping) == [
+        "model",
+        "prompts",
+        "eval",
+        "algorithm",
+        "optimizer",
+        "strategy",
+        "rewards",
+        "reward_scaling",
+        "engine",
+        "transport",
+        "train",
+        "checkpoint",
+        "logging",
+        "hooks",
+    ]
+    assert mapping["prompts"] == {"name": "fake-lines", "max_prompt_tokens": 16, "too_long": "skip", "path": "p.jsonl"}
+
+
+def test_several_problems_are_reported_together(fake_run):
+    text = problems_of(
+        fake_run,
+        "optimizer.lrr=1",
+        "train.episodes=0",
+        "algorithm.clip_epz=0.1",
+        "engine.temperature=hot",
+        "modle.path=x",
+        "rewards.0.loudnes=2",
+        "logging.samples=some",
+        "prompts.max_prompt_token=2",
+        "model.lora.rank=2",
+    )
+    assert text.startswith("run.yaml: 9 problems")
+    for line in (
+        'optimizer.lrr: unknown key; did you mean "lr"?',
+        "train.episodes: should be greater than or equal to 1 (given 0)",
+        'algorithm.clip_epz: unknown key; did you mean "clip_eps"?',
+        'engine.temperature: should be a valid number (given "hot")',
+        'modle: unknown key; did you mean "model"?',
+        'rewards.0.loudnes: unknown key; did you mean "loudness"?',
+        "logging.samples: should be 'all' or 'none' or should be a valid integer (given \"some\")",
+        'prompts.max_prompt_token: unknown key; did you mean "max_prompt_tokens"?',
+        "model.lora.rank: unknown key",
+    ):
+        assert line in text, line
+    assert "(known: r, alpha, dropout, target_modules)" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.seed=1.5"], "train.seed: should be a valid integer"),
+        (["train.seed='1'"], "train.seed: should be a valid integer"),
+        (["optimizer.lr=.nan"], "optimizer.lr: should be a finite number"),
+        (["optimizer.betas=[0.9]"], "optimizer.betas.1: is required"),
+        (["optimizer.betas=[0.9, 1.0]"], "optimizer.betas.1: should be less than 1 (given 1.0)"),
+        (["reward_scaling.clip=[1, 0]"], "clip needs low < high, got [1.0, 0.0]"),
+        (["train.prompts_per_episode=8", "train.train_batch_size=9"], "an episode has only 8 samples"),
+        (["model.device=gpu"], "model.device: String should match pattern"),
+        (["model=null"], "model: is required"),
+        (["model.path=null"], "model.path: should be a valid string"),
+        (["prompts=null"], "prompts.name: is required: the name of a plugin"),
+        (["prompts.name=3"], "prompts.name: is no name: 3"),
+        (["algorithm=[1]"], "algorithm: should be a plugin's name, or a mapping"),
+        (["algorithm.name=fake-lern"], 'no algorithm "fake-lern" is installed; did you mean "fake-learn"?'),
+        (["rewards=[]"], "rewards: is empty, but fake-learn learns from rewards"),
+        (["rewards=exact-match"], "rewards: should be a list of rewards"),
+        (["rewards=[fake-shout, fake-shout]"], 'rewards.1: a second reward "fake-shout": give it a `label`'),
+        (["rewards.0.retries=-1"], "rewards.0.retries: should be greater than or equal to 0"),
+        (["eval.score=fake-shut"], 'eval.score: no reward "fake-shut" in this run; did you mean "fake-shout"?'),
+        (["eval.prompts={name: fake-lines, too_lon: skip}"], "eval.prompts.too_lon: unknown key"),
+        (["engine.max_new_tokens=0"], "engine.max_new_tokens: should be greater than or equal to 1 (given 0)"),
+    ],
+)
+def test_each_problem_says_where_and_what(fake_run, overrides, message):
+    assert message in problems_of(fake_run, *overrides)
+
+
+def test_an_offline_algorithm_needs_no_rewards(fake_run):
+    fake_run.pop("rewards")
+    resolved = resolve({**fake_run, "algorithm": "fake-offline"})
+    assert resolved.rewards == ()
+    assert resolved.algorithm.component.feeds == "dataset"
+
+
+def test_two_rewards_of_one_name_live_under_labels(fake_run):
+    rewards = ["fake-shout", {"name": "fake-shout", "label": "second"}, "fake-whisper"]
+    resolved = resolve({**fake_run, "rewards": rewards})
+    assert [reward.name for reward in resolved.rewards] == ["fake-shout", "second", "fake-whisper"]
+    assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
+
+
+def test_a_file_reward_is_named_by_its_function(fake_run, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def tidy(rollouts, *, depth: int = 2):\n    return [0.0] * len(rollouts)\n")
+    monkeypatch.chdir(tmp_path)
+    resolved = resolve({**fake_run, "rewards": ["./mine.py:tidy:2"]})
+    (reward,) = resolved.rewards
+    assert (reward.name, reward.weight, reward.config.depth) == ("tidy", 2.0, 2)
+    monkeypatch.chdir("/")
+    assert resolve(resolved.to_mapping()).rewards[0].name == "tidy", "the resolved path is absolute"
+
+
+@pytest.mark.parametrize(
+    ("group", "source", "message"),
+    [
+        ("rewards", "def thing(rollouts, *, timeout_seconds: int = 1): ...", "its options timeout_seconds have names"),
+        (
+            "engines",
+            "class C(BaseModel):\n    stop: int = 1\nthing = Component('A.', C, 'a:b')",
+            "its options stop have",
+        ),
+    ],
+)
+def test_options_that_collide_with_cores_are_refused(install, fake_run, group, source, message):
+    head = "from pydantic import BaseModel\nfrom rlhf_core.components import Component\n"
+    install("acme", {f"rlhf.{group}": {"acme-thing": "acme_collide:thing"}}, {"acme_collide": head + source})
+    override = "rewards=[acme-thing]" if group == "rewards" else "engine=acme-thing"
+    assert message in problems_of(fake_run, override)
+
+
+def test_an_engine_that_does_not_subclass_cores_options_has_them_all_the_same(install, fake_run):
+    head = "from pydantic import BaseModel\nfrom rlhf_core.components import Component\n"
+    source = head + "class C(BaseModel):\n    speed: int = 1\nthing = Component('A.', C, 'a:b')"
+    install("acme", {"rlhf.engines": {"acme-engine": "acme_plain:thing"}}, {"acme_plain": source})
+    resolved = resolve({**fake_run, "engine": {"name": "acme-engine", "speed": 3, "top_k": 4, "max_new_tokens": 6}})
+    assert resolved.engine.config.model_dump() == {"speed": 3}
+    assert (resolved.sampling.top_k, resolved.sampling.max_new_tokens) == (4, 6)
+    assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
+    assert option_names("engines", "acme-engine") == [*EngineConfig.model_fields, "speed"]
+
+
+def test_processes_go_with_transport_and_strategy(fake_run):
+    check_processes(resolve(fake_run), 1)
+    with pytest.raises(ConfigError, match=r"transport\.num_trainers=2"):
+        check_processes(resolve({**fake_run, "transport": "fake-far"}), 2)
+    with pytest.raises(ConfigError, match="at least 1"):
+        check_processes(resolve(fake_run), 0)
+
+
+def test_option_names_hold_what_survives_a_switch():
+    assert option_names("engines", "fake-engine-2") == list(EngineConfig.model_fields)
+
+
+def test_the_schema_holds_every_installed_plugin(install):
+    install("acme", {"rlhf.algorithms": {"acme-broken": "acme_absent:thing"}})
+    document, left_out = run_schema()
+    titles = [each.get("title") for each in document["properties"]["algorithm"]["anyOf"]]
+    assert {"fake-learn", "fake-offline"} <= set(titles)
+    assert any("acme_absent" in error.message for error in left_out)
+    rewards = document["properties"]["rewards"]["items"]["anyOf"]
+    reward = next(each for each in rewards if each.get("title") == "fake-shout")
+    assert {"name", "weight", "timeout_seconds", "loudness"} <= set(reward["properties"])
+    assert document["required"] == ["model", "prompts"]
+    text = str(document)
+    references = {part.split("'")[0] for part in text.split("#/$defs/")[1:]}
+    assert references <= set(document["$defs"])
