@@ -1,0 +1,56 @@
+"""`report.html`: one self-contained page about one run, or several beside each other, and its plots as PNG files.
+
+The page asks nothing of any network, runs only its own script (by its hash) and escapes all text of the runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..errors import UserInputError
+from ..jsonl import write_bytes
+from .data import Run, read_run
+from .page import render
+
+logger = logging.getLogger("rlhf.report")
+
+NO_PLOTS = "Plots need matplotlib: pip install 'rlhf-core[report]', then: rlhf report RUN_DIR"
+
+
+def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Path:
+    """Write the page, and a `plot-<name>.png` for each plot beside it. Returns the page's path.
+
+    `output` defaults to `report.html` in the (first) run folder. Missing keys and files leave their part out; without
+    matplotlib the page has a note in place of plots.
+
+    Raises:
+        UserInputError: no folder, or one that holds no run.
+        DataError: a file of a run is broken; names it.
+    """
+    if not run_folders:
+        raise UserInputError("no run folder given", where="report", hint="rlhf report RUN_DIR...")
+    runs = _named([read_run(path) for path in run_folders])
+    page = output or Path(run_folders[0]) / "report.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    plots: dict[str, bytes] = {}
+    note = None
+    if find_spec("matplotlib") is None:
+        note = NO_PLOTS
+        logger.warning(NO_PLOTS)
+    else:
+        from .plots import draw
+
+        plots = draw(runs)
+    for name, png in plots.items():
+        write_bytes(page.parent / f"plot-{name}.png", png)
+    write_bytes(page, render(runs, plots, note=note).encode("utf-8", "replace"))
+    return page
+
+
+def _named(runs: Sequence[Run]) -> list[Run]:
+    """Runs whose folders share a name are told apart by their parents' names."""
+    names = [run.name for run in runs]
+    return [run.renamed(f"{run.path.parent.name}/{run.name}") if names.count(run.name) > 1 else run for run in runs]

@@ -1,0 +1,163 @@
+"""The figures at the top of the page, the comparison of runs and the time bar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from .data import Run
+
+
+def facts(run: Run) -> list[str]:
+    """What the line under the title says."""
+    algorithm, strategy, transport = (
+        _name(run.config.get(section)) for section in ("algorithm", "strategy", "transport")
+    )
+    model = run.config.get("model")
+    path = model.get("path") if isinstance(model, Mapping) else None
+    seed = run.manifest.get("seed")
+    known = [
+        ("", algorithm),
+        ("model ", path),
+        ("strategy ", strategy),
+        ("transport ", transport),
+        ("seed ", seed),
+    ]
+    return [f"{label}{value}" for label, value in known if value is not None]
+
+
+def cards(run: Run) -> str:
+    """The summary cards of one run; those without a value are left out."""
+    made = [
+        _change_card("Held-out score", run.summary.get("eval_before"), run.summary.get("eval_after")),
+        _series_card(run, "Reward", "reward/mean", better=1),
+        _last_card(run, "KL", "kl/mean", "nats, last episode"),
+        _last_card(run, "Response length", "response/length_mean", "tokens, last episode"),
+        _count_card(run),
+        _card("Wall time", duration(run.summary.get("wall_s")), "whole run"),
+        _card("Samples per second", number(run.performance.get("samples_per_second")), "whole fit"),
+        _last_card(run, "Log-prob gap", "rollout/logprob_gap_max", "nats, trainer against engine"),
+    ]
+    shown = "".join(made)
+    return f'<section class="cards">\n{shown}</section>\n' if shown else ""
+
+
+def comparison(runs: Sequence[Run]) -> str:
+    """A table with a row for each run."""
+    columns = ("status", "before", "after", "reward", "KL", "length", "updates", "wall time")
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    rows = []
+    for run in runs:
+        values = (
+            str(run.summary.get("status", "unfinished")),
+            number(run.summary.get("eval_before")),
+            number(run.summary.get("eval_after")),
+            number(run.last("reward/mean")),
+            number(run.last("kl/mean")),
+            number(run.last("response/length_mean")),
+            number(run.last("step")),
+            duration(run.summary.get("wall_s")),
+        )
+        cells = "".join(f"<td>{escape(value or '–')}</td>" for value in values)
+        rows.append(f"<tr><td>{escape(run.name)}</td>{cells}</tr>\n")
+    return (
+        f'<div class="panel scroll"><table><thead><tr><th>run</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
+    )
+
+
+def bars(run: Run, *, named: bool) -> str:
+    """Where the time went, from `performance.json`; nothing without it."""
+    shares = run.performance.get("time_share")
+    if not isinstance(shares, Mapping) or not shares:
+        return ""
+    pieces, legend = [], []
+    for index, (phase, share) in enumerate(shares.items()):
+        color = f"c{min(index, 4)}"
+        percent = max(0.0, min(100.0, 100 * float(share)))
+        pieces.append(f'<span class="w {color}" style="width:{percent:.2f}%"></span>')
+        legend.append(f'<span><i class="{color}"></i>{escape(str(phase))} {percent:.0f}%</span>')
+    lines = [f"{escape(label)} {escape(text)}" for label, text in _speeds(run.performance)]
+    title = f"Where the time went: {run.name}" if named else "Where the time went"
+    return (
+        f'<h2>{escape(title)}</h2>\n<div class="panel"><div class="bar">{"".join(pieces)}</div>'
+        f'<div class="legend">{"".join(legend)}</div><p class="hint">{" · ".join(lines)}</p></div>\n'
+    )
+
+
+def number(value: Any) -> str | None:
+    """Three significant digits, thousands apart; None for what is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def duration(seconds: Any) -> str | None:
+    """`1 h 02 min`, `2 min 05 s` or `4.2 s`."""
+    if not isinstance(seconds, int | float):
+        return None
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def status_class(status: str) -> str:
+    """The colour of a status."""
+    return {"done": "done", "failed": "failed", "rolled-back-and-failed": "failed"}.get(status, "open")
+
+
+def _speeds(performance: Mapping[str, Any]) -> list[tuple[str, str]]:
+    units = (("tokens_per_second", "tokens/s"), ("tflop_per_second", "TFLOP/s"), ("mfu", "MFU"))
+    found = []
+    for key, unit in units:
+        values = performance.get(key)
+        if isinstance(values, Mapping):
+            found += [(str(phase), f"{number(value)} {unit}") for phase, value in values.items() if number(value)]
+    return found
+
+
+def _card(name: str, value: str | None, note: str = "") -> str:
+    if value is None:
+        return ""
+    return (
+        f'<div class="card"><div class="name">{escape(name)}</div>'
+        f'<div class="value">{escape(value)}</div><div class="note">{escape(note)}</div></div>\n'
+    )
+
+
+def _change_card(name: str, before: Any, after: Any, better: int = 1) -> str:
+    old, new = number(before), number(after)
+    if new is None:
+        return _card(name, old, "before training")
+    if old is None:
+        return _card(name, new, "after training")
+    change = float(after) - float(before)
+    tone = "up" if change * better > 0 else "down" if change * better < 0 else ""
+    return (
+        f'<div class="card"><div class="name">{escape(name)}</div><div class="value"><small>{escape(old)} →</small> '
+        f'{escape(new)}</div><div class="note {tone}">{change:+.3g}</div></div>\n'
+    )
+
+
+def _series_card(run: Run, name: str, key: str, *, better: int) -> str:
+    _, values = run.series(key)
+    return _change_card(name, values[0], values[-1], better) if values else ""
+
+
+def _last_card(run: Run, name: str, key: str, note: str) -> str:
+    return _card(name, number(run.last(key)), note)
+
+
+def _count_card(run: Run) -> str:
+    _, episodes = run.series("episode")
+    count = len(set(episodes))
+    note = f"in {count:,} episode{'s' if count > 1 else ''}" if count else ""
+    return _card("Updates", number(len(run.lines)), note)
+
+
+def _name(section: Any) -> Any:
+    return section.get("name") if isinstance(section, Mapping) else None

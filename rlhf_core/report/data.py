@@ -1,0 +1,70 @@
+"""What a report reads from a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..jsonl import read_lines
+from ..manifest import redact_mapping
+from ..runfolder import RunFolder
+from .samples import SampleChoice, choose_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run, as far as its files tell."""
+
+    path: Path
+    name: str
+    lines: Sequence[Mapping[str, Any]]
+    """`metrics.jsonl`, in order of `step`."""
+    samples: SampleChoice
+    config: Mapping[str, Any]
+    """Secrets taken out."""
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    performance: Mapping[str, Any]
+
+    def renamed(self, name: str) -> Run:
+        """The same run under a name that is its own."""
+        return replace(self, name=name)
+
+    def keys(self) -> list[str]:
+        """Metric names, in order of first appearance."""
+        return list(dict.fromkeys(key for line in self.lines for key in line))
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of a metric, where it has one."""
+        points = [(int(line["step"]), line[key]) for line in self.lines if _is_number(line.get(key))]
+        return [step for step, _ in points], [float(value) for _, value in points]
+
+    def last(self, key: str) -> float | None:
+        """The newest value of a metric."""
+        _, values = self.series(key)
+        return values[-1] if values else None
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder. Raises UserInputError where it holds none, DataError where a file is broken."""
+    folder = RunFolder.read(Path(path))
+    return Run(
+        path=folder.path,
+        name=folder.path.resolve().name,
+        lines=[line for line in read_lines(folder.metrics) if _is_number(line.get("step"))],
+        samples=choose_samples(_known_samples(read_lines(folder.samples))),
+        config=redact_mapping(folder.read_config()),
+        manifest=folder.read_json(folder.manifest),
+        summary=folder.read_json(folder.summary),
+        performance=folder.read_json(folder.performance),
+    )
+
+
+def _known_samples(records: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    return (record for record in records if isinstance(record.get("completion"), str))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

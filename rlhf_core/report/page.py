@@ -1,0 +1,128 @@
+"""The page: HTML around the plots, the samples and what the run was.
+
+All text that comes from a run goes through `escape` or, for the sample browser, through JSON in which `<`, `>` and
+`&` are written as escapes. A content security policy allows this page's own script by its hash and nothing from
+anywhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from .cards import bars, cards, comparison, facts, status_class
+from .data import Run
+from .figures import FIGURES
+
+
+def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None = None) -> str:
+    """The whole document. `plots`: figure name -> PNG; `note`: said in place of missing plots."""
+    style, script = _asset("style.css"), _asset("samples.js")
+    has_samples = any(run.samples.groups for run in runs)
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    parts = [
+        _header(runs, title),
+        comparison(runs) if len(runs) > 1 else cards(runs[0]),
+        _plots(plots, note),
+        _samples(runs) if has_samples else "",
+        "".join(bars(run, named=len(runs) > 1) for run in runs),
+        _settings(runs),
+    ]
+    made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)} · rlhf report</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{"".join(parts)}
+<footer>Made by <code>rlhf report</code>, {made}. This page loads nothing from anywhere.</footer>
+</main>
+{f"<script>{script}</script>" if has_samples else ""}
+</body>
+</html>
+"""
+
+
+def _policy(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    )
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _header(runs: Sequence[Run], title: str) -> str:
+    badge = ""
+    if len(runs) == 1:
+        status = str(runs[0].summary.get("status", "unfinished"))
+        badge = f'<span class="badge {status_class(status)}">{escape(status)}</span>'
+        subtitle = " · ".join(facts(runs[0]))
+    else:
+        subtitle = ", ".join(run.name for run in runs)
+    return f'<header><h1>{escape(title)}</h1>{badge}<p class="facts">{escape(subtitle)}</p></header>\n'
+
+
+def _plots(plots: Mapping[str, bytes], note: str | None) -> str:
+    if note is not None:
+        return f'<h2>Plots</h2>\n<p class="panel hint">{escape(note)}</p>\n'
+    shown = []
+    for figure in FIGURES:
+        if figure.name in plots:
+            data = base64.b64encode(plots[figure.name]).decode()
+            shown.append(
+                f'<figure id="{figure.name}"><h3>{escape(figure.title)}</h3>'
+                f"<figcaption>{escape(figure.caption)}</figcaption>"
+                f'<img alt="Plot: {escape(figure.title)}" src="data:image/png;base64,{data}"></figure>\n'
+            )
+    if not shown:
+        return '<h2>Plots</h2>\n<p class="panel hint">No metrics yet: the run made no update.</p>\n'
+    return f'<h2>Plots</h2>\n<div class="plots">\n{"".join(shown)}</div>\n'
+
+
+def _samples(runs: Sequence[Run]) -> str:
+    data = [{"name": run.name, "groups": run.samples.groups} for run in runs if run.samples.groups]
+    total = sum(run.samples.total for run in runs)
+    return (
+        f'<h2>Samples</h2>\n<div class="panel"><div class="tools" id="sample-tools"></div>'
+        f'<div id="sample-list"><p class="hint">The sample browser needs JavaScript.</p></div>'
+        f'<p class="hint">Chosen from {total:,} samples; <code>samples.jsonl</code> holds them all.</p></div>\n'
+        f'<script type="application/json" id="sample-data">{script_json(data)}</script>\n'
+    )
+
+
+def script_json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in, nor break a line in older browsers."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _settings(runs: Sequence[Run]) -> str:
+    parts = ["<h2>Configuration and manifest</h2>\n"]
+    for run in runs:
+        config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True) if run.config else ""
+        manifest = json.dumps(dict(run.manifest), indent=2, ensure_ascii=False) if run.manifest else ""
+        label = f"{run.name}: " if len(runs) > 1 else ""
+        for file, text in (("config.yaml", config), ("manifest.json", manifest)):
+            if text:
+                summary = f"<summary>{escape(label + file)}</summary>"
+                parts.append(f'<details class="panel">{summary}<pre>{escape(text)}</pre></details>\n')
+    return "".join(parts) if len(parts) > 1 else ""

@@ -1,0 +1,170 @@
+"""The plots as PNG: transparent, in colours that read well on a light and on a dark page."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .data import Run
+from .figures import FIGURES, Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#e11d48", "#0ea5b7", "#ca8a04", "#64748b")
+_INK = "#7b8494"
+_GRID = "#8b94a433"
+_SIZE_INCHES = (6.2, 3.0)
+_DPI = 144
+_SMOOTH_ABOVE = 60
+"""Curves of more points than this are shown faint, with their moving average on top."""
+_MAX_SERIES = 8
+
+STYLE: Any = {  # matplotlib's own type is a literal of every key it knows
+    "font.family": ["sans-serif"],
+    "font.size": 9,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.formatter.limits": (-3, 5),
+    "axes.formatter.useoffset": False,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "ytick.left": False,
+    "text.color": _INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+Series = tuple[str, str, list[int], list[float]]
+"""Label, colour, steps, values."""
+
+
+def draw(runs: Sequence[Run]) -> dict[str, bytes]:
+    """Figure name -> PNG, of those whose metrics at least one run has."""
+    drawn = {}
+    for figure in FIGURES:
+        series = collect(figure, runs)
+        if series:
+            drawn[figure.name] = _png(figure, series, stacked=figure.stacked and len(runs) == 1)
+    return drawn
+
+
+def collect(figure: Figure, runs: Sequence[Run]) -> list[Series]:
+    """One run: a curve per metric. Several: the figure's first metric, a curve per run."""
+    found: list[Series] = []
+    for run in runs:
+        curves = [(key, *run.series(key)) for key in figure.select(run.keys())]
+        curves = [curve for curve in curves if curve[1]][: _MAX_SERIES if len(runs) == 1 else 1]
+        for key, steps, values in curves:
+            short = _short(key, figure)
+            label = short if len(runs) == 1 else f"{run.name}: {short}"
+            color = COLORS[len(found) % len(COLORS)]
+            found.append((label, color, steps, [value * figure.scale for value in values]))
+    return found
+
+
+def smooth(values: Sequence[float], span: float) -> list[float]:
+    """Exponential moving average over about `span` points, without the start's pull towards the first value."""
+    keep = 1.0 - 2.0 / (span + 1.0)
+    total = weight = 0.0
+    averaged = []
+    for value in values:
+        total, weight = keep * total + value, keep * weight + 1.0
+        averaged.append(total / weight)
+    return averaged
+
+
+def _short(key: str, figure: Figure) -> str:
+    """The key without the prefix that all keys of its figure share."""
+    prefixes = {pattern.partition("/")[0] for pattern in figure.keys}
+    head, slash, tail = key.partition("/")
+    short = tail if slash and len(prefixes) == 1 and head in prefixes else key
+    return short.removesuffix("_s") if figure.unit == "s" else short
+
+
+def _png(figure: Figure, series: Sequence[Series], *, stacked: bool) -> bytes:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    with rc_context(STYLE):
+        canvas = Canvas(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(canvas)
+        axes = canvas.add_subplot()
+        if stacked and _same_steps(series):
+            _draw_stacked(axes, series)
+        else:
+            _draw_lines(axes, series, log_scale=figure.log_scale)
+        _label(axes, figure, series)
+        buffer = io.BytesIO()
+        canvas.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> None:
+    for label, color, steps, values in series:
+        marker = "o" if len(steps) <= 12 else ""
+        if len(steps) > _SMOOTH_ABOVE:
+            axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.9)
+            values = smooth(values, len(values) / 20)
+        axes.plot(steps, values, color=color, label=label, linewidth=1.8, marker=marker, markersize=4)
+    if log_scale and all(value > 0 for *_, values in series for value in values):
+        axes.set_yscale("log")
+
+
+def _draw_stacked(axes: Axes, series: Sequence[Series]) -> None:
+    steps = series[0][2]
+    if len(steps) == 1:
+        bottom = 0.0
+        for label, color, _, values in series:
+            axes.bar(steps, values, bottom=bottom, color=color, label=label, width=0.4)
+            bottom += values[0]
+        return
+    colors = [color for _, color, _, _ in series]
+    axes.stackplot(
+        steps, *[values for *_, values in series], colors=colors, labels=[label for label, *_ in series], alpha=0.85
+    )
+    axes.set_ylim(bottom=0)
+
+
+def _label(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("step", loc="right")
+    if figure.unit:
+        axes.set_ylabel(figure.unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    if len({step for _, _, steps, _ in series for step in steps}) == 1:
+        axes.set_xlim(series[0][2][0] - 1.5, series[0][2][0] + 1.5)
+    if axes.get_yscale() == "linear":
+        _limit(axes, figure, [value for *_, values in series for value in values])
+    if len(series) > 1:
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=min(4, len(series)), borderaxespad=0.2, handlelength=1.2
+        )
+
+
+def _limit(axes: Axes, figure: Figure, values: Sequence[float]) -> None:
+    low, high = axes.get_ylim()
+    if figure.from_zero and min(values) >= 0:
+        low, high = 0.0, max(high, 1.08 * max(values))
+    if (figure.from_zero and max(values) == 0) or math.isclose(low, high, abs_tol=1e-12):
+        high = low + 1.0
+    axes.set_ylim(low, high)
+
+
+def _same_steps(series: Sequence[Series]) -> bool:
+    return all(steps == series[0][2] for _, _, steps, _ in series)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_core.report.cards import duration, number
+from rlhf_core.report.figures import FIGURES
+from rlhf_core.report.plots import smooth
+from rlhf_core.report.samples import choose_samples
+
+scored = st.lists(st.fixed_dictionaries({"score": st.floats(-9, 9), "policy_version": st.integers(0, 4)}), max_size=60)
+
+
+@given(samples=scored)
+def test_chosen_samples_are_what_they_are_called(samples):
+    numbered = [{**sample, "sample_id": index} for index, sample in enumerate(samples)]
+    choice = choose_samples(iter(numbered), per_group=5)
+    scores = sorted((sample["score"] for sample in samples), reverse=True)
+    assert choice.total == len(samples)
+    assert [sample["score"] for sample in choice.groups.get("best", [])] == scores[:5]
+    assert [sample["score"] for sample in choice.groups.get("worst", [])] == scores[::-1][:5]
+    assert len(choice.groups.get("random", [])) == min(5, len(samples))
+    versions = {sample["policy_version"] for sample in samples}
+    for name, version in (("first", min), ("last", max)):
+        if len(versions) > 1:
+            assert {sample["policy_version"] for sample in choice.groups[name]} == {version(versions)}
+        else:
+            assert name not in choice.groups
+    assert choose_samples(iter(numbered), per_group=5) == choice
+
+
+def test_samples_without_a_score_count_by_their_rewards_or_not_at_all():
+    samples = [{"rewards": {"a": 1.0, "b": 2.0}}, {"score": None}, {"score": 2.0}]
+    groups = choose_samples(samples).groups
+    assert groups["best"] == [samples[0], samples[2]]
+    assert len(groups["random"]) == 3
+
+
+def test_smoothing_keeps_a_constant_and_is_a_mean():
+    assert smooth([2.0, 2.0, 2.0], 5) == [2.0, 2.0, 2.0]
+    assert smooth([0.0, 1.0], 3) == [0.0, pytest.approx(1 / 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.4551, "0.455"), (12, "12"), (1234.5, "1,234"), (1.87e-6, "1.87e-06"), (None, None), (True, None), ("x", None)],
+)
+def test_numbers_for_people(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.2, "4.2 s"), (131.2, "2 min 11 s"), (3725, "1 h 02 min"), (None, None)]
+)
+def test_durations_for_people(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_figures_have_names_of_their_own():
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES)
