@@ -52,6 +52,7 @@ class AlgorithmContext:
     sampling: SamplingParams
     """How the rollouts are sampled: log-probs are compared on this distribution."""
     samples_per_prompt: int
+    tokenizer: PreTrainedTokenizerBase
     max_sequence_tokens: int | None = None
     """Longest prompt + response, where known."""
 

@@ -1,0 +1,197 @@
+"""PPO: advantages over an episode, and the loss of a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, RolloutAlgorithm
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.functional.advantages import explained_variance, gae, token_rewards
+from rlhf_core.functional.forward import policy_forward, value_forward
+from rlhf_core.functional.kl import AdaptiveKLController, FixedKLController, KLController, kl_estimate
+from rlhf_core.functional.losses import PolicyLoss, ppo_policy_loss, value_loss
+from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum, masked_whiten
+from rlhf_core.types import BufferItem, Experience, Role
+
+from .config import PPOConfig
+from .critic import Critic
+from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
+
+
+def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
+    pretraining = None
+    if config.ptx_path is not None and config.ptx_coef > 0:
+        pretraining = PretrainingFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens)
+    return PPO(
+        config,
+        temperature=context.sampling.temperature,
+        max_new_tokens=context.sampling.max_new_tokens,
+        pretraining=pretraining,
+    )
+
+
+class PPO(RolloutAlgorithm):
+    """Clipped policy and value losses on advantages from GAE."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        *,
+        temperature: float = 1.0,
+        max_new_tokens: int | None = None,
+        pretraining: PretrainingData | None = None,
+    ) -> None:
+        self._config = config
+        self._temperature = temperature
+        self._norm_length = config.norm_length or max_new_tokens
+        self._pretraining = pretraining
+        self._controller = _controller(config)
+        self._last_kl: tuple[float, int] | None = None
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        needs_reference = self._config.kl_coef > 0
+        return frozenset({"policy", "critic", "reference"} if needs_reference else {"policy", "critic"})
+
+    @property
+    def terms(self) -> Mapping[str, LossTerm]:
+        config = self._config
+        share = 1.0 - config.ptx_coef
+        terms = {"policy": LossTerm("policy", share), "value": LossTerm("critic", config.vf_coef)}
+        if config.entropy_coef > 0:
+            terms["entropy"] = LossTerm("policy", -config.entropy_coef * share)
+        if config.kl_in == "loss" and config.kl_coef > 0:
+            terms["kl"] = LossTerm("policy", config.kl_coef * share)
+        if config.ptx_coef > 0:
+            terms["ptx"] = LossTerm("policy", config.ptx_coef)
+        return terms
+
+    def build_critic(self, policy: nn.Module) -> nn.Module:
+        return Critic.from_pretrained(policy)
+
+    def advantages(self, episode: Experience) -> EpisodeOutput:
+        """Rewards per token (score on the last action, KL on each), GAE, whitening over the episode."""
+        assert episode.scores is not None and episode.values is not None
+        config, mask = self._config, episode.action_mask
+        kl = self._kl(episode)
+        in_reward = kl if config.kl_in == "reward" else None
+        coefficient = self._controller.value if episode.kl_coef is None else episode.kl_coef
+        rewards = token_rewards(episode.scores, in_reward, coefficient, mask)
+        result = gae(rewards, episode.values, mask, config.gamma, config.lam)
+        advantages = masked_whiten(result.advantages, mask) if config.whiten_advantages else result.advantages
+        metrics = self._episode_metrics(episode, kl, result.returns)
+        return EpisodeOutput(replace(episode, advantages=advantages, returns=result.returns), metrics)
+
+    def _kl(self, episode: Experience) -> Tensor | None:
+        """[B, A] KL estimate of the policy that sampled to the reference."""
+        if episode.reference_log_probs is None:
+            return None
+        return kl_estimate(episode.action_log_probs, episode.reference_log_probs, self._config.kl_estimator)
+
+    def _episode_metrics(self, episode: Experience, kl: Tensor | None, returns: Tensor) -> dict[str, float]:
+        assert episode.values is not None
+        mask = episode.action_mask
+        metrics = {
+            "value/mean": float(masked_mean(episode.values, mask)),
+            "returns/mean": float(masked_mean(returns, mask)),
+        }
+        explained = explained_variance(episode.values, returns, mask)
+        if explained is not None:
+            metrics["value/explained_variance"] = explained
+        if kl is not None:
+            per_sample = float(masked_sum(kl, mask)) / len(episode)
+            self._last_kl = (per_sample, len(episode))
+            metrics["kl/mean"] = float(masked_mean(kl, mask))
+            metrics["kl/per_sample"] = per_sample
+            metrics["kl/coef"] = self._controller.value
+        return metrics
+
+    def collate(self, items: Sequence[BufferItem]) -> Experience:
+        batch = super().collate(items)
+        return batch if self._pretraining is None else self._pretraining.attach(batch, items)
+
+    def counts(self, batch: Experience) -> Mapping[str, float]:
+        count = aggregate_count(batch.action_mask, self._config.aggregation)
+        counts = dict.fromkeys(self.terms, count)
+        counts["value"] = aggregate_count(batch.action_mask, "token-mean")
+        if "ptx" in counts:
+            counts["ptx"] = pretraining_count(batch)
+        return counts
+
+    def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
+        assert batch.advantages is not None
+        config, mask = self._config, batch.action_mask
+        output = policy_forward(models["policy"], batch, self._temperature, with_entropy=True)
+        assert output.entropy is not None
+        policy = ppo_policy_loss(
+            output.log_probs,
+            batch.action_log_probs,
+            batch.advantages,
+            mask,
+            clip_eps_low=config.clip_eps,
+            clip_eps_high=config.clip_eps if config.clip_eps_high is None else config.clip_eps_high,
+            dual_clip=config.dual_clip,
+        )
+        sums = {"policy": self._sum(policy.losses, mask)}
+        if "entropy" in self.terms:
+            sums["entropy"] = self._sum(output.entropy, mask)
+        if "kl" in self.terms:
+            assert batch.reference_log_probs is not None
+            kl = kl_estimate(output.log_probs, batch.reference_log_probs, config.kl_estimator)
+            sums["kl"] = self._sum(kl, mask)
+        if "ptx" in self.terms:
+            sums["ptx"] = pretraining_loss(models["policy"], batch)
+        metrics = self._policy_metrics(policy, output.log_probs, output.entropy, batch)
+        sums["value"], value_metrics = self._value_sum(models["critic"], batch)
+        return LossOutput(sums, {**metrics, **value_metrics}, output.log_probs.detach())
+
+    def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
+        return aggregate_sum(values, mask, self._config.aggregation, self._norm_length)
+
+    def _value_sum(self, critic: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Metric]]:
+        assert batch.values is not None and batch.returns is not None
+        mask = batch.action_mask
+        result = value_loss(
+            value_forward(critic, batch), batch.values, batch.returns, mask, clip_eps=self._config.value_clip
+        )
+        clipped = Mean(result.clipped.sum(), mask.sum())
+        return aggregate_sum(result.losses, mask, "token-mean"), {"value/clip_fraction": clipped}
+
+    def _policy_metrics(
+        self, policy: PolicyLoss, log_probs: Tensor, entropy: Tensor, batch: Experience
+    ) -> dict[str, Metric]:
+        mask = batch.action_mask
+        tokens = mask.sum()
+        drift = torch.where(mask, batch.action_log_probs - log_probs.detach(), 0.0)
+        metrics: dict[str, Metric] = {
+            "policy/clip_fraction": Mean(policy.clipped.sum(), tokens),
+            "policy/entropy": Mean(masked_sum(entropy.detach(), mask), tokens),
+            "policy/ratio_mean": Mean(masked_sum(policy.ratio, mask), tokens),
+            "policy/approx_kl": Mean(masked_sum(torch.expm1(-drift) + drift, mask), tokens),
+        }
+        if self._config.dual_clip is not None:
+            metrics["policy/dual_clip_fraction"] = Mean(policy.dual_clipped.sum(), tokens)
+        return metrics
+
+    def end_episode(self) -> None:
+        """Adapt the KL coefficient to the KL of the episode just trained on."""
+        if self._last_kl is not None:
+            self._controller.update(*self._last_kl)
+            self._last_kl = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_controller": self._controller.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._controller.load_state_dict(state["kl_controller"])
+
+
+def _controller(config: PPOConfig) -> KLController:
+    if config.kl_controller == "fixed":
+        return FixedKLController(config.kl_coef)
+    return AdaptiveKLController(config.kl_coef, config.kl_target, config.kl_horizon_samples)

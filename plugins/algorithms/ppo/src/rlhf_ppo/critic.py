@@ -1,0 +1,65 @@
+"""The value model: a transformer trunk with a scalar head."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+_HEAD_FILE = "value_head.safetensors"
+
+
+class Critic(nn.Module):
+    """Value of the state after each token: forward gives [B, S] float32.
+
+    The value of the state *before* response token t is read at position P + t - 1, with the same helper that slices
+    log-probs (`rlhf_core.functional.logprobs.response_values`). The head starts at zero, so a new critic says 0
+    everywhere and what it learns owes nothing to chance.
+    """
+
+    def __init__(self, trunk: nn.Module, hidden_size: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.value_head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.value_head.to(next(trunk.parameters()).dtype)
+        self._takes_positions = "position_ids" in inspect.signature(type(trunk).forward).parameters
+
+    @classmethod
+    def from_pretrained(cls, path_or_model: str | Path | nn.Module, *, dtype: torch.dtype = torch.float32) -> Critic:
+        """A critic on a copy of a causal LM's trunk, or on the trunk in a folder.
+
+        The model may carry a LoRA adapter: the copy then has one of its own, and its base stays frozen. A folder that
+        `save_pretrained` of a critic wrote brings its head along.
+        """
+        if isinstance(path_or_model, nn.Module):
+            model = path_or_model.get_base_model() if hasattr(path_or_model, "peft_config") else path_or_model
+            trunk = copy.deepcopy(model.base_model)
+            return cls(trunk, trunk.config.hidden_size)
+        trunk = AutoModel.from_pretrained(path_or_model, dtype=dtype, use_safetensors=True)
+        critic = cls(trunk, trunk.config.hidden_size)
+        head = Path(path_or_model) / _HEAD_FILE
+        if head.exists():
+            critic.value_head.load_state_dict(load_file(head))
+        return critic
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write trunk and head as safetensors; `from_pretrained` reads them."""
+        assert isinstance(self.trunk, PreTrainedModel)
+        self.trunk.save_pretrained(path)
+        head = {name: tensor.detach().cpu().contiguous() for name, tensor in self.value_head.state_dict().items()}
+        save_file(head, Path(path) / _HEAD_FILE)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """input_ids [B, S] int64, attention_mask [B, S] (1 = real token) -> values [B, S] float32."""
+        positions = {"position_ids": position_ids} if self._takes_positions and position_ids is not None else {}
+        output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
+        hidden: Tensor = output.last_hidden_state
+        values: Tensor = self.value_head(hidden.to(self.value_head.weight.dtype))
+        return values.squeeze(-1).float()

@@ -1,0 +1,13 @@
+"""The entry point of `ppo`."""
+
+from __future__ import annotations
+
+from rlhf_core import Component
+
+from .config import PPOConfig
+
+ppo = Component(
+    summary="PPO with a critic, GAE, and a KL penalty to the start policy.",
+    config=PPOConfig,
+    build="rlhf_ppo.algorithm:build",
+)

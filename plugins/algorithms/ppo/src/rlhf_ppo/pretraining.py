@@ -1,0 +1,121 @@
+"""The ptx loss: language modelling on pretraining text beside the policy's loss (InstructGPT, Ouyang 2022)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.errors import DataError
+from rlhf_core.functional.losses import masked_cross_entropy
+from rlhf_core.functional.masking import masked_sum
+from rlhf_core.types import BufferItem, Experience
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainingExperience(Experience):
+    """An experience with pretraining text beside it."""
+
+    ptx_ids: Tensor
+    """[B', T] int64, padded right."""
+    ptx_mask: Tensor
+    """[B', T] bool, True = a token that is predicted (never the first of a row)."""
+    ptx_attention_mask: Tensor
+    """[B', T] bool, True = a real token."""
+
+
+class PretrainingData(Protocol):
+    """Brings pretraining text to a batch."""
+
+    def attach(self, batch: Experience, items: Sequence[BufferItem]) -> PretrainingExperience: ...
+
+
+class PretrainingFile:
+    """Texts of a JSON Lines file; sample n goes with text n modulo their number.
+
+    So what an update learns from the file does not depend on how the update is split over micro-batches or ranks.
+    """
+
+    def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> None:
+        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self._encoded = [
+            torch.tensor((tokenizer(text)["input_ids"] + eos)[:max_tokens], dtype=torch.int64)
+            for text in _read_texts(Path(path))
+        ]
+        if not self._encoded:
+            raise DataError("holds no text", where=path, hint='one {"text": "…"} a line')
+
+    def attach(self, batch: Experience, items: Sequence[BufferItem]) -> PretrainingExperience:
+        rows = [self._encoded[item.sample_id % len(self._encoded)] for item in items]
+        counts = [bool(item.action_mask.any()) for item in items]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths = torch.tensor([len(row) for row in rows])
+        real = torch.arange(ids.shape[1]) < lengths[:, None]
+        return with_pretraining(batch, ids, real, real & torch.tensor(counts)[:, None])
+
+
+class PretrainingLoader:
+    """Batches of a data loader (`input_ids`, `attention_mask`, maybe `labels` with -100 where nothing is learnt)."""
+
+    def __init__(self, loader: Iterable[Mapping[str, Tensor]]) -> None:
+        self._batches = _for_ever(loader)
+
+    def attach(self, batch: Experience, items: Sequence[BufferItem]) -> PretrainingExperience:
+        text = next(self._batches)
+        real = text["attention_mask"].bool()
+        learnt = real & (text["labels"] != -100) if "labels" in text else real
+        return with_pretraining(batch, text["input_ids"], real, learnt)
+
+
+def with_pretraining(batch: Experience, ids: Tensor, real: Tensor, learnt: Tensor) -> PretrainingExperience:
+    """`learnt` marks the tokens to predict; the first token of a row has nothing to be predicted from."""
+    learnt = learnt.clone()
+    learnt[:, 0] = False
+    values = {f.name: getattr(batch, f.name) for f in fields(Experience)}
+    return PretrainingExperience(**values, ptx_ids=ids, ptx_mask=learnt, ptx_attention_mask=real)
+
+
+def pretraining_count(batch: Experience) -> float:
+    """Predicted tokens of the batch: its share of the divisor."""
+    assert isinstance(batch, PretrainingExperience)
+    return float(batch.ptx_mask.sum())
+
+
+def pretraining_loss(policy: nn.Module, batch: Experience) -> Tensor:
+    """Sum of -log p over the predicted pretraining tokens, in nats (scalar)."""
+    assert isinstance(batch, PretrainingExperience)
+    output = policy(input_ids=batch.ptx_ids, attention_mask=batch.ptx_attention_mask.long(), use_cache=False)
+    mask = batch.ptx_mask[:, 1:]
+    return masked_sum(masked_cross_entropy(output.logits[:, :-1], batch.ptx_ids[:, 1:], mask), mask)
+
+
+def _read_texts(path: Path) -> Iterator[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read: {error}", where=str(path), hint="check algorithm.ptx_path") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            text = record["text"]
+        except (ValueError, KeyError, TypeError):
+            raise DataError('is not {"text": "…"}', where=f"{path}:{number}") from None
+        if not isinstance(text, str) or not text:
+            raise DataError('"text" must be text, and not empty', where=f"{path}:{number}")
+        yield text
+
+
+def _for_ever(loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Mapping[str, Tensor]]:
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise DataError("gives no batch", where="pretraining loader")

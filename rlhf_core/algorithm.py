@@ -1,0 +1,176 @@
+"""What the update is: the abstract `Algorithm`, and its two kinds.
+
+An algorithm holds the mathematics of its loss and nothing of loops, devices, processes or files. The trainer
+divides every summed loss term by its count over the whole update (all micro-batches of all ranks), so the
+gradient does not depend on how the update was split.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from .types import BufferItem, Experience, Role, RolloutGroup
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A metric that is averaged with its weight over micro-batches and ranks."""
+
+    total: Tensor | float
+    count: Tensor | float
+
+
+@dataclass(frozen=True, slots=True)
+class Max:
+    """A metric of which the largest over micro-batches and ranks counts."""
+
+    value: Tensor | float
+
+
+Metric = Mean | Max
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """What one micro-batch adds to an update."""
+
+    sums: Mapping[str, Tensor]
+    """Loss term -> its sum over this micro-batch (scalar, with gradient), not yet divided by its count."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """`loss/<term>` is added by the trainer."""
+    log_probs: Tensor | None = None
+    """[B, A] float32, detached: this forward's log-probs, from which the trainer takes the gap to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerm:
+    """A named part of the objective: which model learns from it, and with what weight."""
+
+    role: Role
+    coefficient: float = 1.0
+
+
+class Item(Protocol):
+    """What an algorithm trains on, one sample: any object that knows its length."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class Batch(Protocol):
+    """Collated items."""
+
+    def __len__(self) -> int: ...
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+BatchT = TypeVar("BatchT", bound=Batch)
+
+
+class Algorithm(ABC, Generic[ItemT, BatchT]):
+    """Which models are trained, and by what loss."""
+
+    @property
+    @abstractmethod
+    def roles(self) -> frozenset[Role]:
+        """The models this algorithm needs under its options; none other is built."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> Mapping[str, LossTerm]:
+        """The loss terms that `loss` returns sums of; constant for a run."""
+
+    @abstractmethod
+    def collate(self, items: Sequence[ItemT]) -> BatchT:
+        """Items to a batch, padded to the longest in it, on the CPU."""
+
+    @abstractmethod
+    def to_device(self, batch: BatchT, device: torch.device) -> BatchT: ...
+
+    @abstractmethod
+    def masked(self, item: ItemT) -> ItemT:
+        """The same item counting for nothing: what a rank with less work runs to keep in step."""
+
+    def build_critic(self, policy: nn.Module) -> nn.Module:
+        """The value model for a policy as it was loaded; asked for only when `critic` is among the roles."""
+        raise TypeError(f"{type(self).__name__} names the role critic but builds none")
+
+    @abstractmethod
+    def counts(self, batch: BatchT) -> Mapping[str, float]:
+        """Per loss term, what this batch adds to the divisor (tokens, sequences). No model is run."""
+
+    @abstractmethod
+    def loss(self, models: Mapping[str, nn.Module], batch: BatchT) -> LossOutput:
+        """Forward one micro-batch. `models` has a module for each trained role."""
+
+    def end_episode(self) -> None:
+        """An episode has been trained on: adapt what adapts (a KL controller)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a resume besides weights (a KL controller, say): JSON values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOutput:
+    """An episode made ready for updates."""
+
+    experience: Experience
+    metrics: Mapping[str, float]
+    """Values that stand on every line of the episode (`kl/mean`, …)."""
+
+
+class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
+    """An algorithm that learns from sampled answers."""
+
+    @abstractmethod
+    def advantages(self, episode: Experience) -> EpisodeOutput:
+        """From `scores`, log-probs and values to `advantages` (and `returns`), over the whole episode.
+
+        Arithmetic only, the same on every rank: each sees all samples of the episode in `sample_id` order.
+        """
+
+    def keep(self, group: RolloutGroup) -> bool:
+        """Whether a group is trained on; a refused one is replaced by a later prompt (dynamic sampling)."""
+        return True
+
+    def collate(self, items: Sequence[BufferItem]) -> Experience:
+        from .batching import collate
+
+        return collate(items)
+
+    def to_device(self, batch: Experience, device: torch.device) -> Experience:
+        from .batching import to_device
+
+        return to_device(batch, device)
+
+    def masked(self, item: BufferItem) -> BufferItem:
+        from .batching import masked
+
+        return masked(item)
+
+
+class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
+    """An algorithm that learns from a dataset: supervised fine-tuning, reward models, DPO."""
+
+    @abstractmethod
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ItemT | None:
+        """One line of the prompt source to an item; None when it is too long. Wrong lines raise `DataError`."""
+
+    def prepare_items(
+        self, items: Sequence[ItemT], models: Mapping[str, nn.Module], device: torch.device
+    ) -> Sequence[ItemT]:
+        """Add what needs a frozen model once (DPO's reference log-probs); called before the first episode."""
+        return items

@@ -1,0 +1,86 @@
+"""The in-process replay buffer, and the reference for every other one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from .errors import DeadlineError, RlhfError
+
+T = TypeVar("T")
+
+
+class BatchBuffer(Generic[T]):
+    """Forms whole batches of `batch_size` entries in arrival order; safe between threads.
+
+    Nothing is ever dropped: with `limit` > 0, a producer blocks while `limit` whole batches wait (back-pressure).
+    Entries that do not fill a batch yet wait for the next ones.
+    """
+
+    def __init__(self, batch_size: int, limit: int = 0) -> None:
+        if batch_size < 1 or limit < 0:
+            raise ValueError(f"batch_size must be >= 1 and limit >= 0, got {batch_size} and {limit}")
+        self._batch_size = batch_size
+        self._limit = limit
+        self._entries: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._closed: str | None = None
+
+    def __len__(self) -> int:
+        """Whole batches waiting."""
+        return len(self._entries) // self._batch_size
+
+    @property
+    def num_entries(self) -> int:
+        return len(self._entries)
+
+    def put(self, entries: Iterable[T], *, timeout_seconds: float) -> None:
+        """Append all entries. Raises `DeadlineError` when the buffer stays full; none of the rest is then taken."""
+        deadline = time.monotonic() + timeout_seconds
+        for entry in entries:
+            with self._changed:
+                while self._limit and len(self) >= self._limit and self._closed is None:
+                    self._wait(deadline, f"room in the replay buffer ({len(self)} of {self._limit} batches wait)")
+                if self._closed is not None:
+                    raise RlhfError(f"the replay buffer is closed: {self._closed}", where="replay buffer")
+                self._entries.append(entry)
+                self._changed.notify_all()
+
+    def get(self, *, timeout_seconds: float) -> list[T]:
+        """Remove and return one whole batch. Raises `DeadlineError`, or `RlhfError` once closed and short of one."""
+        deadline = time.monotonic() + timeout_seconds
+        with self._changed:
+            while len(self) == 0:
+                if self._closed is not None:
+                    raise RlhfError(
+                        f"only {len(self._entries)} of {self._batch_size} entries of a batch came: {self._closed}",
+                        where="replay buffer",
+                    )
+                self._wait(deadline, f"a batch ({len(self._entries)} of {self._batch_size} entries are there)")
+            batch = [self._entries.popleft() for _ in range(self._batch_size)]
+            self._changed.notify_all()
+            return batch
+
+    def close(self, reason: str) -> None:
+        """No more entries will come; waiting calls end with `reason` unless a whole batch is there."""
+        with self._changed:
+            self._closed = reason
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        with self._changed:
+            self._entries.clear()
+            self._changed.notify_all()
+
+    def snapshot(self) -> list[T]:
+        """The waiting entries, in order (for a checkpoint)."""
+        with self._changed:
+            return list(self._entries)
+
+    def _wait(self, deadline: float, what: str) -> None:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not self._changed.wait(remaining):
+            raise DeadlineError(f"waited for {what}", where="replay buffer")

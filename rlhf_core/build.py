@@ -1,0 +1,170 @@
+"""From a resolved run to its parts: strategy, algorithm, models, engine, rewards, prompts.
+
+Every transport builds with these functions, whichever process a part ends up in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from .algorithm import Algorithm
+from .components import AlgorithmContext, EngineContext, PromptsContext, RewardContext, StrategyContext
+from .config import OptimizerConfig, TrainConfig
+from .config_resolve import Configured, ResolvedRun
+from .models import adapter_off, is_lora, load_policy
+from .plugins import resolve_build
+from .prompts import PromptStream
+from .protocols import RolloutEngine
+from .rewards import RewardScorer, reward_spec
+from .schedule import make_scheduler
+from .strategy import Strategy, Trained
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+
+def build_strategy(resolved: ResolvedRun) -> Strategy:
+    build = resolve_build(resolved.strategy)
+    return cast(Strategy, build(resolved.strategy.config, StrategyContext(device=resolved.run.model.device)))
+
+
+def build_algorithm(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Algorithm[Any, Any]:
+    context = AlgorithmContext(
+        sampling=resolved.sampling,
+        samples_per_prompt=resolved.run.train.samples_per_prompt,
+        tokenizer=tokenizer,
+    )
+    return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
+
+
+def build_engine(
+    resolved: ResolvedRun, model: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> RolloutEngine:
+    context = EngineContext(
+        model=model,
+        tokenizer=tokenizer,
+        device=device,
+        seed=resolved.run.train.seed,
+        model_path=resolved.run.model.path,
+    )
+    return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
+
+
+def build_scorer(resolved: ResolvedRun, *, cache_folder: Path | None = None) -> RewardScorer:
+    """All rewards of the run behind the one policy."""
+    context = RewardContext(device=resolved.run.model.device, seed=resolved.run.train.seed)
+    specs = [
+        reward_spec(r.selected, r.config, context, r.policy, name=r.name, weight=r.weight) for r in resolved.rewards
+    ]
+    return RewardScorer(specs, cache_folder=cache_folder)
+
+
+def build_prompts(
+    resolved: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    held_out: int,
+    source: Configured | None = None,
+) -> PromptStream:
+    """The endless stream of prompts of the run's source (or of another), with `held_out` records kept apart."""
+    selected = source or resolved.prompts
+    context = PromptsContext(seed=resolved.run.train.seed, base_folder=Path.cwd())
+    return PromptStream(
+        resolve_build(selected)(selected.config, context),
+        tokenizer,
+        seed=resolved.run.train.seed,
+        max_prompt_tokens=resolved.run.prompts.max_prompt_tokens,
+        too_long=resolved.run.prompts.too_long,
+        held_out=held_out,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerModels:
+    """What a trainer process holds."""
+
+    tokenizer: PreTrainedTokenizerBase
+    trained: dict[str, Trained]
+    """Role -> prepared model, optimizer and schedule."""
+
+    @property
+    def policy(self) -> nn.Module:
+        return self.trained["policy"].model
+
+
+def model_dtype(resolved: ResolvedRun, strategy: Strategy) -> torch.dtype:
+    """`model.dtype`, where `auto` is what the strategy holds its parameters in."""
+    import torch
+
+    name = resolved.run.model.dtype
+    return strategy.parameter_dtype if name == "auto" else cast("torch.dtype", getattr(torch, name))
+
+
+def build_trained_models(
+    resolved: ResolvedRun,
+    algorithm: Algorithm[Any, Any],
+    strategy: Strategy,
+    tokenizer: PreTrainedTokenizerBase,
+) -> TrainerModels:
+    """Load policy and, where the algorithm has one, critic; make optimizers and schedules; prepare."""
+    run = resolved.run
+    with strategy.model_init_context():
+        policy = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed, tokenizer=tokenizer)
+        models: dict[str, nn.Module] = {"policy": policy}
+        if "critic" in algorithm.roles:
+            models["critic"] = algorithm.build_critic(policy)
+    trained = {role: _prepare(role, model, run.optimizer, run.train, strategy) for role, model in models.items()}
+    return TrainerModels(tokenizer, trained)
+
+
+def _prepare(role: str, model: nn.Module, options: OptimizerConfig, train: TrainConfig, strategy: Strategy) -> Trained:
+    model.train()
+    lr = options.critic_lr if role == "critic" and options.critic_lr is not None else options.lr
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = strategy.make_optimizer(
+        parameters, lr=lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
+    )
+    per_episode = updates_per_episode(train)
+    scheduler = make_scheduler(
+        optimizer,
+        schedule=options.schedule,
+        warmup_updates=options.warmup_episodes * per_episode,
+        total_updates=train.episodes * per_episode,
+    )
+    return strategy.prepare(model, optimizer, scheduler, max_grad_norm=options.max_grad_norm)
+
+
+def updates_per_episode(train: TrainConfig) -> int:
+    return train.epochs_per_episode * math.ceil(train.samples_per_episode / train.train_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The start policy, run forward only."""
+
+    model: nn.Module
+    context: Callable[[], AbstractContextManager[Any]]
+    """Entered around its forward: switches an adapter off where the reference is the policy itself."""
+
+
+def build_reference(
+    resolved: ResolvedRun, algorithm: Algorithm[Any, Any], strategy: Strategy, policy: nn.Module
+) -> Reference | None:
+    """None where the algorithm needs none; with LoRA the policy with its adapter off; else a frozen copy."""
+    if "reference" not in algorithm.roles:
+        return None
+    inner = strategy.unwrap(policy)
+    if is_lora(inner):
+        return Reference(policy, partial(adapter_off, inner))
+    run = resolved.run
+    with strategy.model_init_context():
+        model = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed)
+    return Reference(strategy.prepare_inference(model), nullcontext)

@@ -1,0 +1,67 @@
+"""The in-process experience channel: the trainer's own process makes what it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from .coordinator import RolloutCoordinator
+from .group_trees import coordinator_from_tree, coordinator_to_tree
+from .protocols import ExperienceMaker
+from .strategy import Strategy
+from .types import MadeEpisode, PhaseTimes, Prompt, RolloutGroup
+
+
+class TimedMaker(ExperienceMaker, Protocol):
+    """A maker that keeps account of its time."""
+
+    def take_times(self) -> PhaseTimes: ...
+
+
+class LocalChannel:
+    """Every rank makes its share of an episode's prompts, then all exchange what they made.
+
+    The coordinators of all ranks see the same groups in the same order, so they stay equal without talking.
+    """
+
+    def __init__(
+        self,
+        *,
+        coordinator: RolloutCoordinator,
+        prompt: Callable[[int], Prompt],
+        maker: TimedMaker,
+        strategy: Strategy,
+        keep: Callable[[RolloutGroup], bool],
+    ) -> None:
+        self._coordinator = coordinator
+        self._prompt = prompt
+        self._maker = maker
+        self._strategy = strategy
+        self._keep = keep
+
+    def episode(self, index: int) -> MadeEpisode:
+        """Make the episode, in as many waves as dynamic sampling asks for."""
+        while not self._coordinator.ready(index):
+            positions = [lease.position for lease in self._coordinator.lease("local", 1 << 30)]
+            mine = positions[self._strategy.rank :: self._strategy.world_size]
+            made = list(self._maker.make([self._prompt(position) for position in mine]))
+            for group in sorted(self._exchange(made), key=lambda g: g.position):
+                self._coordinator.submit(group, keep=bool(group.items) and self._keep(group))
+        return MadeEpisode(groups=self._coordinator.take(index), times=self._maker.take_times())
+
+    def published(self, version: int) -> None:
+        self._coordinator.publish(version)
+
+    def state_dict(self) -> dict[str, Any]:
+        return coordinator_to_tree(self._coordinator.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._coordinator.load_state_dict(coordinator_from_tree(state))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _exchange(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        if self._strategy.world_size == 1:
+            return groups
+        return [group for part in self._strategy.all_gather_objects(groups) for group in part]

@@ -1,0 +1,153 @@
+"""Checkpoints at episode borders: whole or not at all, verified before use, no pickle.
+
+`checkpoints/step-N/` is written beside its final name, fsynced, listed with sizes and SHA-256 in `files.json`, and
+renamed. `checkpoints/last` names the newest good one. What is in it is up to the caller's `write`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
+_LISTING = "files.json"
+_LAST = "last"
+_SCHEDULER = "scheduler.json"
+logger = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write checkpoint `step` into; `commit` makes it the checkpoint."""
+        partial = self._folder / f".partial-step-{step}"
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise _write_error(partial, error) from error
+        return partial
+
+    def commit(self, step: int) -> Path:
+        """Make what was written durable, then give it its name. The previous checkpoints stay intact until then."""
+        partial = self._folder / f".partial-step-{step}"
+        final = self._folder / f"step-{step}"
+        try:
+            listing = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
+            _write_durably(partial / _LISTING, json.dumps(listing, indent=1))
+            for path in _files(partial):
+                _fsync(path)
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+            _write_durably(self._folder / _LAST, final.name + "\n")
+            _fsync(self._folder)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise _write_error(final, error) from error
+        for old in self.steps()[: -self._keep]:
+            shutil.rmtree(self._folder / f"step-{old}", ignore_errors=True)
+        return final
+
+    def abandon(self, step: int) -> None:
+        """Remove what `begin` opened (the write failed)."""
+        shutil.rmtree(self._folder / f".partial-step-{step}", ignore_errors=True)
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, whole or torn, oldest first."""
+        names = (p.name for p in self._folder.glob("step-*") if p.is_dir())
+        return sorted(int(n.removeprefix("step-")) for n in names if n.removeprefix("step-").isdigit())
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that is whole; a torn or changed one is skipped with a warning."""
+        for step in reversed(self.steps()):
+            path = self._folder / f"step-{step}"
+            problem = find_damage(path)
+            if problem is None:
+                return path
+            logger.warning("%s is skipped: %s", path, problem)
+        return None
+
+    def discard_after(self, step: int) -> None:
+        """Remove checkpoints newer than `step`: the run continues from there."""
+        for newer in [s for s in self.steps() if s > step]:
+            shutil.rmtree(self._folder / f"step-{newer}", ignore_errors=True)
+
+
+def find_damage(path: Path) -> str | None:
+    """Why the checkpoint `path` cannot be used, or None when every file is as it was written."""
+    try:
+        listing: dict[str, Any] = json.loads((path / _LISTING).read_text())
+    except (OSError, ValueError) as error:
+        return f"its {_LISTING} cannot be read ({error})"
+    present = {str(p.relative_to(path)) for p in _files(path)} - {_LISTING}
+    if missing := sorted(listing.keys() - present):
+        return f"files are missing: {', '.join(missing[:3])}"
+    try:
+        changed = [name for name, expected in listing.items() if _fingerprint(path / name) != expected]
+    except OSError as error:
+        return str(error)
+    return f"files are damaged: {', '.join(sorted(changed)[:3])}" if changed else None
+
+
+def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
+    """Write how far a schedule has come."""
+    path.mkdir(parents=True, exist_ok=True)
+    state = scheduler.state_dict()
+    kept = {key: state[key] for key in ("last_epoch", "_step_count", "_last_lr") if key in state}
+    (path / _SCHEDULER).write_text(json.dumps(kept))
+
+
+def load_scheduler(scheduler: LRScheduler, path: Path) -> None:
+    """Bring a schedule to where it was."""
+    scheduler.load_state_dict(json.loads((path / _SCHEDULER).read_text()))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def _fingerprint(path: Path) -> list[Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return [path.stat().st_size, digest.hexdigest()]
+
+
+def _write_durably(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    _fsync(partial)
+    partial.replace(path)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write_error(path: Path, error: OSError) -> CheckpointError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return CheckpointError(
+        f"cannot write {path.name}: {'the disk is full' if full else error}",
+        where=str(path.parent),
+        hint="the checkpoint before it is intact: free some space and start again with --resume auto",
+    )

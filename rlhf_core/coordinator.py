@@ -1,0 +1,223 @@
+"""Who makes which prompt, when, and what became of it: one owner of prompts for every deployment.
+
+It holds no tensor work and no transport, so it runs in the trainer's process or as an actor of its own.
+
+- Episode e takes the next `prompts_per_episode` positions of the prompt stream when it opens; without dynamic
+  sampling these are exactly [eP, (e+1)P). Refused groups (dynamic sampling) are replaced by later positions,
+  wave by wave: only when every outstanding group of the episode is in, so the choice does not depend on timing.
+- A position may be made once its episode is at most `max_staleness` ahead of the policy version.
+- A group enters exactly one episode: a second one for a position is refused, whoever made it.
+- Leases end: with a deadline, or when their maker is known dead. The position is then made again under the same
+  sample ids (`attempt` counts).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import RlhfError
+from .types import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Permission to make one prompt."""
+
+    position: int
+    episode: int
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Held:
+    maker: str
+    expires: float
+    attempt: int
+
+
+@dataclass(slots=True)
+class _Episode:
+    outstanding: dict[int, int]
+    """position -> attempts so far, of groups not in yet."""
+    accepted: dict[int, RolloutGroup] = field(default_factory=dict)
+    refused: int = 0
+
+
+class RolloutCoordinator:
+    """Prompt cursor, leases, admission, versions and ledger. Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self,
+        *,
+        num_episodes: int,
+        prompts_per_episode: int,
+        max_staleness: int = 0,
+        lease_seconds: float = 600.0,
+        max_refill_factor: int = 10,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_episodes = num_episodes
+        self._prompts_per_episode = prompts_per_episode
+        self._max_staleness = max_staleness
+        self._lease_seconds = lease_seconds
+        self._max_refill_factor = max_refill_factor
+        self._clock = clock
+        self._version = 0
+        self._cursor = 0
+        self._next_episode = 0
+        self._taken = 0
+        self._open: dict[int, _Episode] = {}
+        self._held: dict[int, _Held] = {}
+
+    @property
+    def version(self) -> int:
+        """The newest published policy version."""
+        return self._version
+
+    @property
+    def finished(self) -> bool:
+        """True when the last episode was handed out for training."""
+        return self._taken >= self._num_episodes
+
+    def lease(self, maker: str, count: int) -> list[Lease]:
+        """Up to `count` positions for `maker`, lowest first; none when admission or the run's end forbids more."""
+        self._expire()
+        leases: list[Lease] = []
+        while len(leases) < count:
+            found = self._next_unheld()
+            if found is None:
+                break
+            episode, position = found
+            attempt = self._open[episode].outstanding[position] + 1
+            self._open[episode].outstanding[position] = attempt
+            self._held[position] = _Held(maker, self._clock() + self._lease_seconds, attempt)
+            leases.append(Lease(position, episode, attempt))
+        return leases
+
+    def submit(self, group: RolloutGroup, *, keep: bool = True) -> bool:
+        """Take in a finished group. False: it is not wanted (made twice, or its episode has ended).
+
+        `keep=False` refuses it for training; another position is drawn in its place.
+        """
+        found = self._episode_of(group.position)
+        if found is None:
+            return False
+        episode = self._open[found]
+        del episode.outstanding[group.position]
+        self._held.pop(group.position, None)
+        if keep:
+            episode.accepted[group.position] = group
+        else:
+            episode.refused += 1
+        if not episode.outstanding:
+            self._refill(found, episode)
+        return True
+
+    def ready(self, episode: int) -> bool:
+        """Whether `episode` has all its groups."""
+        state = self._open.get(episode)
+        return state is not None and not state.outstanding and len(state.accepted) >= self._prompts_per_episode
+
+    def take(self, episode: int) -> list[RolloutGroup]:
+        """Hand the complete episode out for training, in position order. Each episode is taken once, in order."""
+        if episode != self._taken or not self.ready(episode):
+            raise RlhfError(f"episode {episode} cannot be taken: {self.progress(episode)}", where="coordinator")
+        self._taken += 1
+        accepted = self._open.pop(episode).accepted
+        return [accepted[position] for position in sorted(accepted)]
+
+    def publish(self, version: int) -> None:
+        """The trainer has published `version`; later positions may start."""
+        if version < self._version:
+            raise RlhfError(f"version {version} follows {self._version}", where="coordinator")
+        self._version = version
+
+    def release(self, maker: str) -> int:
+        """End all leases of a maker that is gone; returns how many prompts will be made again."""
+        lost = [position for position, held in self._held.items() if held.maker == maker]
+        for position in lost:
+            del self._held[position]
+        return len(lost)
+
+    def progress(self, episode: int) -> str:
+        """In words, what `episode` still waits for."""
+        state = self._open.get(episode)
+        if state is None:
+            return f"it is not open (the next to open is {self._next_episode}, {self._taken} were trained on)"
+        held = [f"{p} at {self._held[p].maker}" for p in sorted(state.outstanding) if p in self._held]
+        waiting = f"; in the making: {', '.join(held[:4])}{' …' if len(held) > 4 else ''}" if held else ""
+        return f"{len(state.accepted)} of {self._prompts_per_episode} groups are in{waiting}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but leases: prompts in flight are made again after a resume."""
+        return {
+            "version": self._version,
+            "cursor": self._cursor,
+            "next_episode": self._next_episode,
+            "taken": self._taken,
+            "open": {
+                str(index): {
+                    "outstanding": sorted(state.outstanding),
+                    "accepted": [state.accepted[p] for p in sorted(state.accepted)],
+                    "refused": state.refused,
+                }
+                for index, state in self._open.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._version = state["version"]
+        self._cursor = state["cursor"]
+        self._next_episode = state["next_episode"]
+        self._taken = state["taken"]
+        self._held = {}
+        self._open = {
+            int(index): _Episode(
+                outstanding=dict.fromkeys(saved["outstanding"], 0),
+                accepted={group.position: group for group in saved["accepted"]},
+                refused=saved["refused"],
+            )
+            for index, saved in state["open"].items()
+        }
+
+    def _next_unheld(self) -> tuple[int, int] | None:
+        """(episode, position) of the lowest position nobody makes, opening the next episode if it may start."""
+        for index in sorted(self._open):
+            for position in sorted(self._open[index].outstanding):
+                if position not in self._held:
+                    return index, position
+        if self._next_episode >= self._num_episodes or self._next_episode > self._version + self._max_staleness:
+            return None
+        index = self._next_episode
+        self._next_episode += 1
+        self._open[index] = _Episode(outstanding=self._draw(self._prompts_per_episode))
+        return self._next_unheld()
+
+    def _draw(self, count: int) -> dict[int, int]:
+        positions = range(self._cursor, self._cursor + count)
+        self._cursor += count
+        return dict.fromkeys(positions, 0)
+
+    def _refill(self, index: int, episode: _Episode) -> None:
+        missing = self._prompts_per_episode - len(episode.accepted)
+        if missing <= 0:
+            return
+        if episode.refused > self._max_refill_factor * self._prompts_per_episode:
+            raise RlhfError(
+                f"episode {index} drew {episode.refused} prompts that were all refused, and still lacks {missing}",
+                where="dynamic sampling",
+                hint="every answer to these prompts gets the same reward; use easier prompts, a finer reward, "
+                "more samples_per_prompt, or turn dynamic sampling off",
+            )
+        episode.outstanding = self._draw(missing)
+
+    def _episode_of(self, position: int) -> int | None:
+        return next((i for i, state in self._open.items() if position in state.outstanding), None)
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for position in [p for p, held in self._held.items() if held.expires <= now]:
+            del self._held[position]

@@ -1,0 +1,84 @@
+"""Errors a user can act on.
+
+Every `RlhfError` says where it happened, what is wrong, who (plugin and version, where one is involved)
+and what to type next. The command prints it without a traceback; a bug keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class RlhfError(Exception):
+    """Base of all errors meant for the reader. `exit_code` is what the command ends with."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.message = message
+        self.where = where
+        self.hint = hint
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The message as shown: `where: what` and, on a line of its own, what to do next."""
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text}\n  -> {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross process borders (Ray, torch elastic); the default would lose the keywords.
+        return (_rebuild, (type(self), self.message, self.where, self.hint))
+
+
+def _rebuild(cls: type[RlhfError], message: str, where: str | None, hint: str | None) -> RlhfError:
+    return cls(message, where=where, hint=hint)
+
+
+class UserInputError(RlhfError):
+    """What the user gave is wrong, found before anything ran."""
+
+    exit_code = 2
+
+
+class ConfigError(UserInputError):
+    """A run file, flag or option is wrong; may report several problems together."""
+
+
+class PluginError(UserInputError):
+    """A plugin is missing, broken, clashing or made for another core."""
+
+
+class DataError(UserInputError):
+    """A prompt or data file is wrong; names the file and line."""
+
+
+class RewardError(RlhfError):
+    """A reward failed or answered something that is no score; names plugin, sample and value."""
+
+
+class SyncError(RlhfError):
+    """A weight transfer was refused: wrong keys, shapes, checksum, version or a deadline passed."""
+
+
+class DeadlineError(RlhfError):
+    """A wait passed its deadline; says what was waited for."""
+
+
+class DivergenceError(RlhfError):
+    """Loss or gradient is not finite; names the key to lower."""
+
+
+class OutOfMemoryError(RlhfError):
+    """The device ran out of memory; names the key to lower."""
+
+
+class CheckpointError(RlhfError):
+    """A checkpoint cannot be written or read."""
+
+
+class HookError(RlhfError):
+    """A hook raised; names plugin, distribution and hook."""
+
+
+class InterruptedRun(RlhfError):
+    """Ctrl-C: the run wrote a checkpoint and stopped."""
+
+    exit_code = 130

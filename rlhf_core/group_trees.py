@@ -1,0 +1,53 @@
+"""Groups as trees of plain values and tensors, for checkpoints (`tensor_files.save_tree`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from .types import BufferItem, Rollout, RolloutGroup
+
+
+def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
+    """A group as nested dicts, lists and tensors. Metadata must be JSON values."""
+    return {
+        "position": group.position,
+        "rollouts": [_shallow(rollout) for rollout in group.rollouts],
+        "items": [_shallow(item) for item in group.items],
+    }
+
+
+def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
+    return RolloutGroup(
+        position=tree["position"],
+        rollouts=tuple(Rollout(**rollout) for rollout in tree["rollouts"]),
+        items=tuple(BufferItem(**item) for item in tree["items"]),
+    )
+
+
+def coordinator_to_tree(state: Mapping[str, Any]) -> dict[str, Any]:
+    """`RolloutCoordinator.state_dict()` with its groups as trees."""
+    opened = {
+        index: {**saved, "accepted": [group_to_tree(group) for group in saved["accepted"]]}
+        for index, saved in state["open"].items()
+    }
+    return {**state, "open": opened}
+
+
+def coordinator_from_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
+    opened = {
+        index: {**saved, "accepted": [group_from_tree(group) for group in saved["accepted"]]}
+        for index, saved in tree["open"].items()
+    }
+    return {**tree, "open": opened}
+
+
+def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:
+    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return value

@@ -1,0 +1,39 @@
+"""Ctrl-C: the first asks the run to stop after the episode, the second stops at once."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType, TracebackType
+
+logger = logging.getLogger("rlhf")
+
+
+class InterruptFlag:
+    """Context manager that turns the first SIGINT or SIGTERM into `requested`; outside the main thread it is inert."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[int, object] = {}
+
+    def __call__(self) -> bool:
+        return self.requested
+
+    def __enter__(self) -> InterruptFlag:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        logger.warning("stopping after this episode, with a checkpoint; Ctrl-C again stops at once")

@@ -1,0 +1,211 @@
+"""Loading policies and tokenizers: a folder, a hub name, or `builtin:<name>`; LoRA; saving as plain transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .builtin_models import PREFIX, build_builtin, check_builtin
+from .config import LoraConfig, ModelConfig
+from .errors import UserInputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+WHERE = "model.path"
+
+
+def check_model(config: ModelConfig) -> None:
+    """Everything that can be known about `model.path` without loading a weight. Raises `UserInputError`."""
+    path = config.path
+    if path.startswith(PREFIX):
+        check_builtin(path)
+        return
+    folder = Path(path)
+    if not folder.exists():
+        if path.startswith((".", "/", "~")) or path.count("/") != 1:
+            raise UserInputError(f"there is no folder {path!r}", where=WHERE, hint="check the path, or give a hub name")
+        return
+    if not folder.is_dir():
+        raise UserInputError(f"{path!r} is a file, not a model folder", where=WHERE)
+    is_adapter = (folder / "adapter_config.json").exists()
+    if not is_adapter and not (folder / "config.json").exists():
+        raise UserInputError(f"{path!r} has no config.json, so it is no transformers model folder", where=WHERE)
+    if not any(folder.glob("*.safetensors")):
+        raise UserInputError(
+            f"{path!r} holds no *.safetensors weights",
+            where=WHERE,
+            hint="save the model with save_pretrained(...); pickled .bin weights are not loaded",
+        )
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        raise UserInputError(
+            f"{path!r} has no tokenizer", where=WHERE, hint="tokenizer.save_pretrained(folder) beside the model"
+        )
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model.path`. Its pad token is set to EOS where it has none; masks never depend on it."""
+    if config.path.startswith(PREFIX):
+        return build_builtin(config.path, 0)[1]
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserInputError(
+            f"cannot load the tokenizer of {config.path!r}: {_first_line(error)}", where=WHERE
+        ) from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_policy(
+    config: ModelConfig, *, dtype: torch.dtype, seed: int, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PreTrainedModel:
+    """The causal LM of `model.path`, on the CPU, with dropout off and, if asked for, a fresh LoRA adapter.
+
+    A path that already is an adapter is merged into its base first, so that "adapter off" is the start policy.
+    """
+    if config.path.startswith(PREFIX):
+        model = build_builtin(config.path, seed)[0].to(dtype)
+    else:
+        model = _load_pretrained(config, dtype)
+    disable_dropout(model)
+    if tokenizer is not None and model.get_input_embeddings().num_embeddings < len(tokenizer):
+        raise UserInputError(
+            f"the tokenizer knows {len(tokenizer)} tokens, the model {model.get_input_embeddings().num_embeddings}",
+            where=WHERE,
+            hint="the tokenizer in the folder belongs to another model",
+        )
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.lora is not None:
+        return add_lora(model, config.lora, seed)
+    return model
+
+
+def _load_pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": config.trust_remote_code}
+    try:
+        if (Path(config.path) / "adapter_config.json").exists():
+            from peft import AutoPeftModelForCausalLM
+
+            return AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()
+        return AutoModelForCausalLM.from_pretrained(config.path, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserInputError(f"cannot load {config.path!r}: {_first_line(error)}", where=WHERE) from None
+
+
+def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
+    """Wrap in a PEFT LoRA adapter, initialised from `seed`; the base stays frozen and is the reference."""
+    import torch
+    from peft import LoraConfig as PeftConfig
+    from peft import get_peft_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(
+            model,
+            PeftConfig(
+                task_type="CAUSAL_LM",
+                r=config.r,
+                lora_alpha=config.alpha,
+                lora_dropout=config.dropout,
+                target_modules=list(config.target_modules) if config.target_modules else "all-linear",
+            ),
+        )
+
+
+def is_lora(model: nn.Module) -> bool:
+    return hasattr(model, "disable_adapter") and hasattr(model, "peft_config")
+
+
+def is_adapter_weight(name: str) -> bool:
+    """Whether a state-dict name belongs to the trained adapter (or to a module trained beside it)."""
+    return "lora_" in name or "modules_to_save" in name
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The reference policy of a LoRA model: the same weights with the adapter switched off."""
+    with model.disable_adapter():  # type: ignore[operator]
+        yield
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Log-probs of rollout and update must come from the same function."""
+    from torch import nn
+
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for name in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout"):
+        for module in model.modules():
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokenizer: Any, path: Path) -> None:
+    """Write a folder that plain transformers loads: `weights` are the full state of `model` (LoRA merged here).
+
+    With LoRA the adapter itself is written too, to `adapter/` beside `path`.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if is_lora(model):
+        from peft.utils import get_peft_model_state_dict
+
+        adapter_state = get_peft_model_state_dict(model, state_dict=weights)
+        _save_adapter(model, adapter_state, path.parent / "adapter")
+        base = model.get_base_model()  # type: ignore[operator]
+        weights = merged_weights(model, weights)
+    else:
+        base = model
+    base.save_pretrained(path, state_dict=weights)
+    tokenizer.save_pretrained(path)
+
+
+def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Base weights with every LoRA increment added once, named as the base model names them. `model` is unchanged."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    prefix = "base_model.model."
+    merged: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        if is_adapter_weight(name):
+            continue
+        module_name, _, leaf = name.rpartition(".")
+        owner = module_name.removesuffix(".base_layer")
+        layer = layers.get(owner)
+        if layer is not None and leaf == "weight":
+            for adapter in layer.active_adapters:
+                down = weights[f"{owner}.lora_A.{adapter}.weight"].float()
+                up = weights[f"{owner}.lora_B.{adapter}.weight"].float()
+                increment = (up @ down) * layer.scaling[adapter]
+                if getattr(layer, "fan_in_fan_out", False):
+                    increment = increment.T
+                tensor = (tensor.float() + increment).to(tensor.dtype)
+        merged[f"{owner}.{leaf}".removeprefix(prefix)] = tensor
+    return merged
+
+
+def _save_adapter(model: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path.mkdir(parents=True, exist_ok=True)
+    save_file({n: t.contiguous() for n, t in state.items()}, path / "adapter_model.safetensors", {"format": "pt"})
+    config = next(iter(model.peft_config.values())).to_dict()  # type: ignore[union-attr, operator]
+    plain = json.loads(json.dumps(config, default=lambda v: sorted(v) if isinstance(v, set) else str(v)))
+    (path / "adapter_config.json").write_text(json.dumps(plain, indent=2))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

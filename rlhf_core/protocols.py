@@ -1,0 +1,136 @@
+"""What the parts of a run ask of each other.
+
+Structural types: a class fits by having the methods, with no base class to inherit. The two kinds that
+carry behaviour for their subclasses, `Strategy` and `Algorithm`, are abstract classes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from .types import Completion, GenerationRequest, MadeEpisode, Prompt, Rollout, RolloutGroup, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Reward(Protocol):
+    """Scores answers: one finite number each, in order. A plain function is one; it may be async.
+
+    Its keyword-only parameters are its options.
+    """
+
+    def __call__(self, rollouts: Sequence[Rollout], /) -> Sequence[float] | Awaitable[Sequence[float]]: ...
+
+
+@runtime_checkable
+class PromptSource(Protocol):
+    """A finite, indexable set of records (one mapping a line), always in the same order.
+
+    A record has `prompt` (text, or a list of chat messages), optionally `answer`, and any other keys,
+    which reach the reward as metadata. Offline algorithms read `completion`, or `chosen` and `rejected`.
+    Shuffling, repetition and holding out are core's.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+class WeightReceiver(Protocol):
+    """The receiving end of a weight sync: whole versions or nothing.
+
+    `begin` opens a version (a half-sent older one is dropped), `stage` puts chunks beside the live weights,
+    `commit` checks keys, shapes and checksum and swaps. Raises `SyncError` and stays at the old version
+    when anything does not match.
+    """
+
+    def begin(self, version: int) -> None: ...
+
+    def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None: ...
+
+    def commit(self, version: int, checksum: str | None = None) -> None: ...
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """Generates text from the policy."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that the next sample will come from."""
+        ...
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
+        """Yield one completion per request, in any order, each as soon as it is done.
+
+        The answer to a request depends on its prompt, the weights, `sampling` and its `sample_id` only,
+        never on what else is in the batch.
+        """
+        ...
+
+    def weights_updated(self, version: int) -> None:
+        """The shared module was changed in place (mode "shared"): drop whatever was derived from it."""
+        ...
+
+    def receiver(self) -> WeightReceiver:
+        """Where another process's weights arrive (modes full, chunked, adapter)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ExperienceMaker(Protocol):
+    """Turns prompts into scored, numbered groups of samples."""
+
+    def make(self, prompts: Sequence[Prompt]) -> Iterator[RolloutGroup]:
+        """Yield the group of every prompt, in any order, each as soon as it is whole."""
+        ...
+
+
+EntryT = TypeVar("EntryT")
+
+
+class ReplayBuffer(Protocol[EntryT]):
+    """Forms whole batches in arrival order; `put` blocks when full, `get` when short, both with a deadline."""
+
+    def put(self, entries: Iterable[EntryT], *, timeout_seconds: float) -> None: ...
+
+    def get(self, *, timeout_seconds: float) -> list[EntryT]: ...
+
+    def close(self, reason: str) -> None:
+        """No more entries will come; who waits for a batch is told why."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
+class ExperienceChannel(Protocol):
+    """Where a trainer gets the groups of an episode from, whoever made them."""
+
+    def episode(self, index: int) -> MadeEpisode:
+        """All groups of the episode, the same on every trainer rank. Collective over trainer ranks."""
+        ...
+
+    def published(self, version: int) -> None:
+        """A new policy version is out: prompts that waited for it may start."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Prompt cursor, ledger and finished, untrained groups: plain values and tensors (see `tensor_files`)."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WeightSync(Protocol):
+    """The sending end: brings a new policy version to whoever generates."""
+
+    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
+        """All of it arrives or none: receivers generate with the old version or with the new one."""
+        ...

@@ -1,0 +1,79 @@
+"""What a checkpoint of a run holds, beside the files of the strategy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import CheckpointError
+from .strategy import Strategy, Trained
+from .tensor_files import load_tree, save_tree
+
+_STATE = "state.json"
+_CHANNEL = "channel.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where a run stands at an episode border."""
+
+    step: int
+    """Updates made."""
+    next_episode: int
+    policy_version: int
+    eval_before: float | None
+    algorithm: dict[str, Any]
+    """`Algorithm.state_dict` (a KL controller, say)."""
+    combiner: dict[str, Any]
+    """Running normalisation of rewards."""
+    wall_s: float
+    """Seconds of all sessions of the run so far."""
+
+
+def save_run_state(
+    folder: Path,
+    state: RunState,
+    channel: Mapping[str, Any] | None,
+    trained: Mapping[str, Trained],
+    strategy: Strategy,
+) -> None:
+    """Collective. Write models, optimizers, schedules and counters into `folder`."""
+    for role, model in trained.items():
+        strategy.save_model(model.model, folder / role)
+        strategy.save_optimizer(model.optimizer, folder / f"{role}-optimizer")
+        if model.scheduler is not None:
+            strategy.save_lr_scheduler(model.scheduler, folder / f"{role}-schedule")
+    if strategy.is_main:
+        (folder / _STATE).write_text(json.dumps(asdict(state), indent=1))
+        if channel is not None:
+            save_tree(folder / _CHANNEL, channel)
+
+
+def load_run_state(folder: Path, trained: Mapping[str, Trained], strategy: Strategy) -> RunState:
+    """Collective. Bring models, optimizers and schedules to where they were."""
+    state = read_run_state(folder)
+    for role, model in trained.items():
+        if not (folder / role).is_dir():
+            raise CheckpointError(
+                f"holds no {role}", where=str(folder), hint="resume with the algorithm that wrote the checkpoint"
+            )
+        strategy.load_model(model.model, folder / role)
+        strategy.load_optimizer(model.optimizer, folder / f"{role}-optimizer")
+        if model.scheduler is not None:
+            strategy.load_lr_scheduler(model.scheduler, folder / f"{role}-schedule")
+    return state
+
+
+def read_run_state(folder: Path) -> RunState:
+    try:
+        return RunState(**json.loads((folder / _STATE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"cannot read {_STATE}: {error}", where=str(folder)) from error
+
+
+def load_channel_state(folder: Path) -> dict[str, Any] | None:
+    path = folder / _CHANNEL
+    return load_tree(path) if path.exists() else None

@@ -1,0 +1,30 @@
+"""Learning-rate schedules, in updates: linear warm-up from 0, then constant, linear or cosine to 0."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def lr_factor(update: int, *, schedule: Schedule, warmup_updates: int, total_updates: int) -> float:
+    """Factor of the peak rate for update `update` (from 0). The first warm-up update already moves."""
+    if update < warmup_updates:
+        return (update + 1) / warmup_updates
+    if schedule == "constant":
+        return 1.0
+    progress = min(1.0, (update - warmup_updates) / max(1, total_updates - warmup_updates))
+    return 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def make_scheduler(optimizer: Optimizer, *, schedule: Schedule, warmup_updates: int, total_updates: int) -> LambdaLR:
+    from torch.optim.lr_scheduler import LambdaLR
+
+    factor = partial(lr_factor, schedule=schedule, warmup_updates=warmup_updates, total_updates=total_updates)
+    return LambdaLR(optimizer, factor)

@@ -1,0 +1,116 @@
+"""Reference log-probs and values of finished samples, in token-bounded batches that keep ranks in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .batching import collate, masked, plan_micro_batches, to_device
+from .functional.forward import policy_forward, value_forward
+from .types import BufferItem, Experience, RolloutGroup
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .strategy import Strategy
+
+
+class ScoringPass:
+    """Adds `reference_log_probs` and `values` to items, without gradients.
+
+    `reference_context` switches an adapter off around the reference forward when `reference` is the policy itself.
+    Collective when a model is sharded: every rank calls `run`, with whatever it has.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        temperature: float,
+        reference: nn.Module | None = None,
+        reference_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        critic: nn.Module | None = None,
+        batch_tokens: int | None = 16384,
+        offload: bool = False,
+    ) -> None:
+        self._strategy = strategy
+        self._temperature = temperature
+        self._reference = reference
+        self._reference_context = reference_context
+        self._critic = critic
+        self._batch_tokens = batch_tokens
+        self._offload = offload
+
+    def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """The same groups with their items completed."""
+        items = [item for group in groups for item in group.items]
+        if self._reference is not None:
+            with self._placed(self._reference), self._reference_context():
+                items = self._fill(items, "reference_log_probs", self._reference, self._reference_forward)
+        if self._critic is not None:
+            items = self._fill(items, "values", self._critic, value_forward)
+        completed = iter(items)
+        return [replace(group, items=tuple(next(completed) for _ in group.items)) for group in groups]
+
+    def _reference_forward(self, model: nn.Module, batch: Experience) -> Tensor:
+        return policy_forward(model, batch, self._temperature).log_probs
+
+    def _fill(
+        self,
+        items: list[BufferItem],
+        field: str,
+        model: nn.Module,
+        forward: Callable[[nn.Module, Experience], Tensor],
+    ) -> list[BufferItem]:
+        import torch
+
+        plans = plan_micro_batches([item.num_tokens for item in items], self._batch_tokens)
+        steps = torch.tensor([float(len(plans))], device=self._strategy.device)
+        num_steps = int(self._strategy.all_reduce(steps, "max").item())
+        filled = list(items)
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), self._strategy.autocast():
+            for step in range(num_steps):
+                plan = plans[step] if step < len(plans) else []
+                rows = [items[i] for i in plan] or [masked(items[0] if items else _placeholder())]
+                output = forward(model, to_device(collate(rows), self._strategy.device)).float().cpu()
+                for row, index in enumerate(plan):
+                    values = output[row, : items[index].num_response_tokens].clone()
+                    filled[index] = replace(filled[index], **{field: values})  # type: ignore[arg-type]
+        model.train(was_training)
+        return filled
+
+    def _placed(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return _on_device(model, self._strategy) if self._offload else nullcontext()
+
+
+def _placeholder() -> BufferItem:
+    """One token after another: a rank without samples runs it to keep the others company."""
+    import torch
+
+    return BufferItem(
+        sample_id=-1,
+        group_id=-1,
+        policy_version=0,
+        prompt_ids=torch.zeros(1, dtype=torch.int64),
+        response_ids=torch.zeros(1, dtype=torch.int64),
+        action_mask=torch.zeros(1, dtype=torch.bool),
+        action_log_probs=torch.zeros(1),
+    )
+
+
+class _on_device:
+    """The model is on the strategy's device inside, on the CPU outside (`offload`)."""
+
+    def __init__(self, model: nn.Module, strategy: Strategy) -> None:
+        self._model = model
+        self._device = strategy.device
+
+    def __enter__(self) -> None:
+        self._model.to(self._device)
+
+    def __exit__(self, *exc: object) -> None:
+        self._model.to("cpu")

@@ -1,0 +1,303 @@
+"""`TrainerSession`: one trainer process of a run, from loaded models to the final policy, whatever the transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
+from .build import TrainerModels, updates_per_episode
+from .checkpoint import CheckpointStore
+from .config_resolve import ResolvedRun
+from .episode_record import EpisodeRecord
+from .errors import InterruptedRun
+from .hooks import HookRelay
+from .hookspecs import FitInfo
+from .models import save_plain_model
+from .prompts import PromptStream
+from .protocols import ExperienceChannel, WeightSync
+from .rewards import RewardCombiner
+from .run_state import RunState, load_channel_state, load_run_state, save_run_state
+from .runfolder import RunFolder
+from .sources import BatchPlan, DatasetSource, RolloutSource, TrainBatch
+from .strategy import Strategy
+from .trainer import BatchSource, Metrics, Trainer
+from .transport import FitResult
+from .update import Updater
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARD_BYTES = 512 * 1024**2
+
+
+class Evaluator(Protocol):
+    """Scores the newest published policy on held-out prompts. Collective."""
+
+    def evaluate(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """What a transport brings to the loop."""
+
+    channel: ExperienceChannel | None
+    """Where rollouts come from; None for an algorithm that is fed by a dataset."""
+    prompts: PromptStream
+    sync: WeightSync
+    evaluator: Evaluator | None
+    interrupted: Callable[[], bool]
+    """Whether the user has asked the run to stop."""
+
+
+class TrainerSession:
+    """Owns the loop's collaborators on one rank. Rank 0 writes; the others only compute."""
+
+    def __init__(
+        self,
+        resolved: ResolvedRun,
+        folder: RunFolder,
+        *,
+        strategy: Strategy,
+        algorithm: Algorithm[Any, Any],
+        models: TrainerModels,
+        parts: SessionParts,
+        hooks: HookRelay,
+    ) -> None:
+        self._resolved = resolved
+        self._folder = folder
+        self._strategy = strategy
+        self._algorithm = algorithm
+        self._models = models
+        self._parts = parts
+        self._hooks = hooks
+        self._store = CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep)
+        self._combiner = RewardCombiner(
+            {reward.name: reward.weight for reward in resolved.rewards},
+            clip=resolved.run.reward_scaling.clip,
+            normalise=resolved.run.reward_scaling.normalise,
+        )
+        train = resolved.run.train
+        self._updater = Updater(algorithm, strategy, models.trained, micro_batch_tokens=train.micro_batch_tokens)
+        self._version = 0
+        self._eval_before: float | None = None
+        self._eval_after: float | None = None
+        self._started = time.perf_counter()
+        self._wall_before = 0.0
+        self._record: EpisodeRecord | None = None
+        self._trainer: Trainer[TrainBatch] | None = None
+
+    def fit(self, resume: Path | None = None) -> FitResult:
+        """Train to the end, from the start or from a checkpoint folder; write the final policy.
+
+        Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written.
+        """
+        first_episode, step = self._begin(resume)
+        train = self._resolved.run.train
+        with EpisodeRecord.open(
+            self._folder if self._strategy.is_main else None,
+            self._hooks,
+            step=step,
+            episode=first_episode - 1,
+            keep_samples=self._resolved.run.logging.samples,
+        ) as record:
+            self._record = record
+            self._trainer = Trainer(
+                self._source(record), self._train_step, hooks=self._hooks, recorder=self, num_updates=step
+            )
+            if train.episodes > first_episode:
+                self._trainer.fit(self._fit_info(first_episode))
+        if self._eval_after is None:
+            self._eval_after = self._evaluate(self._trainer.num_updates).get("eval/score")
+        self._save_model()
+        return FitResult(self._eval_before, self._eval_after, self._trainer.num_updates)
+
+    # Recorder: what the loop reports to.
+
+    def start_episode(self, episode: int, metrics: Metrics) -> None:
+        assert self._record is not None
+        version = None if self._parts.channel is None else self._version
+        self._record.start_episode(episode, version, metrics)
+
+    def update(self, metrics: Metrics) -> None:
+        assert self._record is not None
+        self._record.update(metrics)
+
+    def end_episode(self, episode: int) -> Metrics:
+        """Publish the new policy, finish the episode's lines, evaluate and save when due, stop when asked."""
+        assert self._record is not None and self._trainer is not None
+        run = self._resolved.run
+        self._algorithm.end_episode()
+        self._publish(self._version + 1)
+        metrics = self._record.end_episode(self._strategy)
+        last = episode + 1 == run.train.episodes
+        interrupted = self._agree(self._parts.interrupted())
+        if run.eval is not None and not interrupted and (last or _due(episode, run.eval.every_episodes)):
+            results = self._evaluate(self._trainer.num_updates)
+            self._record.evaluation(results)
+            self._eval_after = results.get("eval/score") if last else None
+        due = last or interrupted or _due(episode, run.checkpoint.every_episodes)
+        self._record.flush(durable=due)
+        if due:
+            self.save(episode)
+        if interrupted and not last:
+            raise InterruptedRun(
+                f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written",
+                hint=f"continue with --output {self._folder.path} --resume auto",
+            )
+        return metrics
+
+    def save(self, episode: int) -> None:
+        """Write the checkpoint that follows `episode`. Collective."""
+        assert self._trainer is not None
+        step = self._trainer.num_updates
+        state = RunState(
+            step=step,
+            next_episode=episode + 1,
+            policy_version=self._version,
+            eval_before=self._eval_before,
+            algorithm=self._algorithm.state_dict(),
+            combiner=self._combiner.state_dict(),
+            wall_s=self.wall_seconds,
+        )
+        channel = None if self._parts.channel is None else self._parts.channel.state_dict()
+        self._strategy.run_on_main(lambda: _discard(self._store.begin(step)))
+        partial = self._folder.checkpoints / f".partial-step-{step}"
+        try:
+            save_run_state(partial, state, channel, self._models.trained, self._strategy)
+        except BaseException:
+            if self._strategy.is_main:
+                self._store.abandon(step)
+            raise
+        self._strategy.run_on_main(lambda: _discard(self._store.commit(step)))
+        if self._strategy.is_main:
+            path = self._folder.checkpoints / f"step-{step}"
+            self._hooks.fire("checkpoint_saved", path=path, step=step, episode=episode)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Of the whole run, sessions before a resume included."""
+        return self._wall_before + time.perf_counter() - self._started
+
+    def _begin(self, resume: Path | None) -> tuple[int, int]:
+        """Load a checkpoint or take the score before training. Returns (first episode, updates so far)."""
+        if resume is None:
+            self._publish(0)
+            self._eval_before = self._evaluate(0).get("eval/score")
+            return 0, 0
+        state = load_run_state(resume, self._models.trained, self._strategy)
+        self._version = state.policy_version
+        self._eval_before = state.eval_before
+        self._wall_before = state.wall_s
+        self._algorithm.load_state_dict(state.algorithm)
+        self._combiner.load_state_dict(state.combiner)
+        channel_state = load_channel_state(resume)
+        if self._parts.channel is not None and channel_state is not None:
+            self._parts.channel.load_state_dict(channel_state)
+        if self._strategy.is_main:
+            self._store.discard_after(state.step)
+        self._publish(state.policy_version)
+        return state.next_episode, state.step
+
+    def _source(self, record: EpisodeRecord) -> BatchSource[TrainBatch]:
+        train = self._resolved.run.train
+        plan = BatchPlan(
+            train.train_batch_size, train.epochs_per_episode, self._strategy.rank, self._strategy.world_size
+        )
+        if isinstance(self._algorithm, RolloutAlgorithm):
+            assert self._parts.channel is not None
+            return RolloutSource(
+                self._parts.channel,
+                self._algorithm,
+                self._combiner,
+                plan,
+                version=lambda: self._version,
+                on_episode=record.rollouts,
+            )
+        assert isinstance(self._algorithm, DatasetAlgorithm)
+        return self._dataset_source(self._algorithm, plan, record)
+
+    def _dataset_source(
+        self, algorithm: DatasetAlgorithm[Any, Any], plan: BatchPlan, record: EpisodeRecord
+    ) -> DatasetSource:
+        return DatasetSource(
+            self._parts.prompts.record,
+            algorithm,
+            plan,
+            items_per_episode=self._resolved.run.train.prompts_per_episode,
+            encode=lambda line: algorithm.encode(line, self._models.tokenizer),
+            prepare=lambda items: items,
+            on_episode=record.items,
+        )
+
+    def _train_step(self, batch: TrainBatch) -> dict[str, float]:
+        assert self._record is not None
+        with self._record.timer.phase("train"):
+            return self._updater.update(batch.items, gap_version=batch.gap_version)
+
+    def _publish(self, version: int) -> None:
+        """Bring the trainer's weights to whoever generates, as `version`."""
+        timer = None if self._record is None else self._record.timer
+        with self._hooks.span("sync", version=version):
+            if timer is None:
+                self._parts.sync.publish(version, self._shards())
+            else:
+                with timer.phase("sync"):
+                    self._parts.sync.publish(version, self._shards())
+        self._version = version
+        if self._parts.channel is not None:
+            self._parts.channel.published(version)
+
+    def _shards(self) -> Any:
+        return self._strategy.state_dict_shards(self._models.policy, SHARD_BYTES)
+
+    def _evaluate(self, step: int) -> Mapping[str, float]:
+        if self._parts.evaluator is None:
+            return {}
+        with self._hooks.span("eval", step=step) as span:
+            metrics = self._parts.evaluator.evaluate()
+            span.set("metrics", metrics)
+        return metrics
+
+    def _agree(self, flag: bool) -> bool:
+        """True on every rank when it is on any."""
+        import torch
+
+        return bool(self._strategy.all_reduce(torch.tensor([float(flag)]), "max").item() > 0)
+
+    def _save_model(self) -> None:
+        """Write `model/` (and `adapter/`): a plain transformers folder whatever the strategy. Collective."""
+        weights: dict[str, Tensor] = {}
+        for shard in self._shards():
+            if self._strategy.is_main:
+                weights.update({name: tensor.detach().cpu() for name, tensor in shard.items()})
+        inner = self._strategy.unwrap(self._models.policy)
+        self._strategy.run_on_main(lambda: save_plain_model(inner, weights, self._models.tokenizer, self._folder.model))
+
+    def _fit_info(self, first_episode: int) -> FitInfo:
+        train = self._resolved.run.train
+        return FitInfo(
+            algorithm=self._resolved.algorithm.name,
+            num_episodes=train.episodes,
+            first_episode=first_episode,
+            samples_per_episode=train.samples_per_episode,
+            updates_per_episode=updates_per_episode(train),
+            num_parameters={
+                role: sum(p.numel() for p in self._strategy.unwrap(model.model).parameters())
+                for role, model in self._models.trained.items()
+            },
+            world_size=self._strategy.world_size,
+            device=str(self._strategy.device),
+            gradient_checkpointing=self._resolved.run.model.gradient_checkpointing,
+        )
+
+
+def _due(episode: int, every: int | None) -> bool:
+    return every is not None and (episode + 1) % every == 0
+
+
+def _discard(_: object) -> None:
+    """For a callback whose result nobody wants."""

@@ -1,0 +1,151 @@
+"""What feeds the loop: episodes of rollouts, or episodes of a dataset, cut into each rank's part of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .algorithm import DatasetAlgorithm, RolloutAlgorithm
+from .batching import collate, split
+from .errors import RlhfError
+from .protocols import ExperienceChannel
+from .rewards import RewardCombiner
+from .strategy import Strategy
+from .trainer import EpisodeBatches
+from .types import BufferItem, MadeEpisode
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """This rank's part of one global training batch; at least one item, which may be a masked stand-in."""
+
+    items: Sequence[Any]
+    gap_version: int | None = None
+    """Set on the first batch of an episode only: the policy version the trainer's weights still are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How an episode is cut: global sizes, and this rank's place."""
+
+    train_batch_size: int
+    epochs_per_episode: int
+    rank: int
+    world_size: int
+
+    def batches(
+        self, items: Sequence[Any], masked: Callable[[Any], Any], gap_version: int | None
+    ) -> Iterator[Iterator[TrainBatch]]:
+        """Epochs of batches, in the order of `items`; the last batch of a pass may be smaller."""
+        for epoch in range(self.epochs_per_episode):
+            yield self._pass(items, masked, gap_version if epoch == 0 else None)
+
+    def _pass(
+        self, items: Sequence[Any], masked: Callable[[Any], Any], gap_version: int | None
+    ) -> Iterator[TrainBatch]:
+        for start in range(0, len(items), self.train_batch_size):
+            part = items[start : start + self.train_batch_size]
+            mine = part[self.rank :: self.world_size] or [masked(part[0])]
+            yield TrainBatch(mine, gap_version if start == 0 else None)
+
+
+class RolloutSource:
+    """Episodes from a channel: scores combined, advantages over the whole episode, batches in `sample_id` order."""
+
+    def __init__(
+        self,
+        channel: ExperienceChannel,
+        algorithm: RolloutAlgorithm,
+        combiner: RewardCombiner,
+        plan: BatchPlan,
+        *,
+        version: Callable[[], int],
+        on_episode: Callable[[int, MadeEpisode, Sequence[BufferItem]], None],
+    ) -> None:
+        self._channel = channel
+        self._algorithm = algorithm
+        self._combiner = combiner
+        self._plan = plan
+        self._version = version
+        self._on_episode = on_episode
+
+    def episode(self, index: int) -> EpisodeBatches[TrainBatch]:
+        made = self._channel.episode(index)
+        items = sorted((item for group in made.groups for item in group.items), key=lambda item: item.sample_id)
+        if not items:
+            raise RlhfError(
+                f"episode {index} has no sample left: the reward policy dropped all of them",
+                where="rewards",
+                hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
+            )
+        version = self._version()
+        items, metrics = self._with_advantages(items)
+        metrics.update(_response_metrics(items, version))
+        self._on_episode(index, made, items)
+        return EpisodeBatches(self._plan.batches(items, self._algorithm.masked, version), metrics)
+
+    def _with_advantages(self, items: Sequence[BufferItem]) -> tuple[list[BufferItem], dict[str, float]]:
+        import torch
+
+        raw = {
+            name: torch.tensor([item.rewards[name] for item in items], dtype=torch.float32) for name in items[0].rewards
+        }
+        combined = self._combiner.combine(raw)
+        output = self._algorithm.advantages(replace(collate(items), scores=combined.scores))
+        return split(output.experience), {**combined.metrics, **output.metrics}
+
+
+def _response_metrics(items: Sequence[BufferItem], version: int) -> dict[str, float]:
+    """Lengths, truncation and staleness of an episode."""
+    staleness = [version - item.policy_version for item in items]
+    lengths = [item.num_response_tokens for item in items]
+    return {
+        "response/length_mean": sum(lengths) / len(items),
+        "response/length_max": float(max(lengths)),
+        "response/truncated_fraction": sum(item.truncated for item in items) / len(items),
+        "staleness/mean": sum(staleness) / len(items),
+        "staleness/max": float(max(staleness)),
+    }
+
+
+class DatasetSource:
+    """Episodes of `prompts_per_episode` records, encoded by the algorithm, in the stream's seeded order."""
+
+    def __init__(
+        self,
+        record: Callable[[int], Any],
+        algorithm: DatasetAlgorithm[Any, Any],
+        plan: BatchPlan,
+        *,
+        items_per_episode: int,
+        encode: Callable[[Any], Any],
+        prepare: Callable[[Sequence[Any]], Sequence[Any]],
+        on_episode: Callable[[int, Sequence[Any]], None],
+    ) -> None:
+        self._record = record
+        self._algorithm = algorithm
+        self._plan = plan
+        self._items_per_episode = items_per_episode
+        self._encode = encode
+        self._prepare = prepare
+        self._on_episode = on_episode
+
+    def episode(self, index: int) -> EpisodeBatches[TrainBatch]:
+        start = index * self._items_per_episode
+        encoded = [self._encode(self._record(start + i)) for i in range(self._items_per_episode)]
+        items = [item for item in encoded if item is not None]
+        if not items:
+            raise RlhfError(
+                f"all {len(encoded)} records of episode {index} are too long",
+                where="prompts",
+                hint="raise prompts.max_prompt_tokens, or shorten the records",
+            )
+        items = list(self._prepare(items))
+        self._on_episode(index, items)
+        metrics = {"data/skipped_fraction": 1 - len(items) / len(encoded)}
+        return EpisodeBatches(self._plan.batches(items, self._algorithm.masked, None), metrics)
+
+
+def world_plan(strategy: Strategy, *, train_batch_size: int, epochs_per_episode: int) -> BatchPlan:
+    return BatchPlan(train_batch_size, epochs_per_episode, strategy.rank, strategy.world_size)

@@ -1,0 +1,197 @@
+"""How a model is trained across processes: the abstract `Strategy`.
+
+Its shape is that of a ColossalAI `Booster`. One strategy object owns the process group of a run;
+`prepare` is called once for each trained model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+ReduceOp = Literal["sum", "max", "min"]
+
+
+class Trained(NamedTuple):
+    """A model made ready for training. Unpacks like `Booster.boost`'s first members."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+
+
+class Strategy(ABC):
+    """Processes, devices, and what is done to a model so that they train it together.
+
+    **Lockstep**: every rank makes the same number of forward, backward, step and gather calls on a
+    prepared model; the trainer sees to it that a rank with less work runs empty, masked micro-batches.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where this process computes."""
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that writes files."""
+        return self.rank == 0
+
+    @property
+    @abstractmethod
+    def shards_parameters(self) -> bool:
+        """True where a prepared model is not whole in this process, so an engine needs its own copy."""
+
+    @property
+    @abstractmethod
+    def parameter_dtype(self) -> torch.dtype:
+        """Type the trained parameters are held in."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Context of every training forward (mixed precision); nothing by default."""
+        return nullcontext()
+
+    def setup(self) -> None:
+        """Join the process group. Called once, before anything else."""
+
+    def teardown(self) -> None:
+        """Leave the process group. Called once, whatever happened."""
+
+    def model_init_context(self) -> AbstractContextManager[Any]:
+        """Context in which models are built (lazy or meta initialisation)."""
+        return nullcontext()
+
+    @abstractmethod
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer: ...
+
+    @abstractmethod
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None = None,
+        *,
+        max_grad_norm: float | None = None,
+    ) -> Trained:
+        """Wrap what is trained. Clipping is given here because Gemini takes it in its constructor only."""
+
+    def prepare_inference(self, model: nn.Module) -> nn.Module:
+        """Place a frozen model (reference) that is only run forward."""
+        return model.to(self.device).eval().requires_grad_(False)
+
+    def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        """Context of one micro-batch's forward and backward; gradients need meet at the last one only."""
+        return nullcontext()
+
+    @abstractmethod
+    def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
+        """Add the gradients of `loss` (a scalar) to those of earlier calls since the last step."""
+
+    @property
+    @abstractmethod
+    def gradient_average_factor(self) -> int:
+        """What the wrapped model divides summed gradients by (world size, or 1): the trainer undoes it."""
+
+    @abstractmethod
+    def step(self, trained: Trained) -> float:
+        """Clip, step optimizer and scheduler, zero gradients. Returns the global gradient norm before clipping.
+
+        A norm that is not finite raises `DivergenceError` on every rank and changes nothing.
+        """
+
+    @abstractmethod
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Reduced over ranks, in a new tensor of the same dtype; every rank calls it."""
+
+    @abstractmethod
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value (picklable), in rank order; every rank calls it."""
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Rank 0's value."""
+        return self.all_gather_objects(value)[0]
+
+    def barrier(self) -> None:
+        self.all_gather_objects(None)
+
+    def run_on_main(self, action: Callable[[], None]) -> None:
+        """Run on rank 0 while the others wait; its error is raised everywhere."""
+        error: BaseException | None = None
+        if self.is_main:
+            try:
+                action()
+            except Exception as caught:
+                error = caught
+        error = self.broadcast_object(error)
+        if error is not None:
+            raise error
+
+    @abstractmethod
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The model inside the wrapper."""
+
+    @abstractmethod
+    def state_dict_shards(
+        self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """Full, named tensors of the unwrapped model, never more than one shard at once.
+
+        Collective: every rank runs it to its end and sees every shard. Names are those of
+        `unwrap(model).state_dict()`; `only` keeps the names it says True to; tied tensors come once.
+        """
+
+    @abstractmethod
+    def save_model(self, model: nn.Module, path: Path) -> None:
+        """Collective. Write the weights as safetensors into the folder `path`."""
+
+    @abstractmethod
+    def load_model(self, model: nn.Module, path: Path) -> None: ...
+
+    @abstractmethod
+    def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        """Collective. Write the optimizer's state into the folder `path` (no pickle)."""
+
+    @abstractmethod
+    def load_optimizer(self, optimizer: Optimizer, path: Path) -> None: ...
+
+    def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        """Write the scheduler's counters as JSON; the shape of the schedule comes from the run file."""
+        from .checkpoint import save_scheduler
+
+        if self.is_main:
+            save_scheduler(scheduler, path)
+
+    def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        from .checkpoint import load_scheduler
+
+        load_scheduler(scheduler, path)
+
+
+Models = Mapping[str, "nn.Module"]
+"""Role -> the (wrapped) model an algorithm runs forward in its loss."""

@@ -1,0 +1,172 @@
+"""Weight sync inside one process: the receiving end every engine uses, and the in-process publishers.
+
+A version arrives whole or not at all. Chunks are only referenced while they arrive, beside the live weights;
+`commit` verifies names, shapes and checksum and then copies them in place, so addresses stay and a generation
+never sees torn weights as long as it is called between generations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from .errors import SyncError
+from .protocols import RolloutEngine, WeightReceiver
+from .weight_files import untied_names
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_BLOCK = 4096
+"""Words summed together in a checksum: it notices a change anywhere and a move across blocks."""
+
+
+class Checksum:
+    """Checksum of named tensors at memory speed: block sums of their bits, hashed in name order.
+
+    Independent of how the tensors were cut into chunks and in which order the chunks came.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[str, bytes] = {}
+
+    def add(self, chunk: Mapping[str, Tensor]) -> None:
+        for name, tensor in chunk.items():
+            self._digests[name] = _tensor_digest(tensor)
+
+    def hexdigest(self) -> str:
+        total = hashlib.blake2b(digest_size=16)
+        for name in sorted(self._digests):
+            total.update(name.encode())
+            total.update(self._digests[name])
+        return total.hexdigest()
+
+
+def _tensor_digest(tensor: Tensor) -> bytes:
+    import torch
+
+    flat = tensor.detach().contiguous().reshape(-1)
+    words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    whole = words.numel() // _BLOCK * _BLOCK
+    digest = hashlib.blake2b(str((tuple(tensor.shape), str(tensor.dtype))).encode(), digest_size=16)
+    digest.update(words[:whole].view(-1, _BLOCK).sum(dim=1, dtype=torch.int64).cpu().numpy().tobytes())
+    digest.update(words[whole:].cpu().numpy().tobytes())
+    return digest.digest()
+
+
+def with_checksum(shards: Iterable[Mapping[str, Tensor]], checksum: Checksum) -> Iterator[Mapping[str, Tensor]]:
+    """Pass shards on, adding each to `checksum` on the way."""
+    for shard in shards:
+        checksum.add(shard)
+        yield shard
+
+
+def named_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by state-dict name; a tensor under two names (tied) comes once."""
+    owners = untied_names(module)
+    return {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if owners[name] == name}
+
+
+class ModuleReceiver:
+    """Receives versions for a module of this process (see `WeightReceiver`).
+
+    `only` names the part that is sent (an adapter, say): exactly those tensors must arrive.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        on_commit: Callable[[int], None],
+        only: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._module = module
+        self._on_commit = on_commit
+        self._only = only
+        self._version: int | None = None
+        self._staged: dict[str, Tensor] = {}
+
+    def begin(self, version: int) -> None:
+        """Open `version`; what was staged of another one is dropped."""
+        self._version = version
+        self._staged = {}
+
+    def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None:
+        if version != self._version:
+            raise SyncError(f"a chunk of version {version} arrived while {self._version} is open", where="weight sync")
+        self._staged.update(chunk)
+
+    def commit(self, version: int, checksum: str | None = None) -> None:
+        """Verify everything, then swap. Raises `SyncError` and keeps the old weights when something is off."""
+        import torch
+
+        if version != self._version:
+            raise SyncError(f"version {version} was committed but {self._version} is open", where="weight sync")
+        staged, self._staged, self._version = self._staged, {}, None
+        live = {n: t for n, t in named_weights(self._module).items() if self._only is None or self._only(n)}
+        verify_weights(live, staged, version)
+        if checksum is not None:
+            arrived = Checksum()
+            arrived.add(staged)
+            if arrived.hexdigest() != checksum:
+                raise SyncError(f"checksum of version {version} differs from the sender's", where="weight sync")
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(staged[name])
+        self._on_commit(version)
+
+
+def verify_weights(live: Mapping[str, Tensor], arrived: Mapping[str, Tensor], version: int) -> None:
+    """Names and shapes must match exactly; a silent partial load is how a failed sync goes unseen."""
+    missing = sorted(live.keys() - arrived.keys())
+    unexpected = sorted(arrived.keys() - live.keys())
+    shapes = [
+        f"{name}: {tuple(arrived[name].shape)} for {tuple(live[name].shape)}"
+        for name in live.keys() & arrived.keys()
+        if arrived[name].shape != live[name].shape
+    ]
+    problems = [
+        f"{what} {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", sorted(shapes)))
+        if names
+    ]
+    if problems:
+        raise SyncError(
+            f"version {version} was refused: {'; '.join(problems)}",
+            where="weight sync",
+            hint="trainer and maker must load the same model with the same lora options",
+        )
+
+
+class SharedWeights:
+    """Mode "shared": engine and trainer use one module; a publish only tells the engine."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+
+    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
+        self._engine.weights_updated(version)
+
+
+class CopiedWeights:
+    """The engine of this process has its own copy: every shard is staged, then all are swapped in."""
+
+    def __init__(self, receiver: WeightReceiver) -> None:
+        self._receiver = receiver
+
+    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
+        import torch
+
+        self._receiver.begin(version)
+        for shard in shards:
+            # A shard may live in a buffer that the next one reuses, and on another device than the engine.
+            self._receiver.stage(version, {name: torch.clone(tensor) for name, tensor in shard.items()})
+        self._receiver.commit(version)
+
+
+class NoReceiver:
+    """Nobody generates (an offline algorithm without evaluation by generation): nothing to bring anywhere."""
+
+    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
+        """The shards are not read."""

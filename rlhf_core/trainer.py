@@ -1,0 +1,91 @@
+"""The one loop: fit > episode > epoch > batch > update.
+
+Local and detached runs, PPO and every other algorithm, rollouts and datasets all go through `Trainer.fit`; what
+differs is the `BatchSource` that feeds it, the `step` that trains on a batch, and the `EpisodeEnd` that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from .hooks import HookRelay
+from .hookspecs import FitInfo
+
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeBatches(Generic[B]):
+    """What an episode trains on."""
+
+    epochs: Iterable[Iterable[B]]
+    """Passes over the episode; both iterables may make their elements when asked."""
+    metrics: Metrics = field(default_factory=dict)
+    """Values of the episode, on each of its lines."""
+
+
+class BatchSource(Protocol[B_co]):
+    """Where batches come from: rollouts or a dataset."""
+
+    def episode(self, index: int) -> EpisodeBatches[B_co]: ...
+
+
+class Recorder(Protocol):
+    """Is told what an episode does, and does what follows it: publish, evaluate, save. Any call may end the fit."""
+
+    def start_episode(self, episode: int, metrics: Metrics) -> None: ...
+
+    def update(self, metrics: Metrics) -> None: ...
+
+    def end_episode(self, episode: int) -> Metrics:
+        """All updates are made. Returns the values of the episode's last line."""
+        ...
+
+
+class Trainer(Generic[B]):
+    """Runs episodes. `step` trains on one batch and returns its metrics; one batch is one update."""
+
+    def __init__(
+        self,
+        source: BatchSource[B],
+        step: Callable[[B], Metrics],
+        *,
+        hooks: HookRelay,
+        recorder: Recorder,
+        num_updates: int = 0,
+    ) -> None:
+        self._source = source
+        self._step = step
+        self._hooks = hooks
+        self._recorder = recorder
+        self.num_updates = num_updates
+        """Updates so far, over the whole run."""
+
+    def fit(self, info: FitInfo) -> None:
+        """Train on episodes `info.first_episode` up to `info.num_episodes`."""
+        with self._hooks.span("fit", info=info):
+            for episode in range(info.first_episode, info.num_episodes):
+                with self._hooks.span("episode", episode=episode) as span:
+                    span.set("metrics", self._run_episode(episode))
+
+    def _run_episode(self, episode: int) -> Metrics:
+        data = self._source.episode(episode)
+        self._recorder.start_episode(episode, data.metrics)
+        for epoch, batches in enumerate(data.epochs):
+            with self._hooks.span("epoch", episode=episode, epoch=epoch):
+                for index, batch in enumerate(batches):
+                    self._train_on(batch, episode, epoch, index)
+        return self._recorder.end_episode(episode)
+
+    def _train_on(self, batch: B, episode: int, epoch: int, index: int) -> None:
+        self.num_updates += 1
+        with self._hooks.span("batch", episode=episode, epoch=epoch, batch=index, experience=batch) as batch_span:
+            with self._hooks.span("update", step=self.num_updates) as update_span:
+                metrics = self._step(batch)
+                update_span.set("metrics", metrics)
+            batch_span.set("metrics", metrics)
+        self._recorder.update(metrics)

@@ -1,0 +1,42 @@
+"""Where makers and trainers run: what a transport plugin is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .config_resolve import ResolvedRun
+from .hooks import HookRelay
+from .runfolder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A checked run, ready to start. For `rlhf.transports`, build(config, context=None) returns a `Transport`."""
+
+    resolved: ResolvedRun
+    folder: RunFolder
+    """Exists; only the process that trains as rank 0 writes into it."""
+    hooks: HookRelay
+    resume: Path | None
+    """The checkpoint folder to continue from."""
+    interrupted: Callable[[], bool]
+    """Whether the user has asked the run to stop after the current episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """How a fit ended."""
+
+    eval_before: float | None
+    eval_after: float | None
+    step: int
+    """Updates made, over the whole run."""
+
+
+class Transport(Protocol):
+    """Runs a request to its end, and leaves nothing of its own behind however it ends."""
+
+    def run(self, request: RunRequest) -> FitResult: ...

@@ -1,0 +1,1 @@
+"""The transport that core brings itself: `local`."""

@@ -1,0 +1,176 @@
+"""Sampling and training in one process, or in the SPMD processes of a launcher."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ..algorithm import Algorithm, RolloutAlgorithm
+from ..build import (
+    TrainerModels,
+    build_algorithm,
+    build_engine,
+    build_prompts,
+    build_reference,
+    build_scorer,
+    build_strategy,
+    build_trained_models,
+    model_dtype,
+)
+from ..channel import LocalChannel
+from ..config_resolve import ResolvedRun
+from ..coordinator import RolloutCoordinator
+from ..evaluate import PolicyEvaluator
+from ..maker import PolicyExperienceMaker
+from ..models import load_policy, load_tokenizer
+from ..prompts import PromptStream
+from ..protocols import RolloutEngine, WeightSync
+from ..rewards import RewardScorer
+from ..scoring_pass import ScoringPass
+from ..session import SessionParts, TrainerSession
+from ..strategy import Strategy
+from ..sync import CopiedWeights, NoReceiver, SharedWeights
+from ..transport import FitResult, RunRequest
+from ..types import Prompt
+
+if TYPE_CHECKING:
+    from .plugin import LocalConfig
+
+
+def build(config: LocalConfig, context: None) -> LocalTransport:
+    return LocalTransport()
+
+
+class LocalTransport:
+    """Every rank holds its part of the trainer, an engine, and the rewards."""
+
+    def run(self, request: RunRequest) -> FitResult:
+        strategy = build_strategy(request.resolved)
+        with ExitStack() as stack:
+            stack.callback(strategy.teardown)
+            strategy.setup()
+            tokenizer = load_tokenizer(request.resolved.run.model)
+            algorithm = build_algorithm(request.resolved, tokenizer)
+            models = build_trained_models(request.resolved, algorithm, strategy, tokenizer)
+            parts = _LocalParts(request, strategy, algorithm, models, stack).build()
+            session = TrainerSession(
+                request.resolved,
+                request.folder,
+                strategy=strategy,
+                algorithm=algorithm,
+                models=models,
+                parts=parts,
+                hooks=request.hooks,
+            )
+            return session.fit(request.resume)
+
+
+class _LocalParts:
+    """Builds what surrounds the loop; what must be closed is closed by `stack`."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        strategy: Strategy,
+        algorithm: Algorithm[Any, Any],
+        models: TrainerModels,
+        stack: ExitStack,
+    ) -> None:
+        self._request = request
+        self._resolved: ResolvedRun = request.resolved
+        self._strategy = strategy
+        self._algorithm = algorithm
+        self._models = models
+        self._stack = stack
+
+    def build(self) -> SessionParts:
+        run = self._resolved.run
+        held_out = run.eval.num_prompts if run.eval is not None and self._resolved.eval_prompts is None else 0
+        prompts = build_prompts(self._resolved, self._models.tokenizer, held_out=held_out)
+        rolls_out = isinstance(self._algorithm, RolloutAlgorithm)
+        evaluates = run.eval is not None and bool(self._resolved.rewards)
+        channel, evaluator, sync = None, None, NoReceiver()
+        if rolls_out or evaluates:
+            engine, sync = self._engine()
+            scorer = build_scorer(self._resolved, cache_folder=self._request.folder.path / "reward-cache")
+            self._stack.callback(scorer.close)
+            if rolls_out:
+                channel = self._channel(engine, scorer, prompts)
+            if evaluates:
+                evaluator = self._evaluator(engine, scorer, prompts)
+        return SessionParts(
+            channel=channel,
+            prompts=prompts,
+            sync=sync,
+            evaluator=evaluator,
+            interrupted=self._request.interrupted,
+        )
+
+    def _engine(self) -> tuple[RolloutEngine, WeightSync]:
+        """The engine shares the trained module where that is whole, else it has a copy that is kept in step."""
+        strategy, resolved = self._strategy, self._resolved
+        tokenizer = self._models.tokenizer
+        if not strategy.shards_parameters:
+            engine = build_engine(resolved, strategy.unwrap(self._models.policy), tokenizer, strategy.device)
+            self._stack.callback(engine.close)
+            return engine, SharedWeights(engine)
+        run = resolved.run
+        copy = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed)
+        copy.to(strategy.device).eval().requires_grad_(False)
+        engine = build_engine(resolved, copy, tokenizer, strategy.device)
+        self._stack.callback(engine.close)
+        return engine, CopiedWeights(engine.receiver())
+
+    def _channel(self, engine: RolloutEngine, scorer: RewardScorer, prompts: PromptStream) -> LocalChannel:
+        resolved, strategy, algorithm = self._resolved, self._strategy, self._algorithm
+        assert isinstance(algorithm, RolloutAlgorithm)
+        train = resolved.run.train
+        reference = build_reference(resolved, algorithm, strategy, self._models.policy)
+        critic = self._models.trained.get("critic")
+        scoring = ScoringPass(
+            strategy,
+            temperature=resolved.sampling.temperature,
+            reference=None if reference is None else reference.model,
+            reference_context=None if reference is None else reference.context,
+            critic=None if critic is None else critic.model,
+            batch_tokens=train.micro_batch_tokens,
+        )
+        maker = PolicyExperienceMaker(
+            engine=engine,
+            tokenizer=self._models.tokenizer,
+            sampling=resolved.sampling,
+            samples_per_prompt=train.samples_per_prompt,
+            scorer=scorer,
+            hooks=self._request.hooks,
+            scoring_pass=scoring,
+        )
+        coordinator = RolloutCoordinator(
+            num_episodes=train.episodes, prompts_per_episode=train.prompts_per_episode, max_staleness=0
+        )
+        return LocalChannel(
+            coordinator=coordinator, prompt=prompts.prompt, maker=maker, strategy=strategy, keep=algorithm.keep
+        )
+
+    def _evaluation_prompts(self, prompts: PromptStream) -> list[Prompt]:
+        """The held-out prompts, or the first ones of a source of their own."""
+        resolved = self._resolved
+        assert resolved.run.eval is not None
+        if resolved.eval_prompts is None:
+            return prompts.evaluation_prompts()
+        own = build_prompts(resolved, self._models.tokenizer, held_out=0, source=resolved.eval_prompts)
+        return [own.prompt(position) for position in range(min(len(own), resolved.run.eval.num_prompts))]
+
+    def _evaluator(self, engine: RolloutEngine, scorer: RewardScorer, prompts: PromptStream) -> PolicyEvaluator:
+        options = self._resolved.run.eval
+        assert options is not None
+        return PolicyEvaluator(
+            engine=engine,
+            tokenizer=self._models.tokenizer,
+            scorer=scorer,
+            prompts=self._evaluation_prompts(prompts),
+            sampling=self._resolved.sampling,
+            temperature=options.temperature,
+            score=options.score,
+            batch_size=options.batch_size,
+            strategy=self._strategy,
+        )

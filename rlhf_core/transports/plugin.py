@@ -1,0 +1,17 @@
+"""The transport `local` as a component, like any plugin's."""
+
+from __future__ import annotations
+
+from ..components import Component
+from ..config import Section
+
+
+class LocalConfig(Section):
+    """`local` has no options: makers and trainers are one process (per rank)."""
+
+
+local = Component(
+    summary="Sample and train in this process (or in the processes of --num-processes).",
+    config=LocalConfig,
+    build="rlhf_core.transports.local:build",
+)

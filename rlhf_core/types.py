@@ -1,0 +1,241 @@
+"""The data that flows through a run.
+
+Legend used in every docstring of this project: **B** sequences in a batch, **P** prompt tokens,
+**A** response (action) tokens, **S** = P + A, **K** tokens kept by truncated sampling, **V** vocabulary.
+Prompts are padded on the left and responses on the right. A mask is named for what True means.
+
+Nothing here imports torch when it runs, so that a reward, the command line and the configuration
+stay light; the conversions between these types live in `rlhf_core.batching`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Role = Literal["policy", "critic", "reference"]
+FinishReason = Literal["stop", "length"]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of the stream, ready for an engine."""
+
+    position: int
+    """Place in the endless prompt stream of the run; decides its samples' ids."""
+    text: str
+    """The text the model continues: the prompt itself, or the rendered chat template."""
+    prompt_ids: tuple[int, ...]
+    messages: tuple[Message, ...] | None = None
+    answer: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sampled answer, as a reward sees it: plain Python values, no tensor."""
+
+    sample_id: int
+    """prompt position x samples_per_prompt + k: unique in the run; kept when a prompt is made again."""
+    prompt: str
+    messages: tuple[Message, ...] | None
+    prompt_ids: tuple[int, ...]
+    completion: str
+    """The response decoded without special tokens."""
+    completion_ids: tuple[int, ...]
+    """Sampled response tokens, the first EOS included, nothing after it."""
+    logprobs: tuple[float, ...]
+    """Nats, of the distribution each token was really sampled from; as long as `completion_ids`."""
+    answer: Any
+    metadata: Mapping[str, Any]
+    policy_version: int
+    finish_reason: FinishReason
+    """`stop`: the model ended its answer; `length`: it was cut by the token limit."""
+    action_mask: tuple[bool, ...] | None = None
+    """True where the policy chose the token; None when it chose all. Room for several turns."""
+    group_id: int = 0
+    """Position of the prompt in the stream; the samples of one prompt share it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferItem:
+    """One sample, unpadded: what is buffered, sent and checkpointed."""
+
+    sample_id: int
+    group_id: int
+    policy_version: int
+    prompt_ids: Tensor
+    """[P] int64."""
+    response_ids: Tensor
+    """[A] int64."""
+    action_mask: Tensor
+    """[A] bool, True = counts in the loss."""
+    action_log_probs: Tensor
+    """[A] float32 nats, of the policy that sampled (the "old" log-probs)."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Raw scores by reward name, neither weighted nor clipped."""
+    reference_log_probs: Tensor | None = None
+    """[A] float32 nats, of the reference, on the same sampling distribution."""
+    values: Tensor | None = None
+    """[A] float32, the critic's value of the state before each action."""
+    support_ids: Tensor | None = None
+    """[A, K] int32, the tokens truncated sampling (top-k, top-p) chose from, -1 = padding."""
+    truncated: bool = False
+    """True when the answer was cut by the token limit and so has no EOS."""
+    kl_coef: float | None = None
+    """KL coefficient the maker asks for; None leaves it to the trainer."""
+    score: float | None = None
+    """Combined reward of the sample, set by the trainer."""
+    advantages: Tensor | None = None
+    """[A] float32, set by the algorithm."""
+    returns: Tensor | None = None
+    """[A] float32, set by the algorithm where it has a critic."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens together."""
+        return int(self.prompt_ids.numel()) + int(self.response_ids.numel())
+
+    @property
+    def num_response_tokens(self) -> int:
+        return int(self.response_ids.numel())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """A batch of samples, padded to the longest prompt and the longest response in it.
+
+    Frozen: a changed one is a new one (`dataclasses.replace`).
+    """
+
+    sequences: Tensor
+    """[B, S] int64, prompts padded left, responses padded right."""
+    attention_mask: Tensor
+    """[B, S] bool, True = a real token (known from lengths, never from `token != pad`)."""
+    action_mask: Tensor
+    """[B, A] bool, True = counts in the loss."""
+    action_log_probs: Tensor
+    """[B, A] float32 nats."""
+    sample_ids: Tensor
+    """[B] int64."""
+    group_ids: Tensor
+    """[B] int64."""
+    policy_versions: Tensor
+    """[B] int64."""
+    truncated: Tensor
+    """[B] bool."""
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    """name -> [B] float32, raw."""
+    reference_log_probs: Tensor | None = None
+    """[B, A] float32."""
+    values: Tensor | None = None
+    """[B, A] float32."""
+    support_ids: Tensor | None = None
+    """[B, A, K] int32, -1 = padding; a position all -1 was sampled from the whole vocabulary."""
+    kl_coef: Tensor | None = None
+    """[B] float32."""
+    scores: Tensor | None = None
+    """[B] float32."""
+    advantages: Tensor | None = None
+    """[B, A] float32."""
+    returns: Tensor | None = None
+    """[B, A] float32."""
+
+    def __len__(self) -> int:
+        return int(self.sequences.shape[0])
+
+    @property
+    def num_actions(self) -> int:
+        """A: response positions in this batch, padding included."""
+        return int(self.action_mask.shape[1])
+
+    @property
+    def prompt_length(self) -> int:
+        """P: prompt positions in this batch, padding included."""
+        return int(self.sequences.shape[1]) - self.num_actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """All samples of one prompt: what a maker makes, sends and is accounted for."""
+
+    position: int
+    """Position of the prompt in the stream."""
+    rollouts: tuple[Rollout, ...]
+    items: tuple[BufferItem, ...]
+    """One item per rollout, in the same order."""
+
+
+@dataclass(slots=True)
+class PhaseTimes:
+    """Seconds of making experience, and what was made in them."""
+
+    rollout_s: float = 0.0
+    reward_s: float = 0.0
+    """Only what was waited for after generation: rewards are scored while later answers are generated."""
+    forward_s: float = 0.0
+    """Reference log-probs and values."""
+    response_tokens: int = 0
+
+    def add(self, other: PhaseTimes) -> None:
+        self.rollout_s += other.rollout_s
+        self.reward_s += other.reward_s
+        self.forward_s += other.forward_s
+        self.response_tokens += other.response_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeEpisode:
+    """Everything an episode trains on."""
+
+    groups: Sequence[RolloutGroup]
+    """In position order."""
+    times: PhaseTimes
+    """Of this rank's makers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How an engine samples. Log-probs are of exactly this distribution."""
+
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    """> 0; `greedy` says argmax."""
+    top_k: int = 0
+    """0 = off."""
+    top_p: float = 1.0
+    """1 = off."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer besides EOS; kept in the completion."""
+    greedy: bool = False
+    """Argmax decoding; log-probs are then of the untruncated distribution at temperature 1."""
+    max_length: int | None = None
+    """Bound on prompt and response together (the seed classes' `max_length`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One answer to sample. The noise behind token t depends on (run seed, sample_id, t) alone."""
+
+    sample_id: int
+    prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine answers to one `GenerationRequest`."""
+
+    sample_id: int
+    token_ids: tuple[int, ...]
+    """The first EOS included, nothing after it; at least one token."""
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int
+    """Version of the weights that sampled it; a sample has exactly one."""
+    support_ids: Sequence[Sequence[int]] | None = None
+    """Per token, what truncated sampling chose from; None when nothing was truncated."""

@@ -1,0 +1,232 @@
+"""One update: micro-batches, the loss over the global batch, backward, one optimizer step for every trained role."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .algorithm import Algorithm, LossOutput, Max, Mean
+from .batching import plan_micro_batches
+from .errors import DivergenceError, OutOfMemoryError
+from .strategy import Strategy, Trained
+from .types import Experience
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GAP_KEY = "rollout/logprob_gap_max"
+
+
+class Updater:
+    """Applies `Algorithm.loss` to this rank's part of a batch.
+
+    The sums of all micro-batches of all ranks are divided by their counts of the whole update, so splitting the
+    batch over micro-batches, accumulation or ranks leaves the gradient as it is.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any],
+        strategy: Strategy,
+        trained: Mapping[str, Trained],
+        *,
+        micro_batch_tokens: int | None = None,
+        micro_batch_size: int | None = None,
+    ) -> None:
+        self._algorithm = algorithm
+        self._strategy = strategy
+        self._trained = trained
+        self._models = {role: model.model for role, model in trained.items()}
+        self._micro_batch_tokens = micro_batch_tokens
+        self._micro_batch_size = micro_batch_size
+
+    def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
+        """Train on this rank's `items` (maybe none) and step. Collective. Returns the update's metrics.
+
+        gap_version: measure `rollout/logprob_gap_max` over samples of this policy version; to be given before
+        the first step of an episode only, when the trainer's weights are those that sampled.
+        """
+        with _explained_memory():
+            meter = self._run(items, gap_version, backward=True)
+            self._check_finite(meter)
+            norms = {role: self._strategy.step(trained) for role, trained in self._trained.items()}
+        metrics = meter.result()
+        for role, trained in self._trained.items():
+            metrics[f"{role}/grad_norm"] = norms[role]
+            metrics[f"{role}/lr"] = float(trained.optimizer.param_groups[0]["lr"])
+        return metrics
+
+    def evaluate(self, items: Sequence[Any]) -> dict[str, float]:
+        """The same metrics on this rank's held-out `items`, without training. Collective."""
+        import torch
+
+        with torch.no_grad(), _explained_memory():
+            return self._run(items, None, backward=False).result()
+
+    def _run(self, items: Sequence[Any], gap_version: int | None, *, backward: bool) -> _Meter:
+        """Forward (and backward) all micro-batches, in step with the other ranks."""
+        batches = [self._algorithm.collate([items[i] for i in plan]) for plan in self._plan(items)]
+        counts, num_micro_batches = self._global_counts(batches)
+        meter = _Meter(self._strategy)
+        for index in range(num_micro_batches):
+            batch = batches[index] if index < len(batches) else self._empty(items)
+            is_last = index == num_micro_batches - 1
+            output = self._micro_step(batch, counts, is_last=is_last, backward=backward)
+            if index < len(batches):
+                self._measure(meter, output, batch, counts, gap_version)
+        return meter
+
+    def _plan(self, items: Sequence[Any]) -> list[list[int]]:
+        if not items:
+            return []
+        if self._micro_batch_size is not None:
+            size = self._micro_batch_size
+            return [list(range(i, min(i + size, len(items)))) for i in range(0, len(items), size)]
+        return plan_micro_batches([item.num_tokens for item in items], self._micro_batch_tokens)
+
+    def _global_counts(self, batches: Sequence[Any]) -> tuple[dict[str, float], int]:
+        """Divisor of every term and the number of micro-batches, over all ranks (they keep in step)."""
+        import torch
+
+        terms = list(self._algorithm.terms)
+        local = [dict(self._algorithm.counts(batch)) for batch in batches]
+        totals = torch.tensor([math.fsum(c.get(t, 0.0) for c in local) for t in terms], dtype=torch.float64)
+        steps = torch.tensor([float(len(batches))], dtype=torch.float64)
+        totals = self._strategy.all_reduce(totals)
+        steps = self._strategy.all_reduce(steps, "max")
+        return dict(zip(terms, totals.tolist(), strict=True)), int(steps.item())
+
+    def _empty(self, items: Sequence[Any]) -> Any:
+        """What a rank runs to keep in step when the others have more micro-batches."""
+        return self._algorithm.collate([self._algorithm.masked(items[0])])
+
+    def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
+        strategy = self._strategy
+        with ExitStack() as stack:
+            for model in self._models.values():
+                stack.enter_context(strategy.accumulate(model, is_last))
+            with strategy.autocast():
+                output = self._algorithm.loss(self._models, self._algorithm.to_device(batch, strategy.device))
+            for role, trained in self._trained.items() if backward else ():
+                loss = self._objective(role, output, counts)
+                if loss is not None:
+                    strategy.backward(loss, trained.optimizer)
+        return output
+
+    def _objective(self, role: str, output: LossOutput, counts: Mapping[str, float]) -> Tensor | None:
+        """What `role` descends: its terms over their global counts, undoing the strategy's averaging."""
+        loss: Tensor | None = None
+        for name, term in self._algorithm.terms.items():
+            if term.role != role or name not in output.sums:
+                continue
+            scale = term.coefficient * self._strategy.gradient_average_factor / max(counts[name], 1.0)
+            part = output.sums[name] * scale
+            loss = part if loss is None else loss + part
+        return loss
+
+    def _measure(
+        self, meter: _Meter, output: LossOutput, batch: Any, counts: Mapping[str, float], gap_version: int | None
+    ) -> None:
+        for name, total in output.sums.items():
+            meter.add(f"loss/{name}", Mean(total.detach(), counts[name]), fixed_count=True)
+        for name, metric in output.metrics.items():
+            meter.add(name, metric)
+        if gap_version is not None and output.log_probs is not None and isinstance(batch, Experience):
+            meter.add(GAP_KEY, Max(_log_prob_gap(output.log_probs, batch, gap_version)))
+
+    def _check_finite(self, meter: _Meter) -> None:
+        """Agree over ranks that every loss is a number before anybody steps."""
+        import torch
+
+        bad = meter.first_not_finite()
+        flag = torch.tensor([float(bad is not None)])
+        if self._strategy.all_reduce(flag, "max").item() > 0:
+            raise DivergenceError(
+                f"{bad or 'a loss of another rank'} is not a finite number",
+                where="update",
+                hint="lower optimizer.lr (or optimizer.critic_lr), or raise optimizer.warmup_episodes",
+            )
+
+
+@contextmanager
+def _explained_memory() -> Iterator[None]:
+    """An out-of-memory error says which key to lower; any other error stays itself."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(
+            f"the update does not fit into memory ({str(error).splitlines()[0][:160]})",
+            where="update",
+            hint="lower train.micro_batch_tokens (the result stays the same), or set model.gradient_checkpointing: true",
+        ) from error
+
+
+def _log_prob_gap(log_probs: Tensor, batch: Experience, version: int) -> Tensor:
+    """Largest |trainer - engine| log-prob over actions sampled by `version`; 0 without any."""
+    current = (batch.policy_versions == version)[:, None] & batch.action_mask
+    gap = (log_probs.cpu() - batch.action_log_probs.cpu()).abs()
+    return gap.masked_fill(~current.cpu(), 0.0).max()
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    import torch
+
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text
+
+
+class _Meter:
+    """Sums metrics over micro-batches and, once, over ranks."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._totals: dict[str, Any] = {}
+        self._counts: dict[str, Any] = {}
+        self._fixed: set[str] = set()
+        self._maxima: dict[str, Any] = {}
+
+    def add(self, name: str, metric: Mean | Max, *, fixed_count: bool = False) -> None:
+        """`fixed_count`: the count is that of the whole update already, not to be summed."""
+        if isinstance(metric, Max):
+            known = self._maxima.get(name)
+            value = float(metric.value)
+            self._maxima[name] = value if known is None else max(known, value)
+            return
+        self._totals[name] = self._totals.get(name, 0.0) + float(metric.total)
+        if fixed_count:
+            self._fixed.add(name)
+            self._counts[name] = float(metric.count)
+        else:
+            self._counts[name] = self._counts.get(name, 0.0) + float(metric.count)
+
+    def first_not_finite(self) -> str | None:
+        return next((n for n, v in self._totals.items() if n.startswith("loss/") and not math.isfinite(v)), None)
+
+    def result(self) -> dict[str, float]:
+        """Means and maxima over all ranks; a mean over nothing is left out."""
+        names = sorted(set().union(*self._strategy.all_gather_objects([*self._totals, *self._maxima])))
+        if not names:
+            return {}
+        import torch
+
+        rows = [[self._totals.get(n, 0.0), self._counts.get(n, 0.0)] for n in names]
+        sums = torch.tensor(rows, dtype=torch.float64)
+        fixed = torch.tensor([[float(n in self._fixed), self._maxima.get(n, -math.inf)] for n in names])
+        largest_counts = torch.tensor([r[1] for r in rows], dtype=torch.float64)
+        peaks = torch.cat([fixed.double(), largest_counts[:, None]], dim=1)
+        sums = self._strategy.all_reduce(sums)
+        peaks = self._strategy.all_reduce(peaks, "max")
+        result: dict[str, float] = {}
+        for row, name in enumerate(names):
+            is_fixed, peak, fixed_count = peaks[row].tolist()
+            total, count = sums[row].tolist()
+            count = fixed_count if is_fixed else count
+            if peak != -math.inf:
+                result[name] = peak
+            elif count:
+                result[name] = total / count
+        return result
