@@ -1,0 +1,161 @@
+"""A bounded key-value cache of slots: every row has its own length.
+
+Rows lie in slots 0..n-1 without a hole, each starting at position 0 of its slot, so that a decoding step
+works on one plain view `[:n, :, :longest]`. What lies behind a row's length is stale but finite; the mask of
+the step hides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+BLOCK = 64
+"""Tokens by which the cache grows, at least."""
+
+
+def round_up(num_tokens: int) -> int:
+    """To whole blocks."""
+    return -(-num_tokens // BLOCK) * BLOCK
+
+
+class StepIndex:
+    """Where the tokens of the current decoding step are written: computed once, used by every layer."""
+
+    def __init__(self) -> None:
+        self.lengths = torch.zeros(0, dtype=torch.int64)
+        """[n] tokens in each row before this step."""
+        self.longest = 0
+        """Tokens in the longest row, this step's included."""
+        self._flat: dict[tuple[int, int], Tensor] = {}
+
+    def set(self, lengths: Tensor, longest: int) -> None:
+        self.lengths, self.longest = lengths, longest
+        self._flat.clear()
+
+    def flat(self, num_heads: int, capacity: int) -> Tensor:
+        """[n * heads] int64: the vector (row, head, position) in a cache of `capacity` tokens, flattened."""
+        index = self._flat.get((num_heads, capacity))
+        if index is None:
+            count = self.lengths.shape[0]
+            heads = torch.arange(count * num_heads, device=self.lengths.device) * capacity
+            index = heads + self.lengths.repeat_interleave(num_heads)
+            self._flat[num_heads, capacity] = index
+        return index
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer: [slots, heads, capacity, dim] each."""
+
+    is_sliding = False
+
+    def __init__(self, step: StepIndex, num_slots: int, capacity: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._step = step
+        self._num_slots = num_slots
+        self._capacity = capacity
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (self._room(key_states), self._room(value_states))
+        self.is_initialized = True
+
+    def _room(self, states: Tensor) -> Tensor:
+        # Zeros, not empty: a masked NaN would still poison the weighted sum of values.
+        return states.new_zeros(self._num_slots, states.shape[1], self._capacity, states.shape[3])
+
+    def _rooms(self) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        return self.keys, self.values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write one token per row ([n, heads, 1, dim]); return views [n, heads, longest, dim]."""
+        keys, values = self._rooms()
+        return self._write(keys, key_states), self._write(values, value_states)
+
+    def _write(self, room: Tensor, states: Tensor) -> Tensor:
+        count, num_heads = states.shape[:2]
+        index = self._step.flat(num_heads, self._capacity)
+        room.view(-1, room.shape[3]).index_copy_(0, index, states.reshape(count * num_heads, -1))
+        return room[:count, :, : self._step.longest]
+
+    def fill(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put whole rows [k, heads, length, dim] into `slots` [k]."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        for room, states in zip(self._rooms(), (keys, values), strict=True):
+            room[:, :, : states.shape[2]].index_copy_(0, slots, states)
+
+    def copy_rows(self, sources: Tensor, targets: Tensor, length: int) -> None:
+        for room in self._rooms():
+            room[:, :, :length].index_copy_(0, targets, room[:, :, :length].index_select(0, sources))
+
+    def grow(self, capacity: int) -> None:
+        old, self._capacity = self._capacity, capacity
+        if self.is_initialized:
+            # One after the other, so that only one tensor is held twice at a time.
+            keys, values = self._rooms()
+            self.keys = self._room(keys)
+            self.keys[:, :, :old] = keys
+            del keys
+            self.values = self._room(values)
+            self.values[:, :, :old] = values
+
+    def get_seq_length(self) -> int:
+        return max(self._step.longest - 1, 0)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._step.longest, 0
+
+    def get_max_length(self) -> int:
+        return self._capacity
+
+
+class SlotCache(Cache):
+    """All layers, for at most `num_slots` rows of at most `max_tokens` tokens (grown towards it in blocks)."""
+
+    def __init__(self, num_slots: int, max_tokens: int) -> None:
+        self._step = StepIndex()
+        self._num_slots = num_slots
+        self._max_tokens = round_up(max_tokens)
+        self.capacity = min(BLOCK, self._max_tokens)
+        """Tokens a slot has room for now."""
+        self._slot_layers: list[SlotLayer] = []
+        super().__init__(layers=self._slot_layers)  # type: ignore[arg-type]
+
+    def fill(self, slots: Sequence[int], source: Cache, source_rows: Sequence[int]) -> None:
+        """Copy rows of a prefill's cache into `slots`."""
+        length = source.get_seq_length()
+        self.reserve(length)
+        while len(self._slot_layers) < len(source.layers):
+            self._slot_layers.append(SlotLayer(self._step, self._num_slots, self.capacity))
+        for layer, filled in zip(self._slot_layers, source.layers, strict=True):
+            assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
+            device = filled.keys.device
+            rows = torch.tensor(source_rows, device=device)
+            keys, values = filled.keys.index_select(0, rows), filled.values.index_select(0, rows)
+            layer.fill(torch.tensor(slots, device=device), keys, values)
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first `length` tokens of slots to other slots."""
+        for layer in self._slot_layers:
+            device = layer.device
+            layer.copy_rows(torch.tensor(sources, device=device), torch.tensor(targets, device=device), length)
+
+    def begin_step(self, lengths: Tensor, longest: int) -> None:
+        """Tell every layer where this step's tokens go: behind `lengths` [n]; `longest` is max(lengths) + 1."""
+        self.reserve(longest)
+        self._step.set(lengths, longest)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for `num_tokens` per slot."""
+        if num_tokens <= self.capacity:
+            return
+        assert num_tokens <= self._max_tokens, (num_tokens, self._max_tokens)
+        self.capacity = min(self._max_tokens, round_up(max(num_tokens, self.capacity + self.capacity // 2)))
+        for layer in self._slot_layers:
+            layer.grow(self.capacity)

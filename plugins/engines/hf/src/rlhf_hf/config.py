@@ -1,0 +1,29 @@
+"""Options of the engine `hf`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhf_core.config import EngineConfig
+
+
+class HfEngineConfig(EngineConfig):
+    """Rollouts by transformers."""
+
+    max_batch_size: int = Field(64, ge=1, le=4096, description="Rows decoded at once (slots of the key-value cache).")
+    max_cache_tokens: int = Field(
+        131_072,
+        ge=64,
+        description="Bound on the key-value cache, in tokens over all slots; fewer slots are used when the longest "
+        "possible sequences would not fit.",
+    )
+    prefill_batch_tokens: int = Field(
+        4096, ge=1, description="Prompt tokens in one forward pass, padding included; bounds its memory."
+    )
+    prepack: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Copy Linear weights into oneDNN's layout while generating on a CPU: auto does it where it is "
+        "faster, on everywhere it works. Costs the packed weights' memory during generation.",
+    )

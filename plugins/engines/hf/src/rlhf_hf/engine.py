@@ -1,0 +1,163 @@
+"""The engine `hf`: samples from any transformers causal LM, each answer independent of its batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rlhf_core.components import EngineContext
+from rlhf_core.errors import ConfigError, OutOfMemoryError, SyncError
+from rlhf_core.protocols import WeightReceiver
+from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+
+from .cache import round_up
+from .config import HfEngineConfig
+from .forward import ModelForward
+from .lockstep import LockstepBatch, LockstepModel
+from .mode import generating
+from .paths import Path, choose_path
+from .prepack import PackedLinears
+from .rows import Row, StopRule, make_rows
+from .sampler import Sampler
+from .slot_model import SlotModel
+from .slots import SlotBatch
+
+logger = logging.getLogger(__name__)
+
+
+class HfEngine:
+    """A `RolloutEngine` over a module of this process, shared with the trainer or its own."""
+
+    def __init__(self, config: HfEngineConfig, context: EngineContext) -> None:
+        self._config = config
+        self._tokenizer = context.tokenizer
+        self._seed = context.seed
+        self._module = context.model
+        self._forward = ModelForward(context.model)
+        self._eos_ids = eos_token_ids(self._forward, context.tokenizer)
+        self._path: Path | None = None
+        self._packed: PackedLinears | None = None
+        self._owns_weights = False
+        """True once weights arrive through a receiver: then nobody else changes them."""
+        self._policy_version = 0
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    @property
+    def path(self) -> Path:
+        """How this model generates; found out by a short trial at first use."""
+        if self._path is None:
+            with generating(self._module):
+                self._path = choose_path(self._forward)
+            if self._path.name != "slots":
+                logger.warning(
+                    "engine hf generates on its safe, slower path '%s' (%s)",
+                    self._path.name,
+                    "; ".join(self._path.reasons),
+                )
+        return self._path
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
+        """Check all requests, then yield completions as they finish (see `RolloutEngine.generate`).
+
+        Raises `DataError` for a prompt that leaves no room for an answer and `ConfigError` when the cache bound is
+        too small for one sequence, both here; `OutOfMemoryError`, `DivergenceError` and, when the weights change
+        before the last completion was taken, `SyncError` while iterating.
+        """
+        rows = make_rows(requests, sampling, self._forward.context_tokens)
+        return self._completions(self.plan(rows, sampling)) if rows else iter(())
+
+    def plan(self, rows: list[Row], sampling: SamplingParams) -> SlotBatch | LockstepBatch:
+        """The work of one `generate`, not yet begun."""
+        config = self._config
+        sampler = Sampler(self._seed, sampling)
+        stop = StopRule(self._eos_ids, sampling.stop, self._tokenizer)
+        longest = max(len(row.prompt_ids) + row.limit for row in rows)
+        num_slots = min(config.max_batch_size, len(rows), config.max_cache_tokens // round_up(longest))
+        if num_slots < 1:
+            raise ConfigError(
+                f"max_cache_tokens {config.max_cache_tokens} cannot hold one sequence of {longest} tokens",
+                where="engine hf",
+                hint=f"raise engine.max_cache_tokens to {round_up(longest)} or lower engine.max_new_tokens",
+            )
+        name = self.path.name
+        if name == "slots":
+            model = SlotModel(self._forward, num_slots, longest)
+            return SlotBatch(model, rows, sampler, stop, config.prefill_batch_tokens)
+        return LockstepBatch(LockstepModel(self._forward, name), rows, sampler, stop, num_slots)
+
+    def _completions(self, batch: SlotBatch | LockstepBatch) -> Iterator[Completion]:
+        version = self._policy_version
+        try:
+            while batch.busy:
+                yield from self._advance(batch, version)
+        finally:
+            # A shared module is about to be trained: packed copies would only take its memory.
+            if not self._owns_weights:
+                self._packed = None
+
+    def _advance(self, batch: SlotBatch | LockstepBatch, version: int) -> Iterator[Completion]:
+        if version != self._policy_version:
+            raise SyncError(
+                f"weights of version {self._policy_version} arrived while version {version} was generating",
+                where="engine hf",
+                hint="take all completions of a generate call before publishing",
+            )
+        # The mode ends before every yield: the caller may train, or switch an adapter off, in between.
+        with self._generating():
+            finished = batch.advance()
+        for row in finished:
+            yield row.completion(version)
+
+    @contextmanager
+    def _generating(self) -> Iterator[None]:
+        with generating(self._module):
+            if self._packed is None:
+                self._packed = PackedLinears(
+                    self._module, num_rows=self._config.max_batch_size, mode=self._config.prepack
+                )
+            try:
+                with self._packed.applied():
+                    yield
+            except torch.OutOfMemoryError as error:
+                raise OutOfMemoryError(
+                    f"the device ran out of memory while generating ({error})",
+                    where="engine hf",
+                    hint="lower engine.max_batch_size, engine.max_cache_tokens or engine.prefill_batch_tokens",
+                ) from error
+
+    def weights_updated(self, version: int) -> None:
+        """The module has the weights of `version`: forget the packed copies."""
+        self._packed = None
+        self._policy_version = version
+
+    def receiver(self) -> WeightReceiver:
+        """Whole versions for this engine's module, swapped in place at commit."""
+        from rlhf_core.sync import ModuleReceiver
+
+        self._owns_weights = True
+        return ModuleReceiver(self._module, on_commit=self.weights_updated)
+
+    def close(self) -> None:
+        """Free what was derived from the weights; the module belongs to the caller."""
+        self._packed = None
+
+
+def build(config: HfEngineConfig, context: EngineContext) -> HfEngine:
+    """What the component `hf` names."""
+    return HfEngine(config, context)
+
+
+def eos_token_ids(forward: ModelForward, tokenizer: Any) -> frozenset[int]:
+    """All tokens that end an answer: the model's generation config's and the tokenizer's."""
+    found: set[int] = set()
+    generation = getattr(forward.base, "generation_config", None)
+    for given in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
+        found.update(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
+    return frozenset(int(token) for token in found)

@@ -1,0 +1,87 @@
+"""Calls any transformers causal LM with exactly the arguments its forward knows."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def base_module(module: nn.Module) -> nn.Module:
+    """The transformers model itself, below a PEFT wrapper (whose forward takes `**kwargs`)."""
+    unwrap = getattr(module, "get_base_model", None)
+    return unwrap() if callable(unwrap) else module
+
+
+class ModelForward:
+    """One forward pass with explicit positions, and logits only where they are asked for."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.base = base_module(module)
+        self.config: Any = self.base.config
+        known = inspect.signature(self.base.forward).parameters
+        self.embedding: Tensor = self.base.get_input_embeddings().weight  # type: ignore[operator]
+        """[V, hidden]; its dtype is that of the hidden states, and so of masks added to attention scores."""
+        self._takes = {
+            name: name in known for name in ("position_ids", "logits_to_keep", "attention_mask", "use_cache")
+        }
+        self.cache_name = next((name for name in ("past_key_values", "cache_params") if name in known), None)
+        """The argument, and attribute of the output, that carries the cache; None without one."""
+
+    @property
+    def takes_positions_and_mask(self) -> bool:
+        return self._takes["position_ids"] and self._takes["attention_mask"]
+
+    @property
+    def text_config(self) -> Any:
+        get = getattr(self.config, "get_text_config", None)
+        return get(decoder=True) if callable(get) else self.config
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Positions the model has, where its config says."""
+        bound = getattr(self.text_config, "max_position_embeddings", None)
+        return bound if isinstance(bound, int) and bound > 0 else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Any = None,
+        use_cache: bool = False,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Logits [B, K, V] at the K positions of `keep` (default: the last), and the cache after the pass.
+
+        `input_ids` [B, T] int64; `position_ids` [B, T] int64; `attention_mask` [B, S] bool or, additive,
+        [B, 1, T, S] float.
+        """
+        arguments: dict[str, Any] = {"input_ids": input_ids}
+        if position_ids is not None and self._takes["position_ids"]:
+            arguments["position_ids"] = position_ids
+        if attention_mask is not None:
+            arguments["attention_mask"] = attention_mask
+        if self._takes["use_cache"]:
+            arguments["use_cache"] = use_cache
+        if cache is not None and self.cache_name is not None:
+            arguments[self.cache_name] = cache
+        if self._takes["logits_to_keep"]:
+            arguments["logits_to_keep"] = 1 if keep is None else keep
+        output = self.module(**arguments)
+        logits = output.logits
+        if not self._takes["logits_to_keep"]:
+            logits = logits[:, -1:] if keep is None else logits.index_select(1, keep)
+        return logits, getattr(output, self.cache_name, None) if self.cache_name else None

@@ -1,0 +1,127 @@
+"""The safe path: whole batches that start and step together, for models the slots cannot serve.
+
+Three ways, from faster to surer. `padded`: prompts of any lengths, padded on the left (attention models, sliding
+windows included). `equal`: only prompts of one length together, so that nothing is padded and no mask is needed
+(recurrent and hybrid models). `recompute`: the same without any cache (what has none that we know).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from .forward import ModelForward
+from .rows import Row, StopRule
+from .sampler import Sampler
+
+Way = Literal["padded", "equal", "recompute"]
+
+
+class LockstepModel:
+    """A causal LM that feeds one batch of sequences from their start, one way of three."""
+
+    def __init__(self, forward: ModelForward, way: Way) -> None:
+        self._forward = forward
+        self.way = way
+        self._last_position = None if forward.context_tokens is None else forward.context_tokens - 1
+        self._cache: Any = None
+        self._mask = torch.zeros(0, 0, dtype=torch.bool)
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [B, V] behind each prompt; begins a new batch."""
+        longest, device = max(map(len, prompts)), self._forward.device
+        assert self.way == "padded" or min(map(len, prompts)) == longest
+        padded = torch.tensor([[*([0] * (longest - len(p))), *p] for p in prompts], device=device)
+        pads = torch.tensor([longest - len(p) for p in prompts], device=device)
+        self._mask = torch.arange(longest, device=device) >= pads[:, None]
+        # The config tells the cache which layers have a sliding window or a recurrent state.
+        self._cache = DynamicCache(config=self._forward.config) if self.way == "padded" else None
+        return self._run(padded)
+
+    def step(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [B, V] behind the last token of each whole sequence, one token longer than at the last call."""
+        device = self._forward.device
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(sequences), 1)], dim=1)
+        if self.way == "recompute":
+            return self._run(torch.tensor([list(sequence) for sequence in sequences], device=device))
+        return self._run(torch.tensor([[sequence[-1]] for sequence in sequences], device=device))
+
+    def _run(self, input_ids: Tensor) -> Tensor:
+        # Bounded above for ended rows, which may step past the model's last position.
+        positions = (self._mask.cumsum(dim=1) - 1).clamp(0, self._last_position)[:, -input_ids.shape[1] :]
+        logits, cache = self._forward(
+            input_ids,
+            position_ids=positions,
+            attention_mask=self._mask if self.way == "padded" else None,
+            cache=self._cache,
+            use_cache=self.way != "recompute",
+        )
+        if self.way != "recompute":
+            self._cache = cache
+        return logits[:, -1]
+
+
+class LockstepBatch:
+    """Decodes all `rows`, at most `max_batch_size` at once; a batch ends with its longest row."""
+
+    def __init__(
+        self, model: LockstepModel, rows: Sequence[Row], sampler: Sampler, stop: StopRule, max_batch_size: int
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._stop = stop
+        self._waiting = deque(_plan_batches(rows, max_batch_size, same_length=model.way != "padded"))
+        self._batch: list[Row] = []
+        self._age = 0
+        """Tokens that rows of the batch have sampled, ended rows apart."""
+        self.num_steps = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._batch or self._waiting)
+
+    def advance(self) -> list[Row]:
+        """Run until at least one row is finished; return those rows."""
+        finished: list[Row] = []
+        while self.busy and not finished:
+            finished = self._next()
+        return finished
+
+    def _next(self) -> list[Row]:
+        if self._batch:
+            self._age += 1
+            logits = self._model.step([self._sequence(row) for row in self._batch])
+            self.num_steps += 1
+        else:
+            self._batch, self._age = self._waiting.popleft(), 0
+            logits = self._model.start([row.prompt_ids for row in self._batch])
+        going = [index for index, row in enumerate(self._batch) if row.finish_reason is None]
+        rows = [self._batch[index] for index in going]
+        self._sampler.draw(logits[torch.tensor(going, device=logits.device)], rows)
+        for row in rows:
+            row.finish_reason = self._stop.reason(row)
+        if all(row.finish_reason is not None for row in self._batch):
+            self._batch = []
+        return [row for row in rows if row.finish_reason is not None]
+
+    def _sequence(self, row: Row) -> list[int]:
+        """Prompt and answer; an ended row repeats its last token to stay in step."""
+        return [*row.prompt_ids, *row.token_ids, *row.token_ids[-1:] * (self._age - len(row.token_ids))]
+
+
+def _plan_batches(rows: Sequence[Row], max_batch_size: int, *, same_length: bool) -> list[list[Row]]:
+    """Rows by prompt length, cut into batches."""
+    batches: list[list[Row]] = []
+    for row in sorted(rows, key=lambda row: len(row.prompt_ids)):
+        last = batches[-1] if batches else []
+        fits = 0 < len(last) < max_batch_size
+        if fits and (not same_length or len(last[0].prompt_ids) == len(row.prompt_ids)):
+            last.append(row)
+        else:
+            batches.append([row])
+    return batches

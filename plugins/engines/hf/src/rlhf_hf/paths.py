@@ -1,0 +1,132 @@
+"""Which way of generating a model can take: tried on a few tokens, not guessed from its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from .forward import ModelForward
+from .lockstep import LockstepModel, Way
+from .slot_model import SlotModel
+
+_PROMPTS = ((5, 3, 7, 2, 6), (4, 1, 3))
+_FORCED = ((2, 4), (6, 5))
+"""Tokens of the trial (modulo the vocabulary): two prompts of different lengths, two tokens fed to each."""
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The fastest way that reproduces a plain forward, and why the faster ones do not."""
+
+    name: Literal["slots", "padded", "equal", "recompute"]
+    reasons: tuple[str, ...] = ()
+
+
+def choose_path(forward: ModelForward) -> Path:
+    """Try the ways from the fastest to the surest; call it in eval mode without gradients."""
+    reasons: list[str] = []
+    expected = _plain(forward)
+    trials: tuple[tuple[Literal["slots"] | Way, Callable[[], str | None], Callable[[], Tensor]], ...] = (
+        ("slots", lambda: _no_slots(forward), lambda: _try_slots(forward)),
+        ("padded", lambda: _no_padding(forward), lambda: _try_lockstep(forward, "padded")),
+        ("equal", lambda: _no_cache(forward), lambda: _try_lockstep(forward, "equal")),
+    )
+    for name, obstacle, trial in trials:
+        reason = obstacle() or _failure(trial, expected)
+        if reason is None:
+            return Path(name, tuple(reasons))
+        reasons.append(f"{name}: {reason}")
+    return Path("recompute", tuple(reasons))
+
+
+def _failure(trial: Callable[[], Tensor], expected: Tensor) -> str | None:
+    """What is wrong with a way of generating; None when it gives the expected logits [2, V]."""
+    try:
+        found = trial().float()
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
+        # A model that was not written for this way may fail anywhere inside; the reason goes to the log.
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    tolerance = 1e-3 if expected.dtype is torch.float32 else 5e-2
+    return None if gap <= tolerance else f"its logits differ from a plain forward by {gap:.1e} of their size"
+
+
+def _no_slots(forward: ModelForward) -> str | None:
+    if forward.cache_name != "past_key_values" or not forward.takes_positions_and_mask:
+        return "its forward takes no past_key_values, position_ids and attention_mask"
+    implementation = getattr(forward.config, "_attn_implementation", None)
+    if implementation not in ("sdpa", "eager"):
+        return f"attention {implementation} takes no mask per row"
+    layers = DynamicCache(config=forward.config).layers
+    if any(type(layer) is not DynamicLayer for layer in layers):
+        return "it has a sliding window, a recurrent state or another cache than plain keys and values"
+    return _length_dependent(forward)
+
+
+def _no_padding(forward: ModelForward) -> str | None:
+    if forward.cache_name != "past_key_values" or not forward.takes_positions_and_mask:
+        return "its forward takes no past_key_values, position_ids and attention_mask"
+    if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=forward.config).layers):
+        return "it has a recurrent state, which padding would change"
+    return _length_dependent(forward)
+
+
+def _length_dependent(forward: ModelForward) -> str | None:
+    """Some rotary embeddings depend on the longest row, so rows of different lengths would change each other."""
+    rope = getattr(forward.text_config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type") if isinstance(rope, dict) else None
+    return f"its {kind} rotary embedding depends on the longest row" if kind in _LENGTH_DEPENDENT_ROPE else None
+
+
+def _no_cache(forward: ModelForward) -> str | None:
+    return None if forward.cache_name else "its forward takes no cache"
+
+
+def _plain(forward: ModelForward) -> Tensor:
+    """[2, V] logits behind each whole sequence, one sequence at a time, without a cache."""
+    logits = []
+    for prompt, forced in zip(*_tokens(forward), strict=True):
+        ids = torch.tensor([[*prompt, *forced]], device=forward.device)
+        positions = torch.arange(ids.shape[1], device=forward.device)[None]
+        logits.append(forward(ids, position_ids=positions)[0][0, -1])
+    return torch.stack(logits)
+
+
+def _try_slots(forward: ModelForward) -> Tensor:
+    prompts, forced = _tokens(forward)
+    model = SlotModel(forward, num_slots=3, max_tokens=8)
+    _, cache = model.prefill(prompts)
+    model.cache.fill([1, 0], cache, [0, 1])
+    # The rows lie in turned order, so that a row that reads its neighbour's slot is noticed.
+    for step in range(2):
+        fed = [forced[1][step], forced[0][step]]
+        logits = model.decode(fed, [len(prompts[1]) + step, len(prompts[0]) + step])
+    return logits.flip(0)
+
+
+def _try_lockstep(forward: ModelForward, way: Way) -> Tensor:
+    prompts, forced = _tokens(forward)
+    model = LockstepModel(forward, way)
+    if way == "padded":
+        return _feed(model, prompts, forced)
+    return torch.cat([_feed(model, [p], [f]) for p, f in zip(prompts, forced, strict=True)])
+
+
+def _feed(model: LockstepModel, prompts: list[list[int]], forced: list[list[int]]) -> Tensor:
+    model.start(prompts)
+    for count in (1, 2):
+        logits = model.step([[*p, *f[:count]] for p, f in zip(prompts, forced, strict=True)])
+    return logits
+
+
+def _tokens(forward: ModelForward) -> tuple[list[list[int]], list[list[int]]]:
+    size = forward.embedding.shape[0]
+    prompts, forced = ([[token % size for token in row] for row in rows] for rows in (_PROMPTS, _FORCED))
+    return prompts, forced

@@ -1,0 +1,14 @@
+"""The entry point `hf` of `rlhf.engines`."""
+
+from __future__ import annotations
+
+from rlhf_core.components import Component
+
+from .config import HfEngineConfig
+
+hf = Component(
+    summary="Rollouts by transformers, with continuous batching; any causal language model.",
+    config=HfEngineConfig,
+    build="rlhf_hf.engine:build",
+    requires=("torch", "transformers"),
+)

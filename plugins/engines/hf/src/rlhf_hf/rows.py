@@ -1,0 +1,123 @@
+"""One answer in the making, and the rules that end it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlhf_core.errors import DataError
+from rlhf_core.types import Completion, FinishReason, GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A request and what was sampled for it so far."""
+
+    request: GenerationRequest
+    limit: int
+    """Most tokens this row may sample, at least 1."""
+    prompt_key: int
+    """The same for rows of one `make_rows` call whose prompts are equal, and for no others."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    support_ids: list[Sequence[int]] = field(default_factory=list)
+    """Per token; stays empty when nothing is truncated."""
+    noise: list[float] = field(default_factory=list)
+    """Uniform numbers for its first tokens, drawn in blocks."""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.request.prompt_ids
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose keys and values are known: all but the last sampled one."""
+        return len(self.request.prompt_ids) + len(self.token_ids) - 1
+
+    def completion(self, policy_version: int) -> Completion:
+        assert self.finish_reason is not None
+        return Completion(
+            sample_id=self.request.sample_id,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            policy_version=policy_version,
+            support_ids=tuple(self.support_ids) if self.support_ids else None,
+        )
+
+
+def make_rows(requests: Sequence[GenerationRequest], sampling: SamplingParams, context_tokens: int | None) -> list[Row]:
+    """Rows in the order of the requests, each with its token limit.
+
+    `context_tokens` is the longest sequence the model has positions for, None when it has no such bound.
+    Raises `DataError` for a prompt that is empty or leaves no room for one token.
+    """
+    rows = []
+    keys: dict[tuple[int, ...], int] = {}
+    for request in requests:
+        length = len(request.prompt_ids)
+        where = f"engine hf, sample {request.sample_id}"
+        if length == 0:
+            raise DataError("the prompt has no token", where=where, hint="give the model something to continue")
+        limit = sampling.max_new_tokens
+        if sampling.max_length is not None:
+            limit = min(limit, sampling.max_length - length)
+        if context_tokens is not None:
+            limit = min(limit, context_tokens - length)
+        if limit < 1:
+            bound = f"max_length {sampling.max_length}, the model has {context_tokens} positions"
+            raise DataError(
+                f"a prompt of {length} tokens leaves no room for an answer ({bound})",
+                where=where,
+                hint="lower prompts.max_prompt_tokens",
+            )
+        rows.append(Row(request, limit, keys.setdefault(request.prompt_ids, len(keys))))
+    return rows
+
+
+class StopRule:
+    """Ends a row at an EOS token, at a stop text, or at its limit, in this order.
+
+    A stop text is looked for in the sampled text only, never across the border to the prompt, special
+    tokens included, so that the text of one (`<|im_end|>`) serves too.
+    """
+
+    def __init__(self, eos_ids: frozenset[int], stop: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> None:
+        self._eos_ids = eos_ids
+        self._stop = stop
+        self._tokenizer = tokenizer
+        # Every token but a special one brings at least one byte, a character has at most four.
+        self._tail_tokens = 4 * max((len(text) for text in stop), default=0) + 8
+        self._may_end_stop: dict[int, bool] = {}
+
+    def reason(self, row: Row) -> FinishReason | None:
+        """Why `row` ends with its last sampled token; None when it goes on."""
+        if row.token_ids[-1] in self._eos_ids or self._at_stop_text(row.token_ids):
+            return "stop"
+        return "length" if len(row.token_ids) >= row.limit else None
+
+    def _at_stop_text(self, token_ids: list[int]) -> bool:
+        if not self._stop or not self._can_end(token_ids[-1]):
+            return False
+        tail = self._decode(token_ids[-self._tail_tokens :])
+        return any(text in tail for text in self._stop)
+
+    def _can_end(self, token_id: int) -> bool:
+        """False when no stop text can end inside this token: saves most decoding. Kept per token."""
+        known = self._may_end_stop.get(token_id)
+        if known is None:
+            text = self._decode([token_id])
+            # Alone, a token may lose its leading space or be half a character.
+            known = "�" in text or any(last.isspace() or last in text for last in (s[-1] for s in self._stop))
+            self._may_end_stop[token_id] = known
+        return known
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text

@@ -1,0 +1,63 @@
+"""Draws the next token of every row, with its log-prob, from one pass over the logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlhf_core.errors import DivergenceError
+from rlhf_core.functional.noise import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
+from rlhf_core.types import SamplingParams
+
+from .rows import Row
+
+NOISE_TOKENS = 256
+"""Tokens a row draws its noise for at once: many cost hardly more than one."""
+
+
+class Sampler:
+    """The noise behind token t of a row depends on (seed, sample_id, t) only."""
+
+    def __init__(self, seed: int, sampling: SamplingParams) -> None:
+        self._seed = seed
+        self._sampling = sampling
+
+    def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
+        """Append one token to each row. `logits` [n, V].
+
+        Raises `DivergenceError` when the logits are not finite.
+        """
+        drawn = greedy_sample(logits) if self._sampling.greedy else self._sample(logits, rows)
+        support = None if drawn.support_ids is None else drawn.support_ids.tolist()
+        sampled = zip(rows, drawn.token_ids.tolist(), drawn.log_probs.tolist(), strict=True)
+        for index, (row, token, log_prob) in enumerate(sampled):
+            if not math.isfinite(log_prob):
+                raise DivergenceError(
+                    f"the log-prob of token {len(row.token_ids)} of sample {row.request.sample_id} is {log_prob}",
+                    where="engine hf",
+                    hint="the weights have diverged: lower optimizer.lr",
+                )
+            row.token_ids.append(token)
+            row.logprobs.append(log_prob)
+            if support is not None:
+                row.support_ids.append([kept for kept in support[index] if kept >= 0])
+
+    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> SampledTokens:
+        self._draw_noise([row for row in rows if len(row.noise) == len(row.token_ids)])
+        noise = torch.tensor([row.noise[len(row.token_ids)] for row in rows], dtype=torch.float64)
+        sampling = self._sampling
+        return inverse_cdf_sample(logits, noise.to(logits.device), sampling.temperature, sampling.top_k, sampling.top_p)
+
+    def _draw_noise(self, rows: Sequence[Row]) -> None:
+        """Continue the noise of `rows` by a block; a row's noise depends on nothing but its own counter."""
+        if not rows:
+            return
+        samples = torch.tensor([row.request.sample_id for row in rows])
+        starts = torch.tensor([len(row.noise) for row in rows])
+        count = min(NOISE_TOKENS, max(row.limit - len(row.noise) for row in rows))
+        blocks = uniforms(self._seed, samples[:, None], starts[:, None] + torch.arange(count))
+        for row, block in zip(rows, blocks.tolist(), strict=True):
+            row.noise.extend(block)

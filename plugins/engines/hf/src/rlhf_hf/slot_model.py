@@ -1,0 +1,62 @@
+"""The two passes of the fast path: whole prompts without a mask, then one token per row over the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from .cache import SlotCache
+from .forward import ModelForward
+
+
+class SlotModel:
+    """A causal LM over a `SlotCache`; rows are known by their slot, in order."""
+
+    def __init__(self, forward: ModelForward, num_slots: int, max_tokens: int) -> None:
+        self._forward = forward
+        self.num_slots = num_slots
+        self.cache = SlotCache(num_slots, max_tokens)
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, DynamicCache]:
+        """Logits [B, V] behind the last token of each prompt, and the keys and values of all.
+
+        Prompts are padded on the right: under a causal mask no real token sees the padding, so no other mask
+        is needed and the fastest attention kernel serves.
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        longest, device = max(lengths), self._forward.device
+        padded = [[*prompt, *([0] * (longest - len(prompt)))] for prompt in prompts]
+        ends = sorted(set(lengths))
+        logits, cache = self._forward(
+            torch.tensor(padded, device=device),
+            position_ids=torch.arange(longest, device=device).expand(len(prompts), -1),
+            cache=DynamicCache(),
+            use_cache=True,
+            keep=torch.tensor([end - 1 for end in ends], device=device),
+        )
+        place = {end: index for index, end in enumerate(ends)}
+        columns = torch.tensor([place[length] for length in lengths], device=device)
+        return logits[torch.arange(len(prompts), device=device), columns], cache
+
+    def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """Feed one token per row to the first n slots, whose rows hold `lengths` tokens; logits [n, V]."""
+        device, longest = self._forward.device, max(lengths) + 1
+        positions = torch.tensor(lengths, device=device)
+        self.cache.begin_step(positions, longest)
+        logits, _ = self._forward(
+            torch.tensor(token_ids, device=device)[:, None],
+            position_ids=positions[:, None],
+            attention_mask=self._mask(positions, longest),
+            cache=self.cache,
+            use_cache=True,
+        )
+        return logits[:, -1]
+
+    def _mask(self, positions: Tensor, longest: int) -> Tensor:
+        """[n, 1, 1, longest], additive: 0 up to and including the token being fed, far below elsewhere."""
+        seen = torch.arange(longest, device=positions.device) <= positions[:, None]
+        mask = torch.zeros(seen.shape, dtype=self._forward.dtype, device=positions.device)
+        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None, None, :]

@@ -1,0 +1,122 @@
+"""Continuous batching: a finished row leaves at once, and a waiting prompt takes its slot."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .prefill import plan_prefill
+from .rows import Row, StopRule
+from .sampler import Sampler
+from .slot_model import SlotModel
+
+REFILL_SHARE = 8
+"""Waiting prompts enter once one slot in this many is free: a prefill of one prompt costs nearly a whole step."""
+
+
+class SlotBatch:
+    """Decodes all `rows` with as many at once as there are slots."""
+
+    def __init__(
+        self, model: SlotModel, rows: Sequence[Row], sampler: Sampler, stop: StopRule, prefill_batch_tokens: int
+    ) -> None:
+        self._model = model
+        self._waiting = deque(rows)
+        self._sampler = sampler
+        self._stop = stop
+        self._prefill_batch_tokens = prefill_batch_tokens
+        self._active: list[Row] = []
+        """The row in each used slot."""
+        self._num_waiting = Counter(row.prompt_key for row in rows)
+        self._first_logits: dict[int, Tensor] = {}
+        """By prompt key, [V] behind each prompt that an active row holds and a waiting one shares."""
+        self.num_steps = 0
+        """Decoding passes so far."""
+        self.num_prefilled_tokens = 0
+        """Prompt tokens that went through the model so far, padding not counted."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._active or self._waiting)
+
+    def advance(self) -> list[Row]:
+        """Run until at least one row is finished; return those rows."""
+        finished: list[Row] = []
+        while self.busy and not finished:
+            finished = self._admit() if self._should_admit() else self._step()
+        return finished
+
+    def _should_admit(self) -> bool:
+        free = self._model.num_slots - len(self._active)
+        enough = min(len(self._waiting), max(1, self._model.num_slots // REFILL_SHARE))
+        return bool(self._waiting) and (not self._active or free >= enough)
+
+    def _admit(self) -> list[Row]:
+        """Fill the free slots and sample the first token of each new row."""
+        count = min(self._model.num_slots - len(self._active), len(self._waiting))
+        new = [self._waiting.popleft() for _ in range(count)]
+        self._num_waiting.subtract(row.prompt_key for row in new)
+        first = len(self._active)
+        self._active.extend(new)
+        slots: dict[int, list[int]] = {}
+        for slot, row in enumerate(new, start=first):
+            slots.setdefault(row.prompt_key, []).append(slot)
+        self._share({key: slots[key] for key in slots if key in self._first_logits}, first)
+        fresh = [self._active[where[0]] for key, where in slots.items() if key not in self._first_logits]
+        for group in plan_prefill([len(row.prompt_ids) for row in fresh], self._prefill_batch_tokens):
+            self._prefill([fresh[index] for index in group], slots)
+        self._sampler.draw(torch.stack([self._first_logits[row.prompt_key] for row in new]), new)
+        finished = self._leave(new)
+        # Cloned, so that keeping one prompt's logits does not keep those of its whole prefill batch.
+        self._first_logits = {key: logits.clone() for key, logits in self._first_logits.items()}
+        return finished
+
+    def _share(self, slots: dict[int, list[int]], num_old: int) -> None:
+        """Rows whose prompt lies in an older slot copy it from there."""
+        holders = {row.prompt_key: slot for slot, row in enumerate(self._active[:num_old])}
+        for key, targets in slots.items():
+            source = holders[key]
+            self._model.cache.copy_rows([source] * len(targets), targets, len(self._active[source].prompt_ids))
+
+    def _prefill(self, rows: list[Row], slots: dict[int, list[int]]) -> None:
+        """Pass the prompts of `rows`, all different, and copy each to all of its slots."""
+        logits, cache = self._model.prefill([row.prompt_ids for row in rows])
+        self.num_prefilled_tokens += sum(len(row.prompt_ids) for row in rows)
+        copies = [(slot, index) for index, row in enumerate(rows) for slot in slots[row.prompt_key]]
+        self._model.cache.fill([slot for slot, _ in copies], cache, [index for _, index in copies])
+        self._first_logits.update(zip((row.prompt_key for row in rows), logits, strict=True))
+
+    def _step(self) -> list[Row]:
+        rows = self._active
+        logits = self._model.decode([row.token_ids[-1] for row in rows], [row.num_cached for row in rows])
+        self.num_steps += 1
+        self._sampler.draw(logits, rows)
+        return self._leave(rows)
+
+    def _leave(self, sampled: Sequence[Row]) -> list[Row]:
+        """Take the rows that ended out, closing their holes with rows from the end."""
+        finished = []
+        for row in sampled:
+            row.finish_reason = self._stop.reason(row)
+            if row.finish_reason is not None:
+                finished.append(row)
+        if finished:
+            self._compact()
+        if self._first_logits:
+            held = {row.prompt_key for row in self._active if self._num_waiting[row.prompt_key]}
+            self._first_logits = {key: logits for key, logits in self._first_logits.items() if key in held}
+        return finished
+
+    def _compact(self) -> None:
+        count = sum(row.finish_reason is None for row in self._active)
+        holes = [slot for slot, row in enumerate(self._active[:count]) if row.finish_reason is not None]
+        movers = [slot for slot, row in enumerate(self._active) if slot >= count and row.finish_reason is None]
+        if movers:
+            longest = max(self._active[slot].num_cached for slot in movers)
+            self._model.cache.copy_rows(movers, holes, longest)
+            for mover, hole in zip(movers, holes, strict=True):
+                self._active[hole] = self._active[mover]
+        del self._active[count:]

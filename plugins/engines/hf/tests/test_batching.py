@@ -1,0 +1,122 @@
+"""Continuous batching: who waits for whom, what is computed twice, and how much room it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_core.builtin_models import build_character_tokenizer
+from rlhf_core.errors import ConfigError
+from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_hf.prefill import plan_prefill
+from rlhf_hf.rows import make_rows
+from rlhf_hf.slots import SlotBatch
+
+
+def start(made, asked, sampling) -> SlotBatch:
+    """The batch of a generate call, to look inside."""
+    batch = made.plan(make_rows(asked, sampling, 128), sampling)
+    assert isinstance(batch, SlotBatch)
+    return batch
+
+
+def drain(batch) -> list:
+    rows = []
+    while batch.busy:
+        rows.extend(batch.advance())
+    return rows
+
+
+def with_limits(limits: list[int], max_length: int = 60) -> list[GenerationRequest]:
+    """Requests that may sample exactly `limits` tokens: prompts of the length that leaves them."""
+    return [
+        GenerationRequest(
+            sample_id=index, prompt_ids=tuple(5 + (index + place) % 30 for place in range(max_length - limit))
+        )
+        for index, limit in enumerate(limits)
+    ]
+
+
+@pytest.fixture
+def endless(model):
+    """A Llama that never ends an answer by itself."""
+    module = model("llama")
+    module.generation_config.eos_token_id = None
+    return module
+
+
+@pytest.fixture
+def endless_engine(endless, engine):
+    def make(**options):
+        tokenizer = build_character_tokenizer("abc")
+        tokenizer.eos_token = None
+        return engine(endless, tokenizer, **options)
+
+    return make
+
+
+def test_a_long_answer_does_not_hold_the_others(endless_engine):
+    limits = [40] + [5] * 26
+    sampling = SamplingParams(max_new_tokens=100, max_length=60)
+    batch = start(endless_engine(max_batch_size=4), with_limits(limits), sampling)
+    order = [row.request.sample_id for row in drain(batch)]
+    assert order[-1] == 0
+    # 26 short answers through the three other slots: 9 rounds of 4 steps run beside the one long answer.
+    assert batch.num_steps == 39
+    assert order[:-1] == list(range(1, 27))
+
+
+def test_steps_stay_near_the_work(endless_engine):
+    limits = [3 + 7 * index % 41 for index in range(96)]
+    sampling = SamplingParams(max_new_tokens=100, max_length=60)
+    batch = start(endless_engine(max_batch_size=16), with_limits(limits), sampling)
+    rows = drain(batch)
+    assert sorted(len(row.token_ids) for row in rows) == sorted(limits)
+    assert batch.num_steps <= sum(limits) / 16 * 1.15 + max(limits)
+
+
+@pytest.mark.parametrize("max_batch_size", [3, 8, 64])
+def test_a_shared_prompt_is_prefilled_once(max_batch_size, model, engine, requests):
+    """Also when its samples enter one by one, as long as one of them is still there to copy from."""
+    asked = requests(32, same=8)
+    batch = start(engine(model("llama"), max_batch_size=max_batch_size), asked, SamplingParams(max_new_tokens=30))
+    drain(batch)
+    prompts = {request.prompt_ids for request in asked}
+    assert batch.num_prefilled_tokens <= sum(map(len, prompts)) * (1 if max_batch_size == 64 else 2)
+
+
+def test_slots_and_cache_are_bounded(endless_engine, requests):
+    made = endless_engine(max_batch_size=64, max_cache_tokens=640)
+    asked = requests(30)
+    batch = start(made, asked, SamplingParams(max_new_tokens=100))
+    # The longest sequence may have 111 tokens, two blocks of 64: five slots fit.
+    assert batch._model.num_slots == 5
+    most = 0
+    while batch.busy:
+        batch.advance()
+        keys = batch._model.cache.layers[0].keys
+        most = max(most, keys.shape[0] * keys.shape[2])
+    assert 0 < most <= 640
+
+
+def test_a_cache_too_small_for_one_sequence_is_an_error(endless_engine, requests):
+    made = endless_engine(max_cache_tokens=64)
+    with pytest.raises(ConfigError, match="max_cache_tokens to 128"):
+        made.generate(requests(9), SamplingParams(max_new_tokens=80))
+
+
+def test_completions_come_as_soon_as_they_are_done(endless_engine):
+    answers = endless_engine(max_batch_size=4).generate(
+        with_limits([30, 2, 9, 2]), SamplingParams(max_new_tokens=100, max_length=60)
+    )
+    assert [answer.sample_id for answer in answers] == [1, 3, 2, 0]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 64, 300])
+def test_prefill_batches_hold_every_prompt_once_with_little_padding(max_tokens):
+    lengths = [1 + 37 * index % 90 for index in range(80)]
+    groups = plan_prefill(lengths, max_tokens)
+    assert sorted(index for group in groups for index in group) == list(range(80))
+    for group in groups:
+        padded = len(group) * max(lengths[index] for index in group)
+        assert len(group) == 1 or padded <= max_tokens
+        assert padded - sum(lengths[index] for index in group) <= 0.15 * padded

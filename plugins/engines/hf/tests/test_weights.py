@@ -1,0 +1,145 @@
+"""New weights, packed copies, and a module that the trainer gets back as it was."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from rlhf_core.errors import SyncError
+from rlhf_core.protocols import RolloutEngine
+from rlhf_core.types import SamplingParams
+from rlhf_hf.prepack import PackedLinears
+
+SAMPLING = SamplingParams(max_new_tokens=16)
+
+
+def new_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def test_it_is_a_rollout_engine(model, engine):
+    made = engine(model("llama"))
+    assert isinstance(made, RolloutEngine)
+    assert made.policy_version == 0
+
+
+@pytest.mark.parametrize("prepack", ["on", "off"])
+def test_received_weights_change_the_answers(prepack, model, engine, requests, collect):
+    module, asked = model("llama"), requests(8)
+    made = engine(module, prepack=prepack)
+    before = collect(made, asked, SAMPLING)
+    weights, receiver = new_weights(module), made.receiver()
+    receiver.begin(1)
+    receiver.stage(1, weights)
+    assert collect(made, asked, SAMPLING) == before
+    receiver.commit(1)
+    after = collect(made, asked, SAMPLING)
+    assert made.policy_version == 1
+    assert {answer.policy_version for answer in after.values()} == {1}
+    twin = model("llama")
+    twin.load_state_dict(weights)
+    fresh = collect(engine(twin, prepack=prepack), asked, SAMPLING)
+    assert {key: answer.token_ids for key, answer in after.items()} == {
+        key: answer.token_ids for key, answer in fresh.items()
+    }
+    assert {key: a.token_ids for key, a in after.items()} != {key: a.token_ids for key, a in before.items()}
+
+
+def test_a_refused_version_leaves_the_old_one(model, engine, requests, collect):
+    module, asked = model("llama"), requests(4)
+    made = engine(module)
+    before = collect(made, asked, SAMPLING)
+    weights = new_weights(module)
+    weights.pop("lm_head.weight")
+    receiver = made.receiver()
+    receiver.begin(1)
+    receiver.stage(1, weights)
+    with pytest.raises(SyncError, match="lm_head"):
+        receiver.commit(1)
+    assert collect(made, asked, SAMPLING) == before
+
+
+def test_shared_weights_changed_in_place_count_after_the_update(model, engine, requests, collect):
+    module, asked = model("llama"), requests(8)
+    made = engine(module, prepack="on")
+    before = collect(made, asked, SAMPLING)
+    module.load_state_dict(new_weights(module))
+    made.weights_updated(3)
+    after = collect(made, asked, SAMPLING)
+    assert {answer.policy_version for answer in after.values()} == {3}
+    assert {key: a.token_ids for key, a in after.items()} != {key: a.token_ids for key, a in before.items()}
+
+
+def test_weights_that_arrive_in_the_middle_are_refused(model, engine, requests):
+    made = engine(model("llama"), max_batch_size=2)
+    answers = made.generate(requests(8), SAMPLING)
+    next(answers)
+    made.weights_updated(1)
+    with pytest.raises(SyncError, match="version 0 was generating"):
+        list(answers)
+
+
+@pytest.mark.parametrize("prepack", ["on", "off"])
+def test_the_caller_sees_the_module_as_it_left_it(prepack, model, engine, requests):
+    """Between two completions too: flags, gradients and forwards are the trainer's."""
+    module = model("llama")
+    module.model.layers[0].eval()
+    flags = {name: part.training for name, part in module.named_modules()}
+    weights = copy.deepcopy(module.state_dict())
+    answers = engine(module, prepack=prepack, max_batch_size=3).generate(requests(9), SAMPLING)
+    for _ in answers:
+        assert {name: part.training for name, part in module.named_modules()} == flags
+        assert not any("forward" in vars(part) for part in module.modules())
+        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    module(torch.tensor([[4, 5, 6]])).logits.sum().backward()
+    assert module.lm_head.weight.grad is not None
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in module.state_dict().items())
+
+
+def test_flags_come_back_after_an_error(model, engine, requests):
+    module = model("llama")
+    made = engine(module)
+    assert made.path.name == "slots"
+    module.lm_head.weight.data.fill_(float("nan"))
+    with pytest.raises(Exception, match="finite"):
+        list(made.generate(requests(2), SAMPLING))
+    assert all(part.training for part in module.modules())
+    assert not any("forward" in vars(part) for part in module.modules())
+
+
+def test_packed_linears_compute_the_same(model):
+    module = model("llama").eval()
+    ids = torch.arange(4, 40).view(4, 9)
+    with torch.no_grad():
+        plain = module(ids).logits
+        packed = PackedLinears(module, num_rows=64, mode="on")
+        with packed.applied():
+            assert torch.allclose(module(ids).logits, plain, atol=1e-5)
+        assert torch.equal(module(ids).logits, plain)
+    assert len(packed) == 15
+
+
+def test_small_linears_stay_unpacked_unless_asked(model):
+    module = model("llama")
+    assert len(PackedLinears(module, num_rows=64, mode="auto")) == 0
+    assert len(PackedLinears(module, num_rows=64, mode="off")) == 0
+    assert len(PackedLinears(nn.Linear(512, 512), num_rows=8, mode="auto")) == 1
+    assert len(PackedLinears(nn.Linear(512, 512).double(), num_rows=8, mode="on")) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_with_a_bias_in_both_dtypes(dtype):
+    linear = nn.Linear(96, 200).to(dtype)
+    inputs = torch.randn(40, 1, 96).to(dtype)
+    packed = PackedLinears(linear, num_rows=40, mode="on")
+    with torch.no_grad():
+        plain = linear(inputs)
+        with packed.applied():
+            assert torch.allclose(linear(inputs), plain, atol=1e-5 if dtype is torch.float32 else 2e-2)
