@@ -1,0 +1,152 @@
+"""What a person sees while a run goes on: live bars in a terminal, plain lines in a pipe, only the end when quiet.
+
+Each is a hook plugin. Plain lines are never cut to a width. A reader that closes the pipe (`| head`) ends the
+printing, not the run.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
+
+Mode = Literal["live", "plain", "quiet"]
+
+_SHOWN = (("reward/mean", "reward"), ("kl/mean", "kl"), ("response/length_mean", "length"))
+
+
+def make_progress(*, quiet: bool = False, stream: TextIO | None = None) -> PlainProgress:
+    """The hook plugin that fits the stream (default: standard output)."""
+    target = stream or sys.stdout
+    if quiet:
+        return QuietProgress(target)
+    if target.isatty():
+        from .live_progress import LiveProgress
+
+        return LiveProgress(target)
+    return PlainProgress(target)
+
+
+class PlainProgress:
+    """One line per episode and per evaluation, and a summary at the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._open = True
+        self._info = FitInfo(algorithm="", num_episodes=0)
+        self._started = 0.0
+        self._line: dict[str, Any] = {}
+        self._first_reward: float | None = None
+
+    @hookimpl
+    def rlhf_fit_start(self, info: FitInfo) -> None:
+        self._info = info
+        self._started = time.monotonic()
+        sizes = ", ".join(f"{role} {count:,}" for role, count in info.num_parameters.items())
+        resumed = f", from episode {info.first_episode + 1}" if info.first_episode else ""
+        self.say(
+            f"{info.algorithm}: {info.num_episodes} episodes{resumed} on {info.device}"
+            + (f" x {info.world_size}" if info.world_size > 1 else "")
+            + (f"; parameters: {sizes}" if sizes else "")
+        )
+
+    @hookimpl
+    def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
+        if error is None and metrics is not None:
+            self._remember(metrics)
+            self.say(self._episode_line(episode, metrics))
+
+    @hookimpl
+    def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
+        if error is None and metrics:
+            values = "  ".join(f"{name.removeprefix('eval/')} {_text(value)}" for name, value in metrics.items())
+            self.say(f"held-out after {step} updates: {values}")
+
+    @hookimpl
+    def rlhf_run_end(self, run_folder: Path, summary: Metrics | None) -> None:
+        rows = self.summary_rows(run_folder, summary or {})
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            self.say(f"{name:<{width}}  {value}")
+
+    def summary_rows(self, run_folder: Path, summary: Metrics) -> list[tuple[str, str]]:
+        """Name and value of each line of the summary."""
+        rows = [("status", str(summary.get("status", "failed")))]
+        before, after = summary.get("eval_before"), summary.get("eval_after")
+        if before is not None or after is not None:
+            rows.append(("held-out score", f"{_text(before)} -> {_text(after)}"))
+        reward = self._line.get("reward/mean")
+        if reward is not None:
+            rows.append(("reward", f"{_text(self._first_reward)} -> {_text(reward)}"))
+        if self._line.get("kl/mean") is not None:
+            rows.append(("kl", _text(self._line["kl/mean"])))
+        if summary.get("wall_s") is not None:
+            rows.append(("wall time", clock(float(summary["wall_s"]))))
+        rows.append(("run folder", str(run_folder)))
+        return rows
+
+    def say(self, line: str) -> None:
+        """Print a line at once."""
+        if not self._open:
+            return
+        try:
+            print(line, file=self._stream, flush=True)
+        except BrokenPipeError:
+            self._open = False  # the reader left; the run has no reason to
+
+    def _remember(self, metrics: Mapping[str, Any]) -> None:
+        self._line.update(metrics)
+        if self._first_reward is None:
+            self._first_reward = metrics.get("reward/mean")
+
+    def _episode_line(self, episode: int, metrics: Mapping[str, Any]) -> str:
+        width = len(str(self._info.num_episodes))
+        parts = [f"episode {episode + 1:>{width}}/{self._info.num_episodes}", *shown(metrics)]
+        done = episode + 1 - self._info.first_episode
+        each = (time.monotonic() - self._started) / max(1, done)
+        parts.append(f"{each:.2f} s/episode")
+        left = self._info.num_episodes - episode - 1
+        if left > 0:
+            parts.append(f"{clock(left * each)} left")
+        return "  ".join(parts)
+
+
+class QuietProgress(PlainProgress):
+    """Nothing but the summary."""
+
+    @hookimpl
+    def rlhf_fit_start(self, info: FitInfo) -> None:
+        self._info = info
+
+    @hookimpl
+    def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
+        self._remember(metrics or {})
+
+    @hookimpl
+    def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
+        """Said with the summary."""
+
+
+def shown(metrics: Mapping[str, Any]) -> list[str]:
+    """The values of an episode that a person follows: reward, KL, length, losses; those that there are."""
+    values = [(label, metrics.get(key)) for key, label in _SHOWN]
+    values += [(name.replace("loss/", "loss "), value) for name, value in metrics.items() if name.startswith("loss/")]
+    return [f"{label} {_text(value)}" for label, value in values if isinstance(value, int | float)]
+
+
+def clock(seconds: float) -> str:
+    """`4.2 s`, `2 min 05 s` or `1 h 02 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, int | float):
+        return "-" if value is None else str(value)
+    return f"{value:.3f}" if 0.01 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"
