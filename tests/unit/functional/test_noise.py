@@ -199,3 +199,8 @@ def test_greedy_takes_the_likeliest() -> None:
     got = greedy_sample(torch.tensor([[0.1, 0.7, 0.2]]).log())
     assert int(got.token_ids) == 1 and got.support_ids is None
     torch.testing.assert_close(got.log_probs, torch.tensor([0.7]).log())
+
+
+def test_a_uniform_number_on_a_border_belongs_to_the_next_token() -> None:
+    halves = inverse_cdf_sample(torch.zeros(1, 2), torch.tensor([0.5], dtype=torch.float64))
+    assert int(halves.token_ids) == 1
