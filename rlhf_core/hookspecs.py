@@ -85,7 +85,8 @@ class TrainerHooks:
         """Models are loaded and ready; the first episode comes next."""
 
     @hookspec
-    def rlhf_fit_end(self, info: FitInfo, error: BaseException | None) -> None: ...
+    def rlhf_fit_end(self, info: FitInfo, error: BaseException | None) -> None:
+        """The last episode is over, or the fit broke off with `error`."""
 
     @hookspec
     def rlhf_episode_start(self, episode: int) -> None:
@@ -100,7 +101,8 @@ class TrainerHooks:
         """One pass over the samples of the episode."""
 
     @hookspec
-    def rlhf_epoch_end(self, episode: int, epoch: int, error: BaseException | None) -> None: ...
+    def rlhf_epoch_end(self, episode: int, epoch: int, error: BaseException | None) -> None:
+        """Every batch of the pass was trained on, or it broke off with `error`."""
 
     @hookspec
     def rlhf_batch_start(self, episode: int, epoch: int, batch: int, experience: Any) -> None:
@@ -115,7 +117,8 @@ class TrainerHooks:
         experience: Any,
         metrics: Metrics | None,
         error: BaseException | None,
-    ) -> None: ...
+    ) -> None:
+        """`metrics`: those of the update made on this batch; None where it failed."""
 
     @hookspec
     def rlhf_update_start(self, step: int) -> None:
@@ -130,7 +133,8 @@ class TrainerHooks:
         """The new weights go to whoever generates, as `policy_version` = `version`."""
 
     @hookspec
-    def rlhf_sync_end(self, version: int, error: BaseException | None) -> None: ...
+    def rlhf_sync_end(self, version: int, error: BaseException | None) -> None:
+        """All receivers have `version`, or, with `error`, stay at the one before."""
 
     @hookspec
     def rlhf_eval_start(self, step: int) -> None:
@@ -157,7 +161,8 @@ class MakerHooks:
         """A maker starts asking for prompts; `maker` counts from 0."""
 
     @hookspec
-    def rlhf_maker_loop_end(self, maker: int, error: BaseException | None) -> None: ...
+    def rlhf_maker_loop_end(self, maker: int, error: BaseException | None) -> None:
+        """The maker has no more prompts to ask for, or it failed with `error`."""
 
     @hookspec
     def rlhf_make_experience_start(self, num_prompts: int, num_samples: int) -> None:
@@ -170,7 +175,8 @@ class MakerHooks:
         num_samples: int,
         groups: Sequence[RolloutGroup] | None,
         error: BaseException | None,
-    ) -> None: ...
+    ) -> None:
+        """`groups`: what was made, all samples of a prompt together; None where it failed."""
 
     @hookspec
     def rlhf_rollout_batch_start(self, num_samples: int) -> None:
@@ -185,14 +191,16 @@ class MakerHooks:
         """The rewards score `num_samples` answers."""
 
     @hookspec
-    def rlhf_reward_end(self, num_samples: int, error: BaseException | None) -> None: ...
+    def rlhf_reward_end(self, num_samples: int, error: BaseException | None) -> None:
+        """All `num_samples` answers have their scores, or a reward failed with `error`."""
 
     @hookspec
     def rlhf_send_start(self, num_groups: int) -> None:
         """Finished groups go to the trainers' buffers (detached transports)."""
 
     @hookspec
-    def rlhf_send_end(self, num_groups: int, error: BaseException | None) -> None: ...
+    def rlhf_send_end(self, num_groups: int, error: BaseException | None) -> None:
+        """The buffers took the groups, or, with `error`, they did not."""
 
 
 SPECS: tuple[type, ...] = (SetupHooks, TrainerHooks, MakerHooks)

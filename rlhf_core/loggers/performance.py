@@ -48,7 +48,8 @@ class PerformanceEvaluator:
     """Sums up a fit; writes `performance.json` into the run folder and tells `announce` in one line.
 
     The first `ignore_episodes` episodes of a fit warm caches up and are left out. `peak_flops`: FLOP/s of one
-    device, for the model FLOP utilisation; looked up by the device's name where it is known.
+    device, for the model FLOP utilisation; looked up by the device's name where it is known. `folder`: where
+    `performance.json` goes, default the run folder.
     """
 
     def __init__(
@@ -57,18 +58,19 @@ class PerformanceEvaluator:
         ignore_episodes: int = 0,
         peak_flops: float | None = None,
         announce: Callable[[str], object] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._ignore = ignore_episodes
         self._peak = peak_flops
         self._announce = announce
-        self._folder: Path | None = None
+        self._folder = folder
         self._info = FitInfo(algorithm="", num_episodes=0)
         self._totals = _Totals()
         self._started = 0.0
 
     @hookimpl
     def rlhf_run_start(self, run_folder: Path) -> None:
-        self._folder = run_folder
+        self._folder = self._folder or run_folder
 
     @hookimpl
     def rlhf_fit_start(self, info: FitInfo) -> None:

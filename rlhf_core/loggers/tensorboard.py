@@ -50,9 +50,8 @@ class TensorBoardLogger:
 
     @hookimpl
     def rlhf_fit_end(self) -> None:
-        """Keep the writer: the line of the last update may still come; `rlhf_run_end` or `close` ends it."""
-        if self._writer is not None:
-            self._writer.flush()
+        """Close the file; a line that comes later opens another."""
+        self.close()
 
     @hookimpl
     def rlhf_run_end(self) -> None:

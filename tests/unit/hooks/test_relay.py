@@ -234,3 +234,7 @@ def test_fit_info_is_passed_whole():
     with relay.span("fit", info=FitInfo(algorithm="ppo", num_episodes=4)):
         pass
     assert seen == [4]
+
+
+def test_every_hook_is_documented():
+    assert [event for event in HookRelay().events if not inspect.getdoc(spec_function(event))] == []

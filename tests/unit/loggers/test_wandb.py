@@ -22,7 +22,6 @@ def log(folder: Path, step: int) -> str:
     return (folder / "wandb-id").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_offline_runs_land_in_the_folder_under_one_id_and_without_secrets(tmp_path: Path):
     pytest.importorskip("wandb")
