@@ -66,6 +66,21 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either reader, YAML 1.1's or ours, would take for something else than text."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *_Loader.yaml_implicit_resolvers.get(first, [])]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
+def dump_yaml(value: Any) -> str:
+    """`value` as YAML that `parse_yaml` reads back unchanged; keys keep their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """The value `text` says. Raises `ConfigError` with the line of a mistake."""
     try:

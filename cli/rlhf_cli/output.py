@@ -17,9 +17,9 @@ def print_json(value: Any) -> None:
 
 def print_yaml(value: Any) -> None:
     """YAML on stdout, keys in their order."""
-    import yaml
+    from rlhf_core.config_load import dump_yaml
 
-    click.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=10**9), nl=False)
+    click.echo(dump_yaml(value), nl=False)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

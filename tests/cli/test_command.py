@@ -41,6 +41,8 @@ def calls(monkeypatch):
     def record(kind):
         def start(*args, **options):
             made.append((kind, args, options))
+            if options["dry_run"]:
+                return None
             return SimpleNamespace(run_folder="runs/x", summary={"eval_before": 0.25, "eval_after": 0.75}, metrics=[])
 
         return start
@@ -62,6 +64,7 @@ def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, caps
     assert mapping["model"] == {"path": "m", "dtype": "float32"}
     assert mapping["engine"] == {"name": "fake-engine-2", "max_new_tokens": 5, "top_k": 5}
     assert mapping["rewards"] == [{"name": "fake-whisper", "weight": 3}]
+    assert [type(hook).__name__ for hook in options.pop("hooks")] == ["PlainProgress"]
     assert options == {
         "output": tmp_path / "o", "resume": "auto", "num_processes": 2, "dry_run": True, "verbosity": "verbose",
     }  # fmt: skip
@@ -69,9 +72,10 @@ def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, caps
 
 
 def test_train_tells_how_it_went(run_file, calls, capsys):
-    assert run(["train", run_file]) == 0
+    assert run(["train", run_file, "--num-processes", "2"]) == 0
     assert capsys.readouterr().out == "evaluation: 0.25 before, 0.75 after\nrun folder: runs/x\n"
-    assert run(["train", run_file, "--quiet"]) == 0
+    assert run(["train", run_file, "--num-processes", "2", "--quiet"]) == 0
+    assert [type(hook).__name__ for hook in calls[-1][2]["hooks"]] == ["QuietProgress"]
     assert capsys.readouterr().out == ""
 
 
@@ -113,6 +117,11 @@ def test_errors_for_the_reader_have_no_traceback(run_file, monkeypatch, capsys, 
     provide(monkeypatch, "rlhf_core.training", train=fail)
     assert run(["train", run_file]) == code
     assert capsys.readouterr().err.lstrip("\n") == text
+
+
+def test_errors_of_a_run_name_its_file(run_file, capsys):
+    assert run(["train", run_file, "--set", "train.sead=1"]) == 2
+    assert f'error: {run_file}: train.sead: unknown key; did you mean "seed"?' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("log", [None, "runs/x/run.log"])

@@ -73,6 +73,15 @@ def test_quiet_says_only_the_end():
     assert "0.250 -> 0.750" in stream.getvalue() and "episode" not in stream.getvalue()
 
 
+def test_a_second_run_starts_from_nothing():
+    stream = io.StringIO()
+    progress = make_progress(stream=stream)
+    run(progress, episodes=3)
+    stream.truncate(0)
+    run(progress, episodes=1)
+    assert "reward          0.500 -> 0.500" in stream.getvalue()
+
+
 def test_a_terminal_gets_bars_and_a_summary(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")

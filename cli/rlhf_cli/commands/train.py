@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     from rlhf_core.training import TrainResult
 
 Verbosity = Literal["quiet", "normal", "verbose"]
+
+MAPPING_SOURCE = "run file"
+"""How core's errors call a run that it was given as a mapping."""
 
 _HELP = """Train a model: sample answers, score them, update the policy.
 
@@ -47,41 +52,48 @@ def train(
     verbosity: Verbosity | None,
 ) -> None:
     """Hand the run over to `rlhf_core.train`."""
+    from rlhf_core.errors import ConfigError
+
+    from ..progress import make_progress
+
     mapping, dropped = request.mapping()
     say = verbosity or "normal"
     if say != "quiet":
         tell_dropped(dropped)
+    try:
+        result = _start(request, mapping)(
+            mapping,
+            output=output,
+            resume=resume,
+            num_processes=num_processes,
+            dry_run=dry_run,
+            verbosity=say,
+            hooks=[make_progress(quiet=say == "quiet")],
+        )
+    except ConfigError as error:
+        # Core was given a mapping; the user gave a file.
+        where = request.where if error.where == MAPPING_SOURCE else error.where
+        raise ConfigError(error.message, where=where, hint=error.hint) from error
+    if say == "quiet":
+        return
+    if result is None:
+        click.echo(f"ok: {request.where} can run; nothing was written")
+    elif num_processes > 1:
+        # The processes of the run have no terminal to show progress on.
+        _tell(result)
+
+
+def _start(request: RunRequest, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
     if is_quickstart(request, mapping):
         from rlhf_core.quickstart import run_quickstart
 
-        result = run_quickstart(
-            quickstart_stage("warm-start"),
-            mapping,
-            output=output,
-            resume=resume,
-            num_processes=num_processes,
-            dry_run=dry_run,
-            verbosity=say,
-        )
-    else:
-        from rlhf_core.training import train as start
+        return partial(run_quickstart, quickstart_stage("warm-start"))
+    from rlhf_core.training import train as start
 
-        result = start(
-            mapping,
-            output=output,
-            resume=resume,
-            num_processes=num_processes,
-            dry_run=dry_run,
-            verbosity=say,
-        )
-    if say != "quiet":
-        _tell(result, dry_run, request.where)
+    return start
 
 
-def _tell(result: TrainResult | None, dry_run: bool, where: str) -> None:
-    if dry_run or result is None:
-        click.echo(f"ok: {where} can run; nothing was written")
-        return
+def _tell(result: TrainResult) -> None:
     before, after = result.summary.get("eval_before"), result.summary.get("eval_after")
     if before is not None and after is not None:
         click.echo(f"evaluation: {before:.4g} before, {after:.4g} after")
