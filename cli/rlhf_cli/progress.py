@@ -44,8 +44,7 @@ class PlainProgress:
 
     @hookimpl
     def rlhf_fit_start(self, info: FitInfo) -> None:
-        self._info = info
-        self._started = time.monotonic()
+        self._begin(info)
         sizes = ", ".join(f"{role} {count:,}" for role, count in info.num_parameters.items())
         resumed = f", from episode {info.first_episode + 1}" if info.first_episode else ""
         self.say(
@@ -98,6 +97,13 @@ class PlainProgress:
         except BrokenPipeError:
             self._open = False  # the reader left; the run has no reason to
 
+    def _begin(self, info: FitInfo) -> None:
+        """One object may see several fits: the quickstart has two."""
+        self._info = info
+        self._started = time.monotonic()
+        self._line = {}
+        self._first_reward = None
+
     def _remember(self, metrics: Mapping[str, Any]) -> None:
         self._line.update(metrics)
         if self._first_reward is None:
@@ -120,7 +126,7 @@ class QuietProgress(PlainProgress):
 
     @hookimpl
     def rlhf_fit_start(self, info: FitInfo) -> None:
-        self._info = info
+        self._begin(info)
 
     @hookimpl
     def rlhf_episode_end(self, episode: int, metrics: Metrics | None, error: BaseException | None) -> None:
