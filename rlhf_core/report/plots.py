@@ -152,8 +152,12 @@ def _label(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
     if axes.get_yscale() == "linear":
         _limit(axes, figure, [value for *_, values in series for value in values])
     if len(series) > 1:
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=min(4, len(series)), borderaxespad=0.2, handlelength=1.2
+        axes.legend(  # on the right: matplotlib writes a common exponent on the left
+            loc="lower right",
+            bbox_to_anchor=(1.0, 1.0),
+            ncols=min(4, len(series)),
+            borderaxespad=0.2,
+            handlelength=1.2,
         )
 
 

@@ -66,6 +66,8 @@ def _line(step: int, episode: int, reward: float, noise: random.Random) -> dict[
         "policy/entropy": 0.4 * math.exp(-episode / 40) + 0.05,
         "value/explained_variance": 0.8 - 0.7 * math.exp(-episode / 12),
         "policy/grad_norm": 0.3 + noise.random(),
+        "policy/approx_kl": 0.001 * noise.random(),
+        "policy/lr": 3e-4 * min(1.0, (episode + 1) / 10),
     }
 
 

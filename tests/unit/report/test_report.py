@@ -62,7 +62,7 @@ def test_one_run_has_all_plots_cards_and_samples(tmp_path: Path, make_run):
     page = build(folder)
     plots = {path.stem for path in folder.glob("plot-*.png")}
     expected = "reward eval kl loss clip entropy value gradient length truncated staleness logprob-gap time memory"
-    assert plots == {f"plot-{name}" for name in (*expected.split(), "throughput")}
+    assert plots == {f"plot-{name}" for name in (*expected.split(), "throughput", "lr", "approx-kl")}
     assert all(width > 600 and height > 300 for width, height in map(png_size, folder.glob("plot-*.png")))
     assert len(page.tags("figure")) == len(plots)
     text = " ".join(page.text)
