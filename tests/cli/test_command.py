@@ -1,6 +1,7 @@
 """The command: what it hands on, what it prints, and how it ends."""
 
 import json
+import logging
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from rlhf_cli import main as main_module
+from rlhf_cli.commands.train import quiet_progress
 from rlhf_cli.commands.train import train as train_command
 from rlhf_cli.main import COMMANDS, cli, run
 from rlhf_core.config_load import load_run
@@ -64,19 +66,39 @@ def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, caps
     assert mapping["model"] == {"path": "m", "dtype": "float32"}
     assert mapping["engine"] == {"name": "fake-engine-2", "max_new_tokens": 5, "top_k": 5}
     assert mapping["rewards"] == [{"name": "fake-whisper", "weight": 3}]
-    assert [type(hook).__name__ for hook in options.pop("hooks")] == ["PlainProgress"]
+    assert options.pop("hooks") == ["rlhf_cli.progress:make_progress"]
     assert options == {
-        "output": tmp_path / "o", "resume": "auto", "num_processes": 2, "dry_run": True, "verbosity": "verbose",
+        "output": tmp_path / "o", "resume": "auto", "num_processes": 2, "dry_run": True,
     }  # fmt: skip
     assert "can run; nothing was written" in capsys.readouterr().out
 
 
-def test_train_tells_how_it_went(run_file, calls, capsys):
-    assert run(["train", run_file, "--num-processes", "2"]) == 0
-    assert capsys.readouterr().out == "evaluation: 0.25 before, 0.75 after\nrun folder: runs/x\n"
-    assert run(["train", run_file, "--num-processes", "2", "--quiet"]) == 0
-    assert [type(hook).__name__ for hook in calls[-1][2]["hooks"]] == ["QuietProgress"]
+def test_quiet_shows_only_the_end(run_file, calls, capsys):
+    assert run(["train", run_file, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+    (hook,) = calls[0][2]["hooks"]
+    assert hook == "rlhf_cli.commands.train:quiet_progress"
+    assert type(quiet_progress()).__name__ == "QuietProgress"
+
+
+@pytest.mark.parametrize(("flags", "shown"), [([], "WARN"), (["--quiet"], ""), (["--verbose"], "DEBUG WARN")])
+def test_verbosity_decides_what_of_the_log_is_shown(run_file, monkeypatch, capsys, flags, shown):
+    def talk(*args, **options):
+        logging.getLogger("rlhf.part").debug("DEBUG")
+        logging.getLogger("rlhf.part").warning("WARN")
+
+    provide(monkeypatch, "rlhf_core.training", train=talk)
+    logger = logging.getLogger("rlhf")
+    before = (logger.level, list(logger.handlers))
+    try:
+        assert run(["train", run_file, *flags]) == 0
+    finally:
+        logger.setLevel(before[0])
+        logger.handlers = before[1]
+    said = capsys.readouterr().err
+    assert [word for word in ("DEBUG: DEBUG", "WARNING: WARN") if word in said] == [
+        word for word in ("DEBUG: DEBUG", "WARNING: WARN") if word.split()[1] in shown.split()
+    ]
 
 
 def test_a_flag_that_switches_a_plugin_says_what_it_drops(run_file, calls, capsys):

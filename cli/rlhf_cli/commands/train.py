@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,13 @@ from ..run_request import RunRequest, is_quickstart, quickstart_stage, run_optio
 if TYPE_CHECKING:
     from rlhf_core.training import TrainResult
 
+    from ..progress import PlainProgress
+
 Verbosity = Literal["quiet", "normal", "verbose"]
+
+_PROGRESS = "rlhf_cli.progress:make_progress"
+_QUIET = "rlhf_cli.commands.train:quiet_progress"
+"""Progress is named rather than made here, so that it can show in another process."""
 
 MAPPING_SOURCE = "run file"
 """How core's errors call a run that it was given as a mapping."""
@@ -41,8 +48,8 @@ Examples:
 @click.option("--output", type=click.Path(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
 @click.option("--resume", metavar="auto|DIR", help="Go on from the newest checkpoint (auto) or from the one in DIR.")
 @click.option("--dry-run", is_flag=True, help="Resolve and check everything; load no weights, write nothing.")
-@click.option("--verbose", "verbosity", flag_value="verbose", help="Say more.")
-@click.option("--quiet", "verbosity", flag_value="quiet", help="Say nothing but errors.")
+@click.option("--verbose", "verbosity", flag_value="verbose", help="Show the log, too.")
+@click.option("--quiet", "verbosity", flag_value="quiet", help="Say only how the run ended.")
 def train(
     request: RunRequest,
     num_processes: int,
@@ -54,11 +61,9 @@ def train(
     """Hand the run over to `rlhf_core.train`."""
     from rlhf_core.errors import ConfigError
 
-    from ..progress import make_progress
-
     mapping, dropped = request.mapping()
-    say = verbosity or "normal"
-    if say != "quiet":
+    log_to_stderr(verbosity or "normal")
+    if verbosity != "quiet":
         tell_dropped(dropped)
     try:
         result = _start(request, mapping)(
@@ -67,20 +72,14 @@ def train(
             resume=resume,
             num_processes=num_processes,
             dry_run=dry_run,
-            verbosity=say,
-            hooks=[make_progress(quiet=say == "quiet")],
+            hooks=[_QUIET if verbosity == "quiet" else _PROGRESS],
         )
     except ConfigError as error:
         # Core was given a mapping; the user gave a file.
         where = request.where if error.where == MAPPING_SOURCE else error.where
         raise ConfigError(error.message, where=where, hint=error.hint) from error
-    if say == "quiet":
-        return
-    if result is None:
+    if result is None and verbosity != "quiet":
         click.echo(f"ok: {request.where} can run; nothing was written")
-    elif num_processes > 1:
-        # The processes of the run have no terminal to show progress on.
-        _tell(result)
 
 
 def _start(request: RunRequest, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
@@ -93,8 +92,21 @@ def _start(request: RunRequest, mapping: dict[str, Any]) -> Callable[..., TrainR
     return start
 
 
-def _tell(result: TrainResult) -> None:
-    before, after = result.summary.get("eval_before"), result.summary.get("eval_after")
-    if before is not None and after is not None:
-        click.echo(f"evaluation: {before:.4g} before, {after:.4g} after")
-    click.echo(f"run folder: {result.run_folder}")
+def quiet_progress() -> PlainProgress:
+    """The progress of `--quiet`: how the run ended."""
+    from ..progress import make_progress
+
+    return make_progress(quiet=True)
+
+
+def log_to_stderr(verbosity: Verbosity) -> None:
+    """Send the log of this process to stderr: warnings, with `--verbose` everything, with `--quiet` errors."""
+    level = {"quiet": logging.ERROR, "normal": logging.WARNING, "verbose": logging.DEBUG}[verbosity]
+    logger = logging.getLogger("rlhf")
+    handler = logging.StreamHandler()
+    handler.setLevel(level)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger.handlers = [each for each in logger.handlers if type(each) is not logging.StreamHandler]
+    logger.addHandler(handler)
+    if verbosity == "verbose":
+        logger.setLevel(logging.DEBUG)
