@@ -35,6 +35,7 @@ with quietly():
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 
 class LowLevelZeroStrategy(BoosterStrategy):
@@ -67,6 +68,19 @@ class LowLevelZeroStrategy(BoosterStrategy):
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
         return cast_frozen(model, self.device, torch_dtype(self.precision))
+
+    def _wrap(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
+    ) -> Trained:
+        rounds = self.precision != "fp32" and self._config.master_weights
+        finer = {id(p): p.detach().clone() for p in model.parameters() if rounds and p.requires_grad}
+        trained = super()._wrap(model, optimizer, scheduler, max_grad_norm)
+        # ColossalAI makes the fp32 weights from the rounded ones; give them the digits that they came with.
+        masters = trained.optimizer.working_to_master_param
+        for parameter, value in finer.items():
+            if parameter in masters:
+                masters[parameter].copy_(self._own_shard(value))
+        return trained
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> LowLevelZeroPlugin:
         config = self._config

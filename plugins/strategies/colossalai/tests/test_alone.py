@@ -1,0 +1,86 @@
+"""The strategies in one process with no launcher: a group of one, on no port."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlhf_colossalai.config import GeminiConfig, LowLevelZeroConfig
+from rlhf_core.components import StrategyContext
+from rlhf_core.errors import ConfigError
+from rlhf_core.testing.strategy_suite import StrategyCase, Training, largest_difference, tiny_model, train_alone
+
+NAMES = {"ddp": "DdpConfig", "low_level_zero": "LowLevelZeroConfig", "gemini": "GeminiConfig"}
+
+
+@pytest.fixture(params=list(NAMES))
+def strategy(request, monkeypatch):
+    for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(key, raising=False)
+    case = StrategyCase(
+        request.param,
+        f"rlhf_colossalai.{request.param}:build",
+        f"rlhf_colossalai.config:{NAMES[request.param]}",
+    )
+    made = case.make()
+    made.setup()
+    yield made
+    made.teardown()
+    assert not dist.is_initialized()
+
+
+def test_trains_alone(strategy):
+    training = Training(strategy)
+    losses = [training.update()[0] for _ in range(2)]
+    exact = strategy.precision == "fp32"
+    alone = train_alone(updates=2)
+    assert losses == pytest.approx(alone["losses"], rel=1e-5 if exact else 2e-3)
+    if exact:
+        assert largest_difference(training.weights(), alone["weights"]) < 1e-6
+
+
+def test_two_models_train_side_by_side(strategy):
+    policy, critic = Training(strategy), Training(strategy, seed=3)
+    for _ in range(2):
+        policy.update()
+        critic.update()
+    again = Training(strategy)
+    for _ in range(2):
+        again.update()
+    assert largest_difference(policy.weights(), again.weights()) == 0.0
+
+
+def test_a_frozen_model_answers_as_the_trained_one_does_before_its_first_update(strategy):
+    reference = strategy.prepare_inference(tiny_model())
+    policy = Training(strategy).trained.model
+    ids = torch.arange(10)[None]
+    with torch.no_grad(), strategy.autocast():
+        assert reference(input_ids=ids).logits.equal(policy(input_ids=ids).logits)
+    assert not any(parameter.requires_grad for parameter in reference.parameters())
+
+
+def test_rotary_frequencies_stay_fp32(strategy):
+    rotary = strategy.unwrap(Training(strategy).trained.model).model.rotary_emb
+    assert rotary.inv_freq.dtype == torch.float32
+    assert rotary.inv_freq.equal(tiny_model().model.rotary_emb.inv_freq)
+
+
+def test_an_optimizer_that_was_not_prepared_is_a_bug(strategy):
+    with pytest.raises(ValueError, match="not returned by"):
+        strategy.prepared_of(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "key"),
+    [
+        ("gemini", GeminiConfig(offload_optim_frac=0.5), "offload_optim_frac"),
+        ("gemini", GeminiConfig(placement_policy="auto"), "placement_policy"),
+        ("low_level_zero", LowLevelZeroConfig(cpu_offload=True), "cpu_offload"),
+    ],
+)
+def test_offload_without_a_gpu_is_explained(module, config, key):
+    from importlib import import_module
+
+    with pytest.raises(ConfigError, match=rf"strategy.{key}.*no GPU"):
+        import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))

@@ -1,0 +1,52 @@
+"""Options and plug of the ColossalAI strategies: no ColossalAI is imported for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from rlhf_colossalai.config import DdpConfig, GeminiConfig, LowLevelZeroConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (GeminiConfig, {"precision": "fp32"}, "gemini has no fp32; use bf16"),
+        (GeminiConfig, {"placement_policy": "auto", "offload_optim_frac": 0.5}, "only for placement_policy: static"),
+        (GeminiConfig, {"placement_policy": "auto", "shard_param_frac": 0.5}, "only for placement_policy: static"),
+        (GeminiConfig, {"offload_param_frac": 0.5}, "needs shard_param_frac: 1 and offload_optim_frac: 1"),
+        (GeminiConfig, {"gpu_margin_mem_ratio": 0.5}, "only for placement_policy: auto"),
+        (GeminiConfig, {"offload_optim_frac": 1.5}, "less than or equal to 1"),
+        (LowLevelZeroConfig, {"stage": 3}, "1 or 2"),
+        (LowLevelZeroConfig, {"cpu_offload": True, "master_weights": False}, "master_weights: true"),
+        (LowLevelZeroConfig, {"reduce_bucket_size_in_m": 0}, "greater than or equal to 1"),
+        (DdpConfig, {"stage": 1}, "Extra inputs are not permitted"),
+        (DdpConfig, {"timeout_seconds": 0}, "greater than 0"),
+    ],
+)
+def test_bad_options_say_why(config, options, message):
+    with pytest.raises(ValidationError) as caught:
+        config(**options)
+    assert message in str(caught.value)
+
+
+def test_offload_of_everything_is_allowed():
+    config = GeminiConfig(offload_optim_frac=1.0, offload_param_frac=1.0)
+    assert config.offload_param_frac == 1.0
+
+
+@pytest.mark.parametrize("config", [DdpConfig, LowLevelZeroConfig, GeminiConfig])
+def test_every_option_is_described(config):
+    assert all(field.description for field in config.model_fields.values())
+
+
+def test_the_plug_loads_neither_torch_nor_colossalai():
+    code = "import sys, rlhf_colossalai.plugin as p; print(p.gemini.install); "
+    code += "sys.exit(bool({'torch', 'colossalai'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    line = "pip install --no-deps colossalai==0.5.0 galore_torch bitsandbytes && pip install einops"
+    assert done.stdout.strip() == line

@@ -1,0 +1,110 @@
+"""`fsdp` in two gloo processes, held against the same training in plain torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_core.components import StrategyContext
+from rlhf_core.errors import ConfigError
+from rlhf_core.testing.strategy_suite import (
+    SHARD_BYTES,
+    StrategyCase,
+    Training,
+    largest_difference,
+    run_strategies,
+    tiny_model,
+    train_alone,
+)
+
+FSDP = StrategyCase("fsdp", "rlhf_torch.fsdp:build", "rlhf_torch.config:FsdpConfig")
+KEEP = StrategyCase("keep", FSDP.build, FSDP.config, {"reshard_after_forward": False})
+SINGLE = StrategyCase("single", "rlhf_torch.single:build", "rlhf_torch.config:SingleConfig")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fsdp")
+    results = run_strategies([FSDP, KEEP], 2, folder)
+    results["folder"] = folder
+    return results
+
+
+@pytest.mark.parametrize("name", ["fsdp", "keep"])
+@pytest.mark.parametrize("split", ["whole", "accumulated", "ragged"])
+def test_two_processes_train_as_one(seen, name, split):
+    alone = train_alone(updates=3)
+    got = seen[name][split]
+    assert got["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    assert got["norms"] == pytest.approx(alone["norms"], abs=1e-5)
+    assert largest_difference(got["weights"], alone["weights"]) < 1e-6
+
+
+def test_clipping_is_of_the_global_norm(seen):
+    alone = train_alone(updates=2, max_grad_norm=None)
+    assert min(alone["norms"]) > 0.5  # so that clipping, above, did something
+    assert seen["fsdp"]["unclipped"]["norms"] == pytest.approx(alone["norms"], abs=1e-5)
+    assert largest_difference(seen["fsdp"]["unclipped"]["weights"], alone["weights"]) < 1e-6
+
+
+def test_lora_trains_adapters_only(seen):
+    alone = train_alone(updates=2, lora=True)
+    weights = seen["fsdp"]["lora"]["weights"]
+    assert largest_difference(weights, alone["weights"]) < 1e-6
+    start = tiny_model(lora=True).state_dict()
+    moved = {name for name in weights if not weights[name].equal(start[name])}
+    assert moved == {name for name in weights if "lora_" in name}
+
+
+def test_shards_are_bounded_named_and_whole(seen):
+    shards = seen["fsdp"]["shards"]
+    start = tiny_model().state_dict()
+    assert shards["state_dict"] == list(start)
+    assert shards["names"] == [name for name in start if name != "lm_head.weight"]  # tied to the embedding
+    assert all(size <= SHARD_BYTES or count == 1 for count, size in shards["sizes"])
+    assert len(shards["sizes"]) > 3
+    assert shards["only"] == [name for name in start if "norm" in name]
+    assert largest_difference(shards["weights"], start) == 0.0
+
+
+@pytest.mark.parametrize("name", ["fsdp", "keep"])
+def test_resumes_exactly(seen, name):
+    resumed = seen[name]["resumed"]
+    assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0
+    assert resumed["resumed"]["losses"] == resumed["uninterrupted"]["losses"]
+    assert largest_difference(resumed["resumed"]["weights"], resumed["uninterrupted"]["weights"]) == 0.0
+
+
+def test_one_broken_rank_refuses_the_step_everywhere(seen):
+    diverged = seen["fsdp"]["diverged"]
+    assert diverged["refused"] == [True, True]
+    assert largest_difference(diverged["before"], diverged["after"]) == 0.0
+    assert diverged["next_loss"] == pytest.approx(train_alone(updates=2)["losses"][1], abs=1e-5)
+
+
+def test_single_continues_what_fsdp_saved(seen):
+    strategy = SINGLE.make()
+    strategy.setup()
+    training = Training(strategy, seed=7)
+    training.load(seen["folder"] / "fsdp", done=2)
+    losses = [training.update(micro_batch=8)[0] for _ in range(2)]
+    assert losses == pytest.approx(seen["fsdp"]["resumed"]["uninterrupted"]["losses"], abs=1e-5)
+    assert largest_difference(training.weights(), seen["fsdp"]["resumed"]["uninterrupted"]["weights"]) < 1e-6
+    strategy.teardown()
+
+
+def test_offload_without_a_gpu_is_explained():
+    from rlhf_torch.config import FsdpConfig
+    from rlhf_torch.fsdp import build
+
+    with pytest.raises(ConfigError, match=r"strategy.offload.*no GPU"):
+        build(FsdpConfig(offload=True), StrategyContext(device="cpu"))
+
+
+def test_blocks_are_the_layers_not_what_is_inside_them():
+    from torch import nn
+
+    from rlhf_torch.fsdp import transformer_blocks
+
+    block = nn.Sequential(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), nn.Linear(2, 2))
+    model = nn.ModuleDict({"layers": nn.ModuleList([block]), "drop": nn.ModuleList([nn.Dropout()])})
+    assert transformer_blocks(model) == [block]
