@@ -1,0 +1,221 @@
+"""Where a maker's new weights wait until they are whole and nobody generates.
+
+Chunks come in on one thread while another makes experience. They are held beside the live weights, checked when the
+version is complete, and swapped in at a rollout-batch border, so a sample has one version and generation waits for
+the swap alone. No lock is held between two calls: a sender that dies leaves nothing but chunks that are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlhf_core.errors import DeadlineError, SyncError
+from rlhf_core.protocols import WeightReceiver
+from rlhf_core.sync import Checksum, ModuleReceiver, named_weights, verify_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+WHERE = "weight sync"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTarget:
+    """A model of a maker that weights arrive for."""
+
+    receiver: WeightReceiver
+    """Takes a full version: the engine's own for the policy, a `ModuleReceiver` for a critic."""
+    module: nn.Module | None = None
+    """The module behind it, where it is of this process: names and shapes are then checked on arrival."""
+    adapter: frozenset[str] = frozenset()
+    """Names of what an adapter-only version brings; empty where there is no adapter."""
+    on_commit: Callable[[int], None] = lambda version: None
+    """Told of an adapter-only version after it was swapped in."""
+
+    def check(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
+        """Raise `SyncError` unless exactly the names and shapes arrived that the module has."""
+        if self.module is None:
+            return
+        live = named_weights(self.module)
+        if adapter_only:
+            self._check_has_adapter()
+            live = {name: tensor for name, tensor in live.items() if name in self.adapter}
+        verify_weights(live, arrived, version)
+
+    def swap(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
+        """Copy in place. The names and shapes were checked."""
+        receiver = self.receiver
+        if adapter_only:
+            self._check_has_adapter()
+            assert self.module is not None
+            receiver = ModuleReceiver(self.module, on_commit=self.on_commit, only=self.adapter.__contains__)
+        receiver.begin(version)
+        receiver.stage(version, arrived)
+        receiver.commit(version)
+
+    def _check_has_adapter(self) -> None:
+        if self.module is None or not self.adapter:
+            raise SyncError(
+                "an adapter arrived, but the maker's model has none",
+                where=WHERE,
+                hint="build the same LoRA model in the maker's and the trainer's model_fn",
+            )
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A version that is being sent."""
+
+    version: int
+    adapter_only: bool
+    last_chunk: float
+    weights: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Role -> name -> tensor."""
+
+    def replaces(self, other: _Incoming) -> bool:
+        """Whether nothing of `other` would be left after this one."""
+        return other.weights.keys() <= self.weights.keys() and (other.adapter_only or not self.adapter_only)
+
+
+class StagedWeights:
+    """Whole versions for the models of a maker, by role (`policy`, `critic`); safe between threads.
+
+    Senders do not disturb each other: each has one version under way, and what was committed last is what counts.
+    """
+
+    def __init__(self, targets: Mapping[str, WeightTarget], *, idle_seconds: float = 600.0) -> None:
+        """`idle_seconds`: a version that got no chunk for so long is dropped, its sender taken for dead."""
+        self._targets = dict(targets)
+        self._idle_seconds = idle_seconds
+        self._changed = threading.Condition()
+        self._incoming: dict[str, _Incoming] = {}
+        self._ready: list[_Incoming] = []
+        self._making = False
+        self._newest: int | None = None
+
+    @property
+    def newest(self) -> int | None:
+        """The highest version that was swapped in; None before the first."""
+        with self._changed:
+            return self._newest
+
+    @property
+    def num_incoming(self) -> int:
+        """Versions under way."""
+        with self._changed:
+            return len(self._incoming)
+
+    def begin(self, version: int, *, sender: str = "", adapter_only: bool = False) -> None:
+        """Open a version. What the same sender left half-sent is dropped."""
+        with self._changed:
+            self._drop_idle()
+            self._incoming[sender] = _Incoming(version, adapter_only, time.monotonic())
+
+    def stage(self, version: int, role: str, chunk: Mapping[str, Tensor], *, sender: str = "") -> None:
+        """Hold a chunk; its tensors are referenced, not copied, and must not change before the swap."""
+        if role not in self._targets:
+            raise SyncError(f"weights of a {role} arrived, this maker has {sorted(self._targets)}", where=WHERE)
+        with self._changed:
+            incoming = self._open(version, sender)
+            incoming.weights.setdefault(role, {}).update(chunk)
+            incoming.last_chunk = time.monotonic()
+
+    def commit(self, version: int, checksums: Mapping[str, str] | None = None, *, sender: str = "") -> None:
+        """The version is complete: check it, then swap, now or at the end of the batch that is being made.
+
+        checksums: role -> checksum of what was sent (`rlhf_core.sync.Checksum`); names all roles of the version.
+        Raises `SyncError` and keeps the live weights when anything is missing, unknown or different.
+        """
+        with self._changed:
+            incoming = self._open(version, sender)
+            del self._incoming[sender]
+        self._check(incoming, checksums)
+        with self._changed:
+            self._ready = [other for other in self._ready if not incoming.replaces(other)]
+            self._ready.append(incoming)
+            if not self._making:
+                self._swap()
+
+    def wait_live(self, version: int, *, timeout_seconds: float) -> None:
+        """Return once `version`, or a newer one, is what the next sample comes from. Raises `DeadlineError`."""
+        with self._changed:
+            arrived = self._changed.wait_for(
+                lambda: self._newest is not None and self._newest >= version, timeout_seconds
+            )
+            if not arrived:
+                raise DeadlineError(
+                    f"waited {timeout_seconds:g} s for policy version {version}, the maker has {self._newest}",
+                    where=WHERE,
+                    hint="do its trainers publish? does the maker finish its batch?",
+                )
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Around the making of one batch: the weights stay as they are inside. One thread at a time."""
+        with self._changed:
+            self._drop_idle()
+            self._swap()
+            self._making = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._making = False
+                self._swap()
+
+    def _open(self, version: int, sender: str) -> _Incoming:
+        incoming = self._incoming.get(sender)
+        if incoming is None or incoming.version != version:
+            opened = "none is" if incoming is None else f"version {incoming.version} is"
+            raise SyncError(
+                f"a part of version {version} arrived from {sender or 'a sender'}, but {opened} open",
+                where=WHERE,
+                hint="begin a version first; one that got no chunk for long is dropped",
+            )
+        return incoming
+
+    def _check(self, incoming: _Incoming, checksums: Mapping[str, str] | None) -> None:
+        version = incoming.version
+        if not incoming.weights:
+            raise SyncError(f"version {version} was committed without any weights", where=WHERE)
+        if checksums is not None and checksums.keys() != incoming.weights.keys():
+            raise SyncError(
+                f"version {version} should bring {sorted(checksums)}, but {sorted(incoming.weights)} arrived",
+                where=WHERE,
+            )
+        for role, arrived in incoming.weights.items():
+            self._targets[role].check(version, arrived, incoming.adapter_only)
+            if checksums is not None:
+                checksum = Checksum()
+                checksum.add(arrived)
+                if checksum.hexdigest() != checksums[role]:
+                    raise SyncError(f"the {role} of version {version} is not what was sent (checksum)", where=WHERE)
+
+    def _swap(self) -> None:
+        """Bring in what is ready. Called with the condition held, between batches."""
+        ready, self._ready = self._ready, []
+        for incoming in ready:
+            for role, arrived in incoming.weights.items():
+                self._targets[role].swap(incoming.version, arrived, incoming.adapter_only)
+            newest = incoming.version if self._newest is None else max(self._newest, incoming.version)
+            self._newest = newest
+        self._changed.notify_all()
+
+    def _drop_idle(self) -> None:
+        now = time.monotonic()
+        for sender, incoming in list(self._incoming.items()):
+            if now - incoming.last_chunk > self._idle_seconds:
+                logger.warning(
+                    "version %d of %s got no chunk for %g s and is dropped",
+                    incoming.version,
+                    sender or "an unnamed sender",
+                    self._idle_seconds,
+                )
+                del self._incoming[sender]
