@@ -1,0 +1,115 @@
+"""Scores remembered on disk, so that an expensive reward is not asked twice about one answer.
+
+The key is a hash of the reward (plugin, version, source, options) and of what it is shown. Left out are
+`sample_id`, `group_id`, `policy_version` and `logprobs`, which differ each time a text is sampled: switch the
+cache on only for rewards that read none of these, and that judge each answer by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from .errors import RewardError
+from .types import Rollout
+
+_BUSY_SECONDS = 30.0
+_KEYS_A_QUERY = 500
+
+
+def reward_identity(name: str, plugin: str, options: Mapping[str, Any]) -> str | None:
+    """A hash of who scores and how; None where the options cannot be written as JSON, so nothing is remembered."""
+    return _digest([name, plugin, dict(options)])
+
+
+def cache_key(identity: str, rollout: Rollout) -> str | None:
+    """A hash of the reward and of what it sees of a sample; None where that cannot be written as JSON."""
+    return _digest(
+        [
+            identity,
+            rollout.prompt,
+            rollout.messages,
+            rollout.prompt_ids,
+            rollout.completion,
+            rollout.completion_ids,
+            rollout.answer,
+            rollout.metadata,
+            rollout.finish_reason,
+            rollout.action_mask,
+        ]
+    )
+
+
+def _digest(value: object) -> str | None:
+    try:
+        text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    except (TypeError, ValueError):  # an object of the user's own in the metadata, say
+        return None
+    return sha256(text.encode("ascii")).hexdigest()
+
+
+class ScoreCache:
+    """A SQLite file of key -> score; safe between threads and between processes. A stored score never changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # isolation_level None: every statement is its own transaction, so no lock outlives it.
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise self._broken(error) from error
+        try:
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._connection.execute("CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, score REAL NOT NULL)")
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise self._broken(error) from error
+
+    def get(self, keys: Iterable[str]) -> dict[str, float]:
+        """The scores that are known, by key."""
+        wanted = list(keys)
+        found: dict[str, float] = {}
+        with self._lock:
+            for start in range(0, len(wanted), _KEYS_A_QUERY):
+                part = wanted[start : start + _KEYS_A_QUERY]
+                marks = ",".join("?" * len(part))
+                try:
+                    found.update(
+                        self._connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part)
+                    )
+                except sqlite3.Error as error:
+                    raise self._broken(error) from error
+        return found
+
+    def put(self, scores: Mapping[str, float]) -> None:
+        """Remember scores; a key that is known keeps its first."""
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", list(scores.items()))
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise self._broken(error) from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _broken(self, error: sqlite3.Error) -> RewardError:
+        return RewardError(
+            f"the reward cache {self._path.name} cannot be used: {error}",
+            where="rewards",
+            hint=f"delete {self._path}, or set cache: false",
+        )

@@ -1,0 +1,123 @@
+"""From raw rewards by name to one score a sample: arithmetic of the trainer, over a whole episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import RewardError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EPS = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """The scores of an episode and what was done to them."""
+
+    scores: Tensor
+    """[B] float32."""
+    metrics: dict[str, float]
+
+
+class RunningMoments:
+    """Mean and variance of all values seen so far, in float64 (Chan, Golub & LeVeque 1979, the parallel form of
+    Welford's update), so that the order and size of the batches do not matter."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
+        """Sum of squared distances from the mean."""
+
+    def update(self, values: Tensor) -> None:
+        """Take in `values` ([B], any floating dtype)."""
+        number = int(values.numel())
+        if number == 0:
+            return
+        exact = values.double()
+        mean = float(exact.mean())
+        squares = float(((exact - mean) ** 2).sum())
+        delta = mean - self.mean
+        total = self.count + number
+        self._squares += squares + delta * delta * self.count * number / total
+        self.mean += delta * number / total
+        self.count = total
+
+    @property
+    def std(self) -> float:
+        """Biased standard deviation; 0 before any value."""
+        return math.sqrt(self._squares / self.count) if self.count else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "mean": self.mean, "squares": self._squares}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = int(state["count"])
+        self.mean = float(state["mean"])
+        self._squares = float(state["squares"])
+
+
+class RewardCombiner:
+    """Weighted sum, then (if asked for) clipping, then (if asked for) normalisation by running moments.
+
+    Clipping comes first, so its bounds are in the units the user's weights are in, and an outlier does not
+    disturb the moments. The moments take in an episode before it is normalised by them.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, float], clip: tuple[float, float] | None = None, normalise: bool = False
+    ) -> None:
+        self._weights = dict(weights)
+        self._clip = clip
+        self._moments = RunningMoments() if normalise else None
+
+    def combine(self, raw: Mapping[str, Tensor]) -> Combined:
+        """Scores of the samples whose raw rewards are `raw` (name -> [B] float).
+
+        Metrics: `reward/mean` and `reward/std` (biased) of the weighted sum as it is before clipping and
+        normalisation, `reward/<name>` the mean raw reward; with clipping `reward/clip_fraction`; with
+        normalisation `reward/normaliser_mean`, `reward/normaliser_std`; with either `reward/score_mean` and
+        `reward/score_std` of the result. Raises `RewardError` when `raw` has other names than the weights.
+        """
+        import torch
+
+        if set(raw) != set(self._weights):
+            raise RewardError(
+                f"samples carry the rewards {sorted(raw)}, the run has {sorted(self._weights)}", where="rewards"
+            )
+        columns = {name: raw[name].detach().double() for name in self._weights}
+        total = torch.stack([self._weights[name] * column for name, column in columns.items()]).sum(0)
+        if total.numel() == 0:
+            return Combined(total.float(), {})
+        metrics = {"reward/mean": float(total.mean()), "reward/std": float(total.std(correction=0))}
+        metrics |= {f"reward/{name}": float(column.mean()) for name, column in columns.items()}
+        scores = total
+        if self._clip is not None:
+            low, high = self._clip
+            scores = total.clamp(low, high)
+            metrics["reward/clip_fraction"] = float((scores != total).double().mean())
+        if self._moments is not None:
+            self._moments.update(scores)
+            mean, std = self._moments.mean, self._moments.std
+            scores = (scores - mean) / (std + _EPS)
+            metrics |= {"reward/normaliser_mean": mean, "reward/normaliser_std": std}
+        if scores is not total:
+            metrics |= {
+                "reward/score_mean": float(scores.mean()),
+                "reward/score_std": float(scores.std(correction=0)),
+            }
+        return Combined(scores.float(), metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running moments (JSON values); empty without normalisation."""
+        return {} if self._moments is None else {"moments": self._moments.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`. A checkpoint made without normalisation starts the moments anew."""
+        if self._moments is not None and "moments" in state:
+            self._moments.load_state_dict(state["moments"])

@@ -1,0 +1,192 @@
+"""A reward in processes of its own: one that hangs, leaks or crashes is ended and started again.
+
+What crosses between the processes goes over a private socket pair, never through a file.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from .reward_threads import DeadlinePassed
+from .reward_values import BadScore, RewardFault
+from .types import Rollout
+
+START_SECONDS = 300.0
+"""Deadline for a new process to import and build its reward (a neural reward loads weights)."""
+_POLL_SECONDS = 0.05
+_END_SECONDS = 2.0
+
+
+class IsolatedReward:
+    """Up to `num_processes` worker processes that score batches; safe between threads.
+
+    `build` is a picklable callable without arguments that makes the reward inside the worker.
+    `memory_limit_bytes` bounds a worker's resident memory where /proc tells it (Linux): beyond it during a
+    call, the call fails; beyond it after one, the process is replaced before the next. None is half of what
+    there is.
+    """
+
+    def __init__(self, build: Callable[[], Any], *, num_processes: int, memory_limit_bytes: int | None) -> None:
+        try:
+            self._recipe = pickle.dumps(build)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise RewardFault(f"cannot be run in a process of its own: {error}") from error
+        self._memory_limit_bytes = memory_limit_bytes or default_memory_limit_bytes()
+        self._num_processes = num_processes
+        # Places for processes: an empty place is filled when it is used. Last in, first out keeps few alive.
+        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(num_processes):
+            self._places.put(None)
+        self._lock = threading.Lock()
+        self._alive: set[_Worker] = set()
+        self._closed = False
+
+    def score(self, rollouts: Sequence[Rollout], timeout_seconds: float) -> list[float | BadScore]:
+        """Scores of one batch. Raises `RewardFault`: it raised, hung, died, or took too much memory."""
+        try:
+            worker = self._places.get(timeout=START_SECONDS + timeout_seconds)
+        except queue.Empty:
+            raise DeadlinePassed("no process became free to score in") from None
+        try:
+            worker = worker or self._start()
+            kind, answer = worker.ask(rollouts, timeout_seconds, self._memory_limit_bytes)
+            if worker.resident_bytes() > self._memory_limit_bytes:
+                worker = self._end(worker)
+        except RewardFault:
+            worker = self._end(worker)
+            raise
+        finally:
+            self._places.put(worker)
+        if kind == "failed":
+            raise RewardFault(str(answer))
+        return answer  # type: ignore[no-any-return]
+
+    def _start(self) -> _Worker:
+        with self._lock:
+            if self._closed:
+                raise RewardFault("is closed: the run is ending")
+            worker = _Worker()
+            self._alive.add(worker)
+        try:
+            worker.build(self._recipe)
+        except BaseException:
+            self._end(worker)
+            raise
+        return worker
+
+    def _end(self, worker: _Worker | None) -> None:
+        if worker is not None:
+            with self._lock:
+                self._alive.discard(worker)
+            worker.end()
+
+    def close(self) -> None:
+        """End every process. Calls that still run fail; later ones too."""
+        with self._lock:
+            self._closed = True
+            alive = list(self._alive)
+        for worker in alive:
+            worker.kill()  # a call in flight sees its connection close, and ends the worker itself
+        for _ in range(self._num_processes):
+            try:
+                self._end(self._places.get(timeout=_END_SECONDS))
+            except queue.Empty:
+                break
+        for _ in range(self._num_processes):
+            self._places.put(None)
+
+
+def default_memory_limit_bytes() -> int:
+    """Half of the memory this process may use: the machine's, or its control group's where that is less."""
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        path = Path("/sys/fs/cgroup") / name
+        text = path.read_text().strip() if path.exists() else ""
+        if text.isdigit():
+            limit = min(limit, int(text))
+    return limit // 2
+
+
+class _Worker:
+    """One process and the connection to it."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rlhf_core.reward_worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__,  # what a reward prints must not mix with the command's output
+                env=environment,
+                start_new_session=True,  # Ctrl-C is the run's to handle
+            )
+        finally:
+            theirs.close()
+
+    def build(self, recipe: bytes) -> None:
+        """Have the process make its reward. Raises `RewardFault` where it cannot."""
+        self._connection.send_bytes(recipe)
+        kind, reason = self._receive(time.monotonic() + START_SECONDS, START_SECONDS, None)
+        if kind != "ready":
+            raise RewardFault(str(reason))
+
+    def ask(self, rollouts: Sequence[Rollout], timeout_seconds: float, memory_limit_bytes: int) -> tuple[str, Any]:
+        """Send one batch and wait for its answer."""
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            self._connection.send(list(rollouts))
+        except (BrokenPipeError, ConnectionResetError):
+            raise RewardFault(self._death()) from None
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise RewardFault(f"cannot be sent these samples: {error}") from error
+        return self._receive(deadline, timeout_seconds, memory_limit_bytes)
+
+    def _receive(self, deadline: float, timeout_seconds: float, memory_limit_bytes: int | None) -> tuple[str, Any]:
+        try:
+            while not self._connection.poll(_POLL_SECONDS):
+                if memory_limit_bytes is not None and (used := self.resident_bytes()) > memory_limit_bytes:
+                    raise RewardFault(f"took {used:,} bytes of memory, more than its limit of {memory_limit_bytes:,}")
+                if time.monotonic() > deadline:
+                    raise DeadlinePassed(f"gave no answer within {timeout_seconds:.3g} s")
+            return self._connection.recv()  # type: ignore[no-any-return]
+        except (EOFError, ConnectionResetError):
+            raise RewardFault(self._death()) from None
+
+    def resident_bytes(self) -> int:
+        """Resident memory of the process; 0 where the system does not tell."""
+        try:
+            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _death(self) -> str:
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code < 0:
+            return f"crashed: its process was ended by {signal.Signals(-code).name}"
+        return f"ended its process with exit code {code}"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill the process; it holds nothing that needs an orderly end."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()

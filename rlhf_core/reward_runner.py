@@ -1,0 +1,269 @@
+"""One reward under its policy: batches, concurrency, deadline, retries, cache, and what a failure means."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from .config import RewardPolicy
+from .errors import RewardError
+from .reward_cache import ScoreCache, cache_key, reward_identity
+from .reward_isolation import IsolatedReward
+from .reward_threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
+from .reward_values import BadScore, RewardFault, read_scores
+from .types import Rollout
+
+_FIRST_WAIT_SECONDS = 0.1
+_LONGEST_WAIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSpec:
+    """One reward of a run: what scores, how much it counts, and how it is run."""
+
+    name: str
+    """In metrics and samples; unique in a run."""
+    policy: RewardPolicy
+    weight: float = 1.0
+    function: Callable[..., Any] | None = None
+    """The reward, options bound. May be None where `recipe` is given."""
+    recipe: Callable[[], Callable[..., Any]] | None = None
+    """Makes the reward; picklable, since an isolated reward is made in its own process."""
+    plugin: str = "unknown plugin"
+    """Distribution and version: names the reward in errors, and part of the cache's key."""
+    source: str = ""
+    """Digest of the reward's code, where known: part of the cache's key."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Part of the cache's key."""
+
+
+@dataclass(slots=True)
+class RewardCounts:
+    """What one reward cost since its counts were last taken."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    """Time inside calls, added up over concurrent ones."""
+    failures: int = 0
+    """Failed calls, those tried again included, and scores that were none."""
+    retries: int = 0
+    cache_hits: int = 0
+    zeroed: int = 0
+    dropped: int = 0
+
+
+Outcome = float | BadScore | RewardFault
+
+
+class RewardRunner:
+    """Scores batches with one reward; safe between threads."""
+
+    def __init__(self, spec: RewardSpec, cache: ScoreCache | None) -> None:
+        self.spec = spec
+        self._policy = spec.policy
+        self._counts = RewardCounts()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._pool = DaemonPool(self._policy.concurrency, self._where)
+        self._idle_threads: list[CallThread[Any]] = []
+        self._left_behind: list[CallThread[Any]] = []
+        self._loop = AsyncLoop(f"reward-{spec.name}-loop")
+        self._function = spec.function
+        self._isolated: IsolatedReward | None = None
+        if self._policy.isolate:
+            self._isolated = self._isolate(spec)
+        elif self._function is None:
+            if spec.recipe is None:
+                raise ValueError(f"reward {spec.name!r} has neither function nor recipe")
+            self._function = spec.recipe()
+        self._cache = cache if self._policy.cache else None
+        self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
+
+    def _isolate(self, spec: RewardSpec) -> IsolatedReward:
+        build = spec.recipe or partial(_itself, spec.function)
+        try:
+            return IsolatedReward(
+                build,
+                num_processes=self._policy.concurrency,
+                memory_limit_bytes=self._policy.memory_limit_bytes,
+            )
+        except RewardFault as fault:
+            raise RewardError(
+                f"{spec.plugin} {fault}", where=self._where, hint="define it at the top of a module, or isolate: false"
+            ) from fault
+
+    def start(self, rollouts: Sequence[Rollout]) -> Callable[[], list[float | None]]:
+        """Begin scoring; the returned callable waits for the scores, None where the sample is to be dropped.
+
+        It raises `RewardError` where the policy says `fail`.
+        """
+        keys = self._keys(rollouts)
+        known = self._cache.get(key for key in keys if key is not None) if self._cache else {}
+        with self._lock:
+            self._counts.cache_hits += sum(key in known for key in keys)
+        # Of samples with one key the first is asked about, so that equal samples get equal scores.
+        first: dict[str | int, int] = {}
+        for index, key in enumerate(keys):
+            if key not in known:
+                first.setdefault(index if key is None else key, index)
+        asked = [rollouts[index] for index in first.values()]
+        size = self._policy.batch_size or max(len(asked), 1)
+        batches = [asked[start : start + size] for start in range(0, len(asked), size)]
+        futures = [self._pool.submit(partial(self._run, batch)) for batch in batches]
+
+        def collect() -> list[float | None]:
+            outcomes = [outcome for future in futures for outcome in future.result()]
+            by_key: dict[str | int, Outcome] = dict(known)
+            by_key.update(zip(first, outcomes, strict=True))
+            self._remember(by_key, known)
+            found = [by_key[index if key is None else key] for index, key in enumerate(keys)]
+            return [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
+
+        return collect
+
+    def _keys(self, rollouts: Sequence[Rollout]) -> list[str | None]:
+        if self._cache is None or self._identity is None:
+            return [None] * len(rollouts)
+        return [cache_key(self._identity, rollout) for rollout in rollouts]
+
+    def _remember(self, by_key: Mapping[str | int, Outcome], known: Mapping[str, float]) -> None:
+        if self._cache is None:
+            return
+        fresh = {
+            key: outcome
+            for key, outcome in by_key.items()
+            if isinstance(key, str) and key not in known and isinstance(outcome, float)
+        }
+        if fresh:
+            self._cache.put(fresh)
+
+    def _apply(self, outcome: Outcome, rollout: Rollout) -> float | None:
+        """The score, or what the policy makes of there being none."""
+        if isinstance(outcome, float):
+            return outcome
+        if self._policy.on_failure == "fail":
+            what = f"answered {outcome.reason}" if isinstance(outcome, BadScore) else str(outcome)
+            cause = outcome.__cause__ if isinstance(outcome, RewardFault) else None
+            raise RewardError(
+                f"{self.spec.plugin}: {what}, at sample {rollout.sample_id}",
+                where=self._where,
+                hint=self._hint(outcome),
+            ) from cause
+        with self._lock:
+            if self._policy.on_failure == "zero":
+                self._counts.zeroed += 1
+                return 0.0
+            self._counts.dropped += 1
+            return None
+
+    def _hint(self, outcome: Outcome) -> str:
+        if isinstance(outcome, DeadlinePassed):
+            return "raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
+        return "mend the reward, or say on_failure: zero or on_failure: drop in its entry"
+
+    @property
+    def _where(self) -> str:
+        return f'reward "{self.spec.name}"'
+
+    def _run(self, batch: Sequence[Rollout]) -> list[Outcome]:
+        """One batch, tried as often as the policy allows; scores that are none count as a failure to try again."""
+        outcomes: list[Outcome] = []
+        for attempt in range(self._policy.retries + 1):
+            if attempt:
+                with self._lock:
+                    self._counts.retries += 1
+                wait = min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), _LONGEST_WAIT_SECONDS)
+                if self._closing.wait(wait):
+                    break
+            outcomes = self._attempt(batch)
+            num_bad = sum(isinstance(outcome, BadScore) for outcome in outcomes)
+            failures = num_bad or int(any(isinstance(outcome, RewardFault) for outcome in outcomes))
+            with self._lock:
+                self._counts.failures += failures
+            if not failures:
+                break
+        return outcomes
+
+    def _attempt(self, batch: Sequence[Rollout]) -> list[Outcome]:
+        started = time.perf_counter()
+        try:
+            return [*self._call(batch)]
+        except RewardFault as fault:
+            return [fault] * len(batch)
+        except (Exception, SystemExit) as error:  # a stranger's function may raise anything
+            fault = RewardFault(f"raised {type(error).__name__}: {error}")
+            fault.__cause__ = error
+            return [fault] * len(batch)
+        finally:
+            with self._lock:
+                self._counts.calls += 1
+                self._counts.seconds += time.perf_counter() - started
+
+    def _call(self, batch: Sequence[Rollout]) -> Sequence[float | BadScore]:
+        timeout = self._policy.timeout_seconds
+        if self._isolated is not None:
+            return self._isolated.score(batch, timeout)
+        function = self._function
+        assert function is not None
+        if is_async(function):
+            return read_scores(self._loop.run(partial(function, batch), timeout), len(batch))
+        deadline = time.monotonic() + timeout
+
+        def call() -> object:
+            answer = function(batch)
+            return answer if isinstance(answer, Awaitable) else read_scores(answer, len(batch))
+
+        answer = self._on_call_thread(call)
+        if isinstance(answer, Awaitable):  # a function that hands on a coroutine
+            awaitable = answer
+            remaining = max(deadline - time.monotonic(), 0.0)
+            answer = read_scores(self._loop.run(lambda: awaitable, remaining), len(batch))
+        return answer  # type: ignore[return-value]
+
+    def _on_call_thread(self, call: Callable[[], object]) -> object:
+        with self._lock:
+            self._left_behind = [thread for thread in self._left_behind if thread.alive]
+            num_hung = len(self._left_behind) + self._loop.abandoned
+            thread = self._idle_threads.pop() if self._idle_threads else None
+        if num_hung >= MAX_ABANDONED:
+            raise RewardFault(
+                f"{num_hung} calls hang, and no thread can be stopped from outside; isolate: true gives it a process"
+            )
+        thread = thread or CallThread(f"reward-{self.spec.name}-call")
+        try:
+            answer = thread.call(call, self._policy.timeout_seconds)
+        except DeadlinePassed:
+            with self._lock:
+                self._left_behind.append(thread)
+            raise
+        except BaseException:
+            with self._lock:
+                self._idle_threads.append(thread)
+            raise
+        with self._lock:
+            self._idle_threads.append(thread)
+        return answer
+
+    def take_counts(self) -> RewardCounts:
+        """The counts so far; counting starts anew."""
+        with self._lock:
+            taken, self._counts = self._counts, RewardCounts()
+        return taken
+
+    def close(self) -> None:
+        """Stop what waits, end processes, loop and idle threads."""
+        self._closing.set()
+        if self._isolated is not None:
+            self._isolated.close()
+        self._loop.close()
+        self._pool.close()
+        for thread in self._idle_threads:
+            thread.end()
+
+
+def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function

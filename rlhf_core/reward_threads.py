@@ -1,0 +1,204 @@
+"""Calling a stranger's function without waiting for it for ever.
+
+Threads here are daemons: a reward that hangs must not keep the process from ending. A hung thread cannot be
+stopped, only left behind; `isolate` gives a reward a process, which can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from .errors import RewardError
+from .reward_values import RewardFault
+
+T = TypeVar("T")
+MAX_ABANDONED = 32
+"""Hung threads of one reward that are tolerated before it is given up."""
+_PROBE_SECONDS = 1.0
+_JOIN_SECONDS = 5.0
+
+
+class DeadlinePassed(RewardFault):
+    """A call had no answer in time."""
+
+
+class DaemonPool:
+    """At most `size` daemon threads, started when there is work for them."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
+        self._closed = False
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Run `job` on a thread of the pool. After `close` the future holds a `RewardError`."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                future.set_exception(self._stopped())
+                return future
+            self._jobs.put((future, job))
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
+                thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def _work(self) -> None:
+        while (entry := self._jobs.get()) is not None:
+            future, job = entry
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except BaseException as error:  # handed to whoever waits for the future
+                    future.set_exception(error)
+            del entry, future, job  # an idle thread must not keep the last result alive
+            self._idle.release()
+
+    def close(self) -> None:
+        """Give what has not started a `RewardError` and let the threads end; waits briefly for what runs."""
+        with self._lock:
+            self._closed = True
+            while True:
+                try:
+                    entry = self._jobs.get_nowait()
+                except queue.Empty:
+                    break
+                if entry is not None:
+                    entry[0].set_exception(self._stopped())
+            for _ in self._threads:
+                self._jobs.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_SECONDS)
+
+    def _stopped(self) -> RewardError:
+        return RewardError("scoring was stopped: the run is ending", where=self._name)
+
+
+class CallThread(Generic[T]):
+    """One reusable thread that calls are made on, left behind when a call passes its deadline."""
+
+    def __init__(self, name: str) -> None:
+        self._inbox: queue.SimpleQueue[Callable[[], T] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], T], timeout_seconds: float) -> T:
+        """The result of `function()`, or its error. `DeadlinePassed`: this thread must not be used again."""
+        self._inbox.put(function)
+        try:
+            value, error = self._outbox.get(timeout=timeout_seconds)
+        except queue.Empty:
+            self._inbox.put(None)  # it ends, if the call ever returns
+            raise DeadlinePassed(f"gave no answer within {timeout_seconds:.3g} s") from None
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """Let the thread end; it is idle."""
+        self._inbox.put(None)
+        self._thread.join(_JOIN_SECONDS)
+
+    def _work(self) -> None:
+        while (function := self._inbox.get()) is not None:
+            try:
+                self._outbox.put((function(), None))
+            except BaseException as error:  # raised again where the call was made
+                self._outbox.put((None, error))
+
+
+class AsyncLoop:
+    """An event loop on a thread of its own; one that is blocked by a coroutine is left behind."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.abandoned = 0
+
+    def run(self, make: Callable[[], Awaitable[T]], timeout_seconds: float) -> T:
+        """The result of awaiting `make()` on the loop. Raises its error, or `DeadlinePassed`."""
+        loop = self._running()
+
+        async def awaited() -> T:
+            return await make()
+
+        future = asyncio.run_coroutine_threadsafe(awaited(), loop)
+        try:
+            return future.result(timeout_seconds)
+        except FutureTimeoutError:
+            if future.done():  # the reward's own TimeoutError
+                raise
+            future.cancel()
+            self._leave_if_blocked(loop)
+            raise DeadlinePassed(f"gave no answer within {timeout_seconds:.3g} s") from None
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def _leave_if_blocked(self, loop: asyncio.AbstractEventLoop) -> None:
+        answered = threading.Event()
+        loop.call_soon_threadsafe(answered.set)
+        if answered.wait(_PROBE_SECONDS):
+            return
+        with self._lock:
+            if self._loop is loop:
+                self._loop = self._thread = None
+                self.abandoned += 1
+
+    def close(self) -> None:
+        """Cancel what is running and end the loop."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        stopped = asyncio.run_coroutine_threadsafe(_cancel_all(), loop)
+        try:
+            stopped.result(_JOIN_SECONDS)
+        except FutureTimeoutError:
+            return  # blocked: it cannot be closed, and being a daemon it holds nobody up
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_JOIN_SECONDS)
+        loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling `function` gives a coroutine."""
+    while isinstance(function, partial):
+        function = function.func
+    if inspect.iscoroutinefunction(function):
+        return True
+    return not inspect.isroutine(function) and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -1,0 +1,75 @@
+"""The process an isolated reward runs in: `python -m rlhf_core.reward_worker FD`.
+
+It reads what to build from the connection, then answers batches of rollouts until the other side is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from .reward_values import BadScore, RewardFault, read_scores
+from .types import Rollout
+
+_PARENT_CHECK_SECONDS = 1.0
+
+
+def main(descriptor: int) -> None:
+    """Serve the connection behind `descriptor`. Ends when it closes or when the parent process is gone."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    connection = Connection(descriptor)
+    loop = asyncio.new_event_loop()
+    try:
+        reward = _build(connection)
+        while reward is not None:
+            connection.send(_score(reward, connection.recv(), loop))
+    except (EOFError, BrokenPipeError):
+        return  # the run is over
+    finally:
+        loop.close()
+        connection.close()
+
+
+def _build(connection: Connection) -> Callable[..., Any] | None:
+    try:
+        recipe = connection.recv_bytes()
+        reward = pickle.loads(recipe)()  # noqa: S301 - from the run that started this process, over a socket pair
+    except EOFError:
+        raise
+    except Exception as error:  # told to the parent, which names the plugin
+        connection.send(("failed", f"cannot be built: {type(error).__name__}: {error}"))
+        return None
+    connection.send(("ready", None))
+    return reward  # type: ignore[no-any-return]
+
+
+def _score(
+    reward: Callable[..., Any], rollouts: Sequence[Rollout], loop: asyncio.AbstractEventLoop
+) -> tuple[str, list[float | BadScore] | str]:
+    try:
+        answer = reward(rollouts)
+        if isinstance(answer, Awaitable):
+            answer = loop.run_until_complete(answer)
+        return "scores", read_scores(answer, len(rollouts))
+    except RewardFault as fault:
+        return "failed", str(fault)
+    except Exception as error:  # told to the parent, which names the plugin
+        return "failed", f"raised {type(error).__name__}: {error}"
+
+
+def _end_with_parent(parent: int) -> None:
+    # A reward that hangs does not see the connection close; without this it would outlive a killed run.
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,170 @@
+"""The rewards of a run: one policy for all of them, whoever wrote them.
+
+`RewardScorer` asks several rewards about samples at the same time and off the caller's thread, so that scoring
+overlaps generation. `RewardCombiner` (the trainer's part) makes one score of their answers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from .components import RewardContext
+from .config import RewardPolicy
+from .errors import ConfigError
+from .plugins import Selected, load, resolve_build
+from .reward_cache import ScoreCache
+from .reward_combiner import Combined, RewardCombiner
+from .reward_runner import RewardRunner, RewardSpec
+from .reward_threads import DaemonPool
+from .types import Rollout
+
+__all__ = ["Combined", "RewardCombiner", "RewardRecipe", "RewardScorer", "RewardSpec", "Scores", "reward_spec"]
+
+Scores = list[dict[str, float] | None]
+"""One entry a sample: raw score by reward name, or None where a reward's policy drops the sample."""
+
+CACHE_FILE = "rewards.sqlite"
+RESERVED_NAMES = frozenset(
+    {"mean", "std", "clip_fraction", "normaliser_mean", "normaliser_std", "score_mean", "score_std"}
+)
+"""Names under `reward/` in the metrics that are not a reward's."""
+_MAX_SUBMISSIONS = 64
+
+
+@dataclass(frozen=True)
+class RewardRecipe:
+    """Makes an installed reward (or `FILE.py:FUNCTION`) anew, in whichever process it is unpickled."""
+
+    name: str
+    options: Mapping[str, Any]
+    context: RewardContext
+
+    def __call__(self) -> Callable[..., Any]:
+        selected = load("rewards", self.name)
+        config = selected.component.config.model_validate(dict(self.options))
+        return resolve_build(selected)(config, self.context)  # type: ignore[no-any-return]
+
+
+def reward_spec(
+    selected: Selected,
+    config: BaseModel,
+    context: RewardContext,
+    policy: RewardPolicy,
+    *,
+    name: str | None = None,
+    weight: float = 1.0,
+) -> RewardSpec:
+    """The spec of a selected reward with its checked options; it is built here unless it is to be isolated."""
+    options = config.model_dump()
+    return RewardSpec(
+        name=name or _short_name(selected),
+        weight=weight,
+        policy=policy,
+        function=None if policy.isolate else resolve_build(selected)(config, context),
+        recipe=RewardRecipe(selected.name, options, context),
+        plugin=f"{selected.distribution} {selected.version}",
+        source=_source_digest(selected),
+        options=config.model_dump(mode="json"),
+    )
+
+
+def _short_name(selected: Selected) -> str:
+    """`./my_reward.py:brevity` is called brevity."""
+    return selected.name.rpartition(":")[2] or selected.name
+
+
+def _source_digest(selected: Selected) -> str:
+    """A digest of the file that holds the reward: the version number of one being worked on does not change."""
+    if selected.function is not None:
+        file = inspect.getsourcefile(inspect.unwrap(selected.function))
+    else:
+        spec = find_spec(selected.component.build.partition(":")[0])
+        file = spec.origin if spec is not None else None
+    if file is None or not Path(file).is_file():
+        return ""
+    return sha256(Path(file).read_bytes()).hexdigest()
+
+
+class RewardScorer:
+    """Asks every reward of a run about samples, each under its own policy."""
+
+    def __init__(self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None) -> None:
+        """`cache_folder` is needed where a policy asks for the cache. Raises `ConfigError` on unfit names."""
+        _check_names([spec.name for spec in specs])
+        cached = [spec.name for spec in specs if spec.policy.cache]
+        if cached and cache_folder is None:
+            raise ConfigError(f"{cached[0]!r} asks for a cache, but this run keeps no folder for one", where="rewards")
+        self.weights = {spec.name: spec.weight for spec in specs}
+        self._runners: list[RewardRunner] = []
+        self._pool = DaemonPool(_MAX_SUBMISSIONS, "rewards")
+        with ExitStack() as stack:  # what was opened is closed again when a later reward cannot be built
+            cache = ScoreCache(cache_folder / CACHE_FILE) if cached and cache_folder is not None else None
+            if cache is not None:
+                stack.callback(cache.close)
+            stack.callback(self._pool.close)
+            for spec in specs:
+                runner = RewardRunner(spec, cache)
+                stack.callback(runner.close)
+                self._runners.append(runner)
+            self._closing = stack.pop_all()
+
+    def score(self, rollouts: Sequence[Rollout]) -> Scores:
+        """Raw scores by reward name, in the order of `rollouts`; None where a sample is dropped.
+
+        Raises `RewardError` where a reward failed whose policy is `fail`.
+        """
+        waiting = [(runner.spec.name, runner.start(rollouts)) for runner in self._runners]
+        columns = {name: collect() for name, collect in waiting}
+        scores: Scores = []
+        for index in range(len(rollouts)):
+            row = {name: column[index] for name, column in columns.items()}
+            kept = {name: value for name, value in row.items() if value is not None}
+            scores.append(kept if len(kept) == len(row) else None)
+        return scores
+
+    def submit(self, rollouts: Sequence[Rollout]) -> Future[Scores]:
+        """`score`, in the background."""
+        return self._pool.submit(partial(self.score, list(rollouts)))
+
+    def take_metrics(self) -> dict[str, float]:
+        """What each reward cost since the last call, as `reward_calls/<name>/<count>`; counting starts anew.
+
+        Counts that are 0 are left out, except `calls` and `seconds`.
+        """
+        metrics: dict[str, float] = {}
+        for runner in self._runners:
+            counts = runner.take_counts()
+            for key in counts.__slots__:
+                value = float(getattr(counts, key))
+                if value or key in ("calls", "seconds"):
+                    metrics[f"reward_calls/{runner.spec.name}/{key}"] = value
+        return metrics
+
+    def close(self) -> None:
+        """End threads, processes and the cache. Scores still waited for end with `RewardError`."""
+        self._closing.close()
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two rewards are called {name!r}", where="rewards", hint="give one of them a label of its own"
+            )
+        if name in RESERVED_NAMES:
+            raise ConfigError(
+                f"{name!r} is a metric's own name under reward/", where="rewards", hint="give it another label"
+            )
+    if not names:
+        raise ConfigError("a run needs at least one reward", where="rewards", hint="--reward NAME")

@@ -1,0 +1,107 @@
+"""Rollouts, and rewards that misbehave, in a module that a process of its own can import or run."""
+
+import ctypes
+import os
+import sys
+import threading
+import time
+
+from rlhf_core.types import Rollout
+
+
+def make_rollout(sample_id, completion=None, **fields):
+    values = {
+        "prompt": "1+1=",
+        "messages": None,
+        "prompt_ids": (1, 2, 3, 4),
+        "completion": str(sample_id) if completion is None else completion,
+        "completion_ids": (5,),
+        "logprobs": (-0.5,),
+        "answer": None,
+        "metadata": {},
+        "policy_version": 0,
+        "finish_reason": "stop",
+    }
+    return Rollout(sample_id=sample_id, **(values | fields))
+
+
+def right(rollouts, *, bonus: float = 0.0):
+    return [float(each.completion) + bonus for each in rollouts]
+
+
+async def right_async(rollouts):
+    return right(rollouts)
+
+
+def raises(rollouts):
+    raise KeyError("no such model")
+
+
+def wrong_count(rollouts):
+    return [1.0]
+
+
+def not_numbers(rollouts):
+    return ["good"] * len(rollouts)
+
+
+def exits(rollouts):
+    sys.exit(3)
+
+
+def dies(rollouts):
+    os._exit(7)
+
+
+def segfaults(rollouts):
+    ctypes.string_at(0)
+
+
+def segfaults_on_two(rollouts):
+    if any(each.completion == "2" for each in rollouts):
+        ctypes.string_at(0)
+    return right(rollouts)
+
+
+def hangs(rollouts):
+    threading.Event().wait()
+
+
+def hangs_with_the_lock_held(rollouts):
+    # In C and without letting another thread run: nothing in the same process could end it.
+    while True:
+        ctypes.PyDLL(None).usleep(100_000)
+
+
+def allocates_without_end(rollouts):
+    kept = []
+    while True:
+        kept.append(bytearray(b"x" * 20_000_000))
+        time.sleep(0.005)
+
+
+KEPT = []
+
+
+def leaks(rollouts):
+    block = bytearray(300_000_000)
+    block[::4096] = b"x" * len(block[::4096])  # memory that is never written to is not resident
+    KEPT.append(block)
+    return [float(len(KEPT))] * len(rollouts)
+
+
+def process_id(rollouts):
+    return [float(os.getpid())] * len(rollouts)
+
+
+class Recipe:
+    """Makes one of the functions here where it is unpickled."""
+
+    def __init__(self, path, name):
+        self.path = path
+        self.name = name
+
+    def __call__(self):
+        from rlhf_core.reward_functions import load_function_file
+
+        return load_function_file(f"{self.path}:{self.name}")[1]

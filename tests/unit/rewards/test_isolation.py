@@ -1,0 +1,85 @@
+"""Rewards in processes of their own: what ends them, and that the run goes on."""
+
+import os
+from pathlib import Path
+
+import faulty_rewards as faulty
+import pytest
+
+from rlhf_core.errors import RewardError
+
+PATH = Path(faulty.__file__)
+MEGABYTE = 10**6
+
+
+@pytest.fixture
+def isolated(score, rollouts):
+    def run(name, **policy):
+        recipe = faulty.Recipe(str(PATH), name)
+        return score({"r": None}, rollouts, recipe=recipe, isolate=True, **({"timeout_seconds": 60.0} | policy))
+
+    return run
+
+
+def values(scores):
+    return [row and row["r"] for row in scores]
+
+
+@pytest.mark.parametrize("name", ["right", "right_async"])
+def test_it_scores(isolated, name):
+    assert values(isolated(name)[0]) == [0, 1, 2, 3]
+
+
+def test_one_process_is_kept_and_is_not_ours(isolated, rollouts):
+    scores, scorer = isolated("process_id", batch_size=2)
+    scores += scorer.score(rollouts)
+    pids = set(values(scores))
+    assert len(pids) == 1
+    pid = int(pids.pop())
+    assert pid != os.getpid()
+    scorer.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("segfaults", "crashed: its process was ended by SIGSEGV"),
+        ("dies", "ended its process with exit code 7"),
+        ("raises", "raised KeyError: 'no such model'"),
+        ("wrong_count", "returned 1 values for 4 samples"),
+        ("not_numbers", r"answered 'good' \(str\) is no number"),
+        ("missing", 'has no function "missing"'),
+    ],
+)
+def test_what_fails_is_said(isolated, name, message):
+    with pytest.raises(RewardError, match=message):
+        isolated(name)
+
+
+def test_the_run_survives_a_crash(isolated):
+    assert values(isolated("segfaults_on_two", batch_size=1, on_failure="zero")[0]) == [0, 1, 0, 3]
+
+
+@pytest.mark.parametrize("name", ["hangs", "hangs_with_the_lock_held"])
+def test_one_that_hangs_is_ended(isolated, name):
+    assert isolated(name, timeout_seconds=0.5, on_failure="drop")[0] == [None] * 4
+    with pytest.raises(RewardError, match="no answer within 0.5 s"):
+        isolated(name, timeout_seconds=0.5)
+
+
+def test_one_that_allocates_without_end_is_ended(isolated):
+    with pytest.raises(RewardError, match="more than its limit of 500,000,000"):
+        isolated("allocates_without_end", memory_limit_bytes=500 * MEGABYTE)
+
+
+def test_one_that_leaks_is_replaced(isolated):
+    # Each call leaves 300 MB behind and answers how often this process was called: two calls are too many.
+    scores, _ = isolated("leaks", batch_size=1, memory_limit_bytes=500 * MEGABYTE, retries=1)
+    assert set(values(scores)) <= {1, 2}
+
+
+def test_what_cannot_cross_over_is_refused_at_once(score, rollouts):
+    with pytest.raises(RewardError, match="cannot be run in a process of its own"):
+        score(lambda batch: [1.0], rollouts, isolate=True)

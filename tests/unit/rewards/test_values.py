@@ -1,0 +1,72 @@
+"""What counts as a score."""
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_core.reward_values import LARGEST, BadScore, RewardFault, read_scores
+
+
+@given(st.lists(st.floats(-LARGEST, LARGEST) | st.integers(-(2**80), 2**80) | st.booleans()))
+def test_numbers_are_scores(values):
+    assert read_scores(values, len(values)) == [float(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([1, 2]),
+        [torch.tensor(1.0), torch.tensor(2, dtype=torch.bfloat16)],
+        numpy.array([1.0, 2.0], dtype=numpy.float16),
+        [numpy.float32(1), numpy.int64(2)],
+        (1, Fraction(2)),
+        (value for value in (1.0, 2.0)),
+    ],
+)
+def test_numbers_of_other_libraries_are_scores(answer):
+    scores = read_scores(answer, 2)
+    assert scores == [1.0, 2.0]
+    assert all(type(score) is float for score in scores)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1.0",
+        None,
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e39,
+        10**400,
+        1j,
+        Decimal(1),
+        [1.0],
+        torch.ones(1),
+        numpy.float32("nan"),
+    ],
+    ids=repr,
+)
+def test_anything_else_is_marked(value):
+    first, second = read_scores([0.5, value], 2)
+    assert first == 0.5
+    assert isinstance(second, BadScore)
+
+
+@pytest.mark.parametrize("answer", [None, 1.0, "12", b"12", {0: 1.0, 1: 2.0}, torch.tensor(1.0), [1.0], [1.0] * 3, []])
+def test_no_collection_of_that_many_is_a_fault(answer):
+    with pytest.raises(RewardFault, match=r"returned .*(2 numbers|2 samples)"):
+        read_scores(answer, 2)
+
+
+def test_values_are_shown_but_not_at_length():
+    with pytest.raises(RewardFault) as caught:
+        read_scores("x" * 10_000, 2)
+    assert len(str(caught.value)) < 200
