@@ -1,0 +1,1 @@
+"""The prompt sources that come with core: `jsonl`, `hf-dataset`, `sort-digits`."""

@@ -1,0 +1,45 @@
+"""Options of core's own prompt sources."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from ..config import Section
+
+
+class JsonlConfig(Section):
+    """A JSON Lines file, one object a line."""
+
+    path: str = Field(min_length=1, description="The file.")
+
+
+class HfDatasetConfig(Section):
+    """A dataset on disk or on the Hugging Face hub."""
+
+    path: str = Field(
+        min_length=1,
+        description="A folder (of `save_to_disk`, or of data files), a .parquet, .jsonl or .csv file, or a hub name.",
+    )
+    split: str = Field("train", min_length=1, description="Which split, where the dataset has several.")
+    subset: str | None = Field(None, description="Configuration of a hub dataset that has several.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub dataset; null takes the newest.")
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Our key -> the dataset's column, such as {prompt: question, answer: solution}.",
+    )
+
+
+class SortDigitsConfig(Section):
+    """Problems like `31415926>`, whose answer is the digits in ascending order."""
+
+    num_digits: int = Field(8, ge=1, le=64, description="Digits of each problem.")
+    size: int = Field(100_000, ge=1, description="How many different problems.")
+    problem_seed: int = Field(0, ge=0, description="Which problems; independent of the run's seed, as a file would be.")
+
+    @model_validator(mode="after")
+    def _enough_numbers(self) -> SortDigitsConfig:
+        if self.size > 10**self.num_digits:
+            raise ValueError(
+                f"size {self.size}: there are only {10**self.num_digits} numbers of {self.num_digits} digits"
+            )
+        return self

@@ -1,0 +1,201 @@
+"""Hugging Face datasets. Parquet needs pyarrow; a folder of `save_to_disk` and the hub need `datasets`."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..components import PromptsContext
+from ..did_you_mean import suggestion
+from ..errors import DataError, PluginError
+from .config import HfDatasetConfig
+from .jsonl import JsonlSource
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
+_SPLITS = ("train", "validation", "valid", "dev", "test")
+_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
+
+
+class _Rows(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+class MappedRows:
+    """The rows of a dataset with columns renamed to what core reads."""
+
+    def __init__(self, rows: _Rows, columns: Mapping[str, str], name: str) -> None:
+        """`columns` maps our key to theirs. Raises `DataError` where a column does not exist or there is no row."""
+        if len(rows) == 0:
+            raise DataError("the dataset has no rows", where=name)
+        present = list(rows[0])
+        for ours, theirs in columns.items():
+            if theirs not in present:
+                raise DataError(
+                    f'no column "{theirs}" for {ours}{suggestion(theirs, present)} (columns: {", ".join(present)})',
+                    where=f"{name}, prompts.columns",
+                )
+        self._rows = rows
+        self._name = name
+        self._ours = {theirs: ours for ours, theirs in columns.items()}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        row = self._rows[index]
+        renamed = {self._ours[key]: value for key, value in row.items() if key in self._ours}
+        # A column that keeps a name which another was renamed to gives way to it.
+        return {key: value for key, value in row.items() if key not in self._ours} | renamed
+
+    def describe(self, index: int) -> str:
+        return f"{self._name}, row {index + 1}"
+
+
+class TableRows:
+    """Rows of an Arrow table as Python values."""
+
+    def __init__(self, table: pyarrow.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return dict(self._table.slice(index, 1).to_pylist()[0])
+
+
+class ChainedRows:
+    """Rows of several files, one after the other."""
+
+    def __init__(self, parts: Sequence[_Rows]) -> None:
+        self._places = [(part, index) for part in parts for index in range(len(part))]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        part, inner = self._places[index]
+        return part[inner]
+
+
+def build(config: HfDatasetConfig, context: PromptsContext) -> MappedRows:
+    """The source of a `prompts` section."""
+    path = context.base_folder / Path(config.path).expanduser()
+    if path.is_file():
+        rows = _read_file(path)
+    elif path.is_dir() and any((path / name).is_file() for name in _SAVED):
+        rows = _load_saved(path, config.split)
+    elif path.is_dir():
+        rows = ChainedRows([_read_file(file) for file in _files(path, config.split)])
+    elif _HUB_NAME.match(config.path) and Path(config.path).suffix not in _READERS:
+        rows = _load_hub(config)
+    else:
+        raise DataError("there is no such file or folder", where=str(path), hint="check prompts.path")
+    return MappedRows(rows, config.columns, config.path)
+
+
+def _read_parquet(path: Path) -> TableRows:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise PluginError(
+            "Parquet needs pyarrow, not installed here", where=str(path), hint="pip install 'rlhf-core[parquet]'"
+        ) from None
+    try:
+        return TableRows(parquet.read_table(path))
+    except ArrowException as error:
+        raise DataError(f"cannot be read as Parquet: {error}", where=str(path)) from error
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    """Every value stays text: an answer such as 007 is no number."""
+    rows: list[dict[str, Any]] = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            for row in reader:
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"the row has not the {len(reader.fieldnames or ())} values of the header",
+                        where=f"{path}:{reader.line_num}",
+                    )
+                rows.append(row)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read as CSV: {error}", where=str(path)) from error
+    return rows
+
+
+_READERS: dict[str, Callable[[Path], _Rows]] = {
+    ".parquet": _read_parquet,
+    ".jsonl": JsonlSource,
+    ".json": JsonlSource,
+    ".csv": _read_csv,
+}
+
+
+def _read_file(path: Path) -> _Rows:
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise DataError(f'"{path.suffix}" is none of {", ".join(_READERS)}', where=str(path))
+    return reader(path)
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    """The data files of a split: those named after it, or all where none is named after a split."""
+    suffixes = set(_READERS) - {".json"}  # a folder's .json files are rarely data
+    files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+    if not files:
+        raise DataError(f"no {', '.join(sorted(suffixes))} file in the folder", where=str(folder))
+    named = {path: re.split(r"[-_.]", path.name)[0] for path in files}
+    if not any(name in _SPLITS for name in named.values()):
+        return files
+    chosen = [path for path, name in named.items() if name == split]
+    if not chosen:
+        found = ", ".join(sorted(set(named.values())))
+        raise DataError(f'no file of the split "{split}" (there are: {found})', where=str(folder))
+    return chosen
+
+
+def _load_saved(path: Path, split: str) -> _Rows:
+    datasets = _datasets(str(path))
+    loaded = datasets.load_from_disk(str(path))
+    if not isinstance(loaded, datasets.DatasetDict):
+        return loaded  # type: ignore[no-any-return]
+    if split not in loaded:
+        raise DataError(
+            f'no split "{split}" (there are: {", ".join(loaded)})', where=str(path), hint="set prompts.split"
+        )
+    return loaded[split]  # type: ignore[no-any-return]
+
+
+def _load_hub(config: HfDatasetConfig) -> _Rows:
+    datasets = _datasets(config.path)
+    try:
+        return datasets.load_dataset(  # type: ignore[no-any-return]
+            config.path, config.subset, split=config.split, revision=config.revision
+        )
+    except (OSError, ValueError) as error:  # what it raises for names, splits and connections
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"neither a file or folder here nor to be had from the hub: {first}",
+            where=config.path,
+            hint="check prompts.path, prompts.subset and prompts.split",
+        ) from error
+
+
+def _datasets(where: str) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise PluginError(
+            "this needs the datasets library, not installed here", where=where, hint="pip install datasets"
+        ) from None
+    return datasets

@@ -1,0 +1,73 @@
+"""A JSON Lines file, held as byte offsets: the records stay on disk."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..components import PromptsContext
+from ..errors import DataError
+from .config import JsonlConfig
+
+
+class JsonlSource:
+    """Every line of a file is a record. All lines are checked when it is opened.
+
+    Raises `DataError` with file and line: no such file, an empty one, a line that is empty, not UTF-8, not
+    JSON, or no object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offsets = array("Q")
+        if not path.is_file():
+            what = "is a folder, not a JSON Lines file" if path.is_dir() else "there is no such file"
+            raise DataError(what, where=str(path), hint="relative paths start at the run file's folder")
+        offset = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                parse_line(line, path, number)
+                self._offsets.append(offset)
+                offset += len(line)
+        if not self._offsets:
+            raise DataError("the file is empty", where=str(path), hint='write lines such as {"prompt": "1+1="}')
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        # Opened anew each time: no descriptor to share between threads, copy to another process, or close.
+        with self._path.open("rb") as file:
+            file.seek(self._offsets[index])
+            return parse_line(file.readline(), self._path, index + 1)
+
+    def describe(self, index: int) -> str:
+        return f"{self._path}:{index + 1}"
+
+
+def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
+    """The object in a line. Raises `DataError` naming file and line."""
+    where = f"{path}:{number}"
+    try:
+        # A byte-order mark is what some editors put before the first line.
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"the line is not UTF-8 (byte {error.start})", where=where) from None
+    if not text:
+        raise DataError("the line is empty", where=where, hint="every line is one JSON object; delete empty ones")
+    try:
+        record = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+        raise DataError(f"the line is not JSON: {what}", where=where) from None
+    if not isinstance(record, dict):
+        raise DataError(f"the line is a JSON {type(record).__name__}, not an object", where=where)
+    return record
+
+
+def build(config: JsonlConfig, context: PromptsContext) -> JsonlSource:
+    """The source of a `prompts` section."""
+    return JsonlSource(context.base_folder / Path(config.path).expanduser())

@@ -1,0 +1,22 @@
+"""Core's own prompt sources, brought in by entry points as a stranger's are."""
+
+from __future__ import annotations
+
+from ..components import Component
+from .config import HfDatasetConfig, JsonlConfig, SortDigitsConfig
+
+jsonl = Component(
+    summary="A JSON Lines file: prompt (text or chat messages), optional answer, any metadata.",
+    config=JsonlConfig,
+    build="rlhf_core.prompt_sources.jsonl:build",
+)
+hf_dataset = Component(
+    summary="A Hugging Face dataset: a saved folder, Parquet, JSONL or CSV files, or a hub name.",
+    config=HfDatasetConfig,
+    build="rlhf_core.prompt_sources.hf_dataset:build",
+)
+sort_digits = Component(
+    summary="Made in code: sort the digits of a number (the quickstart's task).",
+    config=SortDigitsConfig,
+    build="rlhf_core.prompt_sources.sort_digits:build",
+)

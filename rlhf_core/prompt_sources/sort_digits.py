@@ -1,0 +1,44 @@
+"""Sorting digits: a task with one right answer, learnt in minutes on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+from typing import Any
+
+from ..components import PromptsContext
+from ..rng import derive_seed
+from .config import SortDigitsConfig
+
+
+class SortDigits:
+    """Problem i is the number (a i + b) mod 10^num_digits with a coprime to 10: all problems differ."""
+
+    def __init__(self, *, num_digits: int, size: int, seed: int) -> None:
+        self._num_digits = num_digits
+        self._size = size
+        self._modulus = 10**num_digits
+        self._offset = derive_seed(seed, "sort-digits", "offset") % self._modulus
+        # From the middle half of the range, so that even few problems spread over all leading digits.
+        factor = self._modulus // 4 + derive_seed(seed, "sort-digits", "factor") % max(self._modulus // 2, 1)
+        while gcd(factor, 10) != 1:
+            factor += 1
+        self._factor = factor
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        digits = str((self._factor * index + self._offset) % self._modulus).zfill(self._num_digits)
+        answer = "".join(sorted(digits))
+        return {"prompt": f"{digits}>", "answer": answer, "completion": answer}
+
+    def describe(self, index: int) -> str:
+        return f"sort-digits problem {index}"
+
+
+def build(config: SortDigitsConfig, context: PromptsContext) -> SortDigits:
+    """The source of a `prompts` section."""
+    return SortDigits(num_digits=config.num_digits, size=config.size, seed=config.problem_seed)
