@@ -1,1 +1,1 @@
-"""Verifiable rewards for the rlhf framework: exact match, regular expressions, length."""
+"""Verifiable rewards: each is a plain function, in a file of its own, that can be called by hand."""

@@ -1,0 +1,119 @@
+"""`code-execution`: the program in the answer passes the sample's tests."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from .config import CodeExecutionConfig
+from .sandbox import Limits, ProgramResult, SandboxError, run_program
+
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_log = logging.getLogger(__name__)
+
+
+def code_execution(
+    rollouts: Sequence[Any],
+    *,
+    allow_execution: bool = False,
+    limits: Limits | None = None,
+    require_no_network: bool = False,
+    partial_credit: bool = False,
+    tests_key: str = "tests",
+) -> list[float]:
+    """1 where the Python program in the completion (its last fenced block, or all of it) passes its tests, else 0.
+
+    The tests are in the sample's metadata under `tests_key`: a list of `{"input": …, "output": …}`, each a run
+    that must print that output, or Python source with assertions (or a list of such), run after the program in
+    its process. Without tests the sample's `answer` is the output to print. A program can tell that it is
+    tested by assertions and is then on its honour; input and output are the safer form.
+    """
+    if not allow_execution:
+        raise PermissionError(
+            "code-execution runs programs that a model wrote: say allow_execution: true if you mean it"
+        )
+    limits = limits or Limits()
+    scores = []
+    for rollout in rollouts:
+        program = program_in(rollout.completion)
+        passed = [_passes(program, test, limits, require_no_network) for test in _tests(rollout, tests_key)]
+        scores.append(sum(passed) / len(passed) if partial_credit else float(all(passed)))
+    return scores
+
+
+def program_in(completion: str) -> str:
+    """The last fenced code block, or the whole text where there is none."""
+    blocks = _FENCED.findall(completion)
+    return str(blocks[-1]) if blocks else completion
+
+
+def _tests(rollout: Any, tests_key: str) -> list[Mapping[str, str] | str]:
+    tests = rollout.metadata.get(tests_key)
+    if tests is None and rollout.answer is not None:
+        return [{"input": "", "output": str(rollout.answer)}]
+    listed = [tests] if isinstance(tests, str | Mapping) else tests
+    if not isinstance(listed, Sequence) or not listed:
+        raise ValueError(f"sample {rollout.sample_id} has no tests: metadata `{tests_key}`, or an answer to print")
+    for test in listed:
+        if not isinstance(test, str) and not (isinstance(test, Mapping) and "output" in test):
+            raise ValueError(f"sample {rollout.sample_id}: a test is Python source or has `output`, got {test!r:.80}")
+    return list(listed)
+
+
+def _passes(program: str, test: Mapping[str, str] | str, limits: Limits, require_no_network: bool) -> bool:
+    if isinstance(test, str):
+        # Reached only when every assertion held: a program that just exits with 0 does not print it.
+        token = secrets.token_hex(16)
+        result = _run(f"{program}\n\n{test}\n\nprint({token!r}, flush=True)\n", "", limits, require_no_network)
+        return result.succeeded and result.output.rstrip().endswith(token)
+    result = _run(program, str(test.get("input", "")), limits, require_no_network)
+    return result.succeeded and _lines(result.output) == _lines(str(test["output"]))
+
+
+def _lines(text: str) -> list[str]:
+    """White space at the end of lines and of the output does not count."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _run(source: str, stdin: str, limits: Limits, require_no_network: bool) -> ProgramResult:
+    if require_no_network and not network_can_be_cut():
+        raise SandboxError("this system cannot cut a program off the network, and require_no_network is set")
+    if not network_can_be_cut():
+        _say_once_that_network_is_open()
+    return run_program(source, stdin, limits)
+
+
+@lru_cache(maxsize=1)
+def network_can_be_cut() -> bool:
+    """Whether programs in the sandbox have no network here (tried once)."""
+    return run_program("", "", Limits(timeout_seconds=30.0)).network_off
+
+
+@lru_cache(maxsize=1)
+def _say_once_that_network_is_open() -> None:
+    _log.warning(
+        "code-execution: this system does not allow network namespaces, so model-written code HAS network access"
+    )
+
+
+def build(config: CodeExecutionConfig, context: object) -> partial[list[float]]:
+    """The reward with its options, for the plugin's component."""
+    return partial(
+        code_execution,
+        allow_execution=config.allow_execution,
+        limits=Limits(
+            timeout_seconds=config.timeout_seconds_per_test,
+            cpu_seconds=config.cpu_seconds,
+            memory_bytes=config.memory_bytes,
+            max_processes=config.max_processes,
+            max_output_bytes=config.max_output_bytes,
+            max_file_bytes=config.max_file_bytes,
+        ),
+        require_no_network=config.require_no_network,
+        partial_credit=config.partial_credit,
+        tests_key=config.tests_key,
+    )

@@ -1,0 +1,81 @@
+"""Options of the rules that check more of them than types, or need a library that is not always there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class RuleConfig(BaseModel):
+    """Base of the options here: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RegexConfig(RuleConfig):
+    """Options of `regex`."""
+
+    pattern: str = Field(min_length=1, description="Python regular expression; flags as in (?is).")
+    mode: Literal["search", "fullmatch"] = Field("search", description="Match anywhere, or the whole completion.")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        return pattern
+
+
+class MathEquivalenceConfig(RuleConfig):
+    """Options of `math-equivalence`."""
+
+    decimal_places: int = Field(
+        6, ge=0, le=15, description="Decimal places to which floating-point numbers must agree."
+    )
+    require_boxed: bool = Field(False, description="Accept only a result in \\boxed{…}.")
+
+
+class JsonSchemaConfig(RuleConfig):
+    """Options of `json-schema`."""
+
+    inline_schema: dict[str, Any] | None = Field(None, description="The JSON schema itself.")
+    schema_file: str | None = Field(None, description="A file that holds the schema.")
+    metadata_key: str | None = Field(None, description="Metadata key under which a sample may bring its own schema.")
+    allow_fence: bool = Field(False, description="Take the JSON from a fenced code block, where there is one.")
+    valid_json_score: float = Field(0.0, ge=0, le=1, description="Score of JSON that does not fit the schema.")
+
+    @model_validator(mode="after")
+    def _one_schema(self) -> JsonSchemaConfig:
+        if self.inline_schema is not None and self.schema_file is not None:
+            raise ValueError("give inline_schema or schema_file, not both")
+        if self.schema_file is not None and not Path(self.schema_file).expanduser().is_file():
+            raise ValueError(f"no such file: {self.schema_file}")
+        return self
+
+
+class CodeExecutionConfig(RuleConfig):
+    """Options of `code-execution`."""
+
+    allow_execution: bool = Field(False, description="Must be true: this runs programs that a model wrote.")
+    timeout_seconds_per_test: float = Field(5.0, gt=0, description="Wall-clock limit of one program run.")
+    cpu_seconds: int = Field(5, ge=1, description="Processor time of one program run.")
+    memory_bytes: int = Field(512 * 2**20, ge=2**26, description="Address space of the program.")
+    max_processes: int = Field(16, ge=1, description="Processes and threads of the user the program may bring to.")
+    max_output_bytes: int = Field(2**20, ge=1, description="Longest output read; a program that writes more fails.")
+    max_file_bytes: int = Field(2**24, ge=0, description="Largest file the program may write.")
+    require_no_network: bool = Field(False, description="Fail where the system cannot cut the program off the network.")
+    partial_credit: bool = Field(False, description="Score the share of passed tests rather than all or nothing.")
+    tests_key: str = Field("tests", min_length=1, description="Metadata key of a sample's tests.")
+
+    @model_validator(mode="after")
+    def _allowed(self) -> CodeExecutionConfig:
+        if not self.allow_execution:
+            raise ValueError(
+                "code-execution runs programs that a model wrote: say allow_execution: true if you mean it"
+            )
+        return self

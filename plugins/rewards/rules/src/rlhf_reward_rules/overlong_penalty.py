@@ -1,0 +1,17 @@
+"""`overlong-penalty`: a soft limit on the length of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def overlong_penalty(rollouts: Sequence[Any], *, max_tokens: int = 1024, buffer_tokens: int = 256) -> list[float]:
+    """0 up to `max_tokens - buffer_tokens` response tokens, then falling linearly to -1 at `max_tokens` and beyond.
+
+    Soft overlong punishment of DAPO (Yu et al. 2025, equation 13).
+    """
+    if not 0 < buffer_tokens <= max_tokens:
+        raise ValueError(f"0 < buffer_tokens <= max_tokens is needed, got {buffer_tokens} and {max_tokens}")
+    free_tokens = max_tokens - buffer_tokens
+    return [-min(1.0, max(0.0, (len(each.completion_ids) - free_tokens) / buffer_tokens)) for each in rollouts]

@@ -1,0 +1,35 @@
+"""The rules that are more than a function: options checked beforehand, or libraries that may be missing.
+
+The others (`exact-match`, `length`, …) are plain functions that their entry points name.
+"""
+
+from __future__ import annotations
+
+from rlhf_core.components import Component
+
+from .config import CodeExecutionConfig, JsonSchemaConfig, MathEquivalenceConfig, RegexConfig
+
+regex = Component(
+    summary="1 where a regular expression matches the completion, else 0.",
+    config=RegexConfig,
+    build="rlhf_reward_rules.regex:build",
+)
+math_equivalence = Component(
+    summary="1 where the result equals the answer mathematically, else 0 (math-verify).",
+    config=MathEquivalenceConfig,
+    build="rlhf_reward_rules.math_equivalence:build",
+    requires=("math_verify",),
+    install="pip install 'rlhf-reward-rules[math]'",
+)
+json_schema = Component(
+    summary="1 where the completion is JSON that fits a schema, else 0.",
+    config=JsonSchemaConfig,
+    build="rlhf_reward_rules.json_schema:build",
+    requires=("jsonschema",),
+    install="pip install 'rlhf-reward-rules[json]'",
+)
+code_execution = Component(
+    summary="1 where the program in the completion passes the sample's tests, run in a sandbox; off unless allowed.",
+    config=CodeExecutionConfig,
+    build="rlhf_reward_rules.code_execution:build",
+)
