@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .coordinator import RolloutCoordinator
 from .group_trees import coordinator_from_tree, coordinator_to_tree
 from .protocols import ExperienceMaker
 from .strategy import Strategy
 from .types import MadeEpisode, PhaseTimes, Prompt, RolloutGroup
+
+if TYPE_CHECKING:
+    from .coordinator import RolloutCoordinator
 
 
 class TimedMaker(ExperienceMaker, Protocol):

@@ -13,16 +13,12 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import CheckpointError
 
-if TYPE_CHECKING:
-    from torch.optim.lr_scheduler import LRScheduler
-
 _LISTING = "files.json"
 _LAST = "last"
-_SCHEDULER = "scheduler.json"
 logger = logging.getLogger(__name__)
 
 
@@ -102,19 +98,6 @@ def find_damage(path: Path) -> str | None:
     except OSError as error:
         return str(error)
     return f"files are damaged: {', '.join(sorted(changed)[:3])}" if changed else None
-
-
-def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
-    """Write how far a schedule has come."""
-    path.mkdir(parents=True, exist_ok=True)
-    state = scheduler.state_dict()
-    kept = {key: state[key] for key in ("last_epoch", "_step_count", "_last_lr") if key in state}
-    (path / _SCHEDULER).write_text(json.dumps(kept))
-
-
-def load_scheduler(scheduler: LRScheduler, path: Path) -> None:
-    """Bring a schedule to where it was."""
-    scheduler.load_state_dict(json.loads((path / _SCHEDULER).read_text()))
 
 
 def _files(folder: Path) -> list[Path]:

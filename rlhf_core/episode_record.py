@@ -27,6 +27,7 @@ class EpisodeRecord:
         self._is_first_update = True
         self._response_tokens = 0
         self._train_tokens = 0
+        self._values: dict[str, float] = {}
         self.timer = PhaseTimer()
 
     @classmethod
@@ -81,11 +82,13 @@ class EpisodeRecord:
 
     def start_episode(self, episode: int, version: int | None, metrics: Mapping[str, float]) -> None:
         self._is_first_update = True
+        self._values = dict(metrics)
         if self._metrics is not None:
             self._metrics.start_episode(episode=episode, policy_version=version, values=metrics)
 
     def update(self, metrics: Mapping[str, float]) -> None:
         values = dict(metrics)
+        self._values.update(values)
         if self._metrics is None:
             return
         if self._is_first_update and GAP_KEY in values:
@@ -94,7 +97,10 @@ class EpisodeRecord:
         self._metrics.update(values)
 
     def end_episode(self, strategy: Strategy) -> dict[str, float]:
-        """Times (of rank 0), throughput (of all ranks) and peak memory (of the fullest rank). Collective."""
+        """Times (of rank 0), throughput (of all ranks) and peak memory (of the fullest rank). Collective.
+
+        Returns all values of the episode's last line.
+        """
         import torch
 
         times = self.timer.take()
@@ -107,7 +113,7 @@ class EpisodeRecord:
             values["tokens_per_second/train"] = self._train_tokens / train_s
         if self._metrics is not None:
             self._metrics.end_episode(values)
-        return values
+        return {**self._values, **values}
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         if self._metrics is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
 
+INTERRUPT_FILE = "RLHF_INTERRUPT_FILE"
+"""Environment variable: a file whose appearance asks this process to stop, set by the launcher of several."""
 logger = logging.getLogger("rlhf")
 
 
@@ -18,7 +21,8 @@ class InterruptFlag:
         self._before: dict[int, object] = {}
 
     def __call__(self) -> bool:
-        return self.requested
+        shared = os.environ.get(INTERRUPT_FILE)
+        return self.requested or (shared is not None and os.path.exists(shared))
 
     def __enter__(self) -> InterruptFlag:
         if threading.current_thread() is threading.main_thread():

@@ -75,7 +75,8 @@ def load_policy(
     if config.path.startswith(PREFIX):
         model = build_builtin(config.path, seed)[0].to(dtype)
     else:
-        model = _load_pretrained(config, dtype)
+        with _no_bars():
+            model = _load_pretrained(config, dtype)
     disable_dropout(model)
     if tokenizer is not None and model.get_input_embeddings().num_embeddings < len(tokenizer):
         raise UserInputError(
@@ -88,6 +89,20 @@ def load_policy(
     if config.lora is not None:
         return add_lora(model, config.lora, seed)
     return model
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers draws progress bars over ours when it reads or writes weights."""
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
 
 
 def _load_pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -168,7 +183,8 @@ def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokeniz
         weights = merged_weights(model, weights)
     else:
         base = model
-    base.save_pretrained(path, state_dict=weights)
+    with _no_bars():
+        base.save_pretrained(path, state_dict=weights)
     tokenizer.save_pretrained(path)
 
 

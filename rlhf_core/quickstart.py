@@ -12,7 +12,7 @@ from typing import Any
 from .config_resolve import resolve
 from .errors import UserInputError
 from .runfolder import RunFolder, default_path, find_newest
-from .training import TrainResult, Verbosity, train
+from .training import TrainResult, train
 
 WARM_START = "warm-start"
 logger = logging.getLogger("rlhf")
@@ -26,8 +26,7 @@ def run_quickstart(
     resume: str | None = None,
     num_processes: int = 1,
     dry_run: bool = False,
-    verbosity: Verbosity = "normal",
-    hooks: Sequence[object] = (),
+    hooks: Sequence[object | str] = (),
 ) -> TrainResult | None:
     """Warm-start into `<output>/warm-start`, then train `run` from its model.
 
@@ -51,10 +50,10 @@ def run_quickstart(
     if not _is_done(folder):
         shutil.rmtree(folder, ignore_errors=True)
         logger.info("stage 1 of 2: supervised warm start")
-        train(warm_start, output=folder, verbosity=verbosity, hooks=hooks)
+        train(warm_start, output=folder, hooks=hooks)
     logger.info("stage 2 of 2: %s from the warm-started model", resolve(run).algorithm.name)
     second = {**run, "model": {**run["model"], "path": str(folder / "model")}}
-    return train(second, output=output, resume=resume, num_processes=num_processes, verbosity=verbosity, hooks=hooks)
+    return train(second, output=output, resume=resume, num_processes=num_processes, hooks=hooks)
 
 
 def _is_done(folder: Path) -> bool:

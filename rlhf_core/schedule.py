@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LambdaLR
+    from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+_FILE = "scheduler.json"
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -28,3 +31,16 @@ def make_scheduler(optimizer: Optimizer, *, schedule: Schedule, warmup_updates: 
 
     factor = partial(lr_factor, schedule=schedule, warmup_updates=warmup_updates, total_updates=total_updates)
     return LambdaLR(optimizer, factor)
+
+
+def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
+    """Write how far a schedule has come into the folder `path`."""
+    path.mkdir(parents=True, exist_ok=True)
+    state = scheduler.state_dict()
+    kept = {key: state[key] for key in ("last_epoch", "_step_count", "_last_lr") if key in state}
+    (path / _FILE).write_text(json.dumps(kept))
+
+
+def load_scheduler(scheduler: LRScheduler, path: Path) -> None:
+    """Bring a schedule to where it was."""
+    scheduler.load_state_dict(json.loads((path / _FILE).read_text()))

@@ -255,12 +255,23 @@ class TrainerSession:
         return self._strategy.state_dict_shards(self._models.policy, SHARD_BYTES)
 
     def _evaluate(self, step: int) -> Mapping[str, float]:
-        if self._parts.evaluator is None:
+        """Greedy answers under the rewards and, for a dataset, the loss on held-out records."""
+        if self._resolved.run.eval is None:
             return {}
         with self._hooks.span("eval", step=step) as span:
-            metrics = self._parts.evaluator.evaluate()
+            metrics = {} if self._parts.evaluator is None else dict(self._parts.evaluator.evaluate())
+            if isinstance(self._algorithm, DatasetAlgorithm):
+                metrics.update(self._evaluate_dataset(self._algorithm))
             span.set("metrics", metrics)
         return metrics
+
+    def _evaluate_dataset(self, algorithm: DatasetAlgorithm[Any, Any]) -> dict[str, float]:
+        encoded = [algorithm.encode(line, self._models.tokenizer) for line in self._parts.prompts.held_out_records()]
+        items = [item for item in encoded if item is not None]
+        if not items:
+            return {}
+        mine = items[self._strategy.rank :: self._strategy.world_size] or [algorithm.masked(items[0])]
+        return {f"eval/{name}": value for name, value in self._updater.evaluate(mine).items()}
 
     def _agree(self, flag: bool) -> bool:
         """True on every rank when it is on any."""

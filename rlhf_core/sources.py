@@ -11,7 +11,6 @@ from .batching import collate, split
 from .errors import RlhfError
 from .protocols import ExperienceChannel
 from .rewards import RewardCombiner
-from .strategy import Strategy
 from .trainer import EpisodeBatches
 from .types import BufferItem, MadeEpisode
 
@@ -145,7 +144,3 @@ class DatasetSource:
         self._on_episode(index, items)
         metrics = {"data/skipped_fraction": 1 - len(items) / len(encoded)}
         return EpisodeBatches(self._plan.batches(items, self._algorithm.masked, None), metrics)
-
-
-def world_plan(strategy: Strategy, *, train_batch_size: int, epochs_per_episode: int) -> BatchPlan:
-    return BatchPlan(train_batch_size, epochs_per_episode, strategy.rank, strategy.world_size)

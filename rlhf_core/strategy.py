@@ -182,13 +182,13 @@ class Strategy(ABC):
 
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
         """Write the scheduler's counters as JSON; the shape of the schedule comes from the run file."""
-        from .checkpoint import save_scheduler
+        from .schedule import save_scheduler
 
         if self.is_main:
             save_scheduler(scheduler, path)
 
     def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
-        from .checkpoint import load_scheduler
+        from .schedule import load_scheduler
 
         load_scheduler(scheduler, path)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from .checkpoint import CheckpointStore, find_damage
 from .config_load import Override, load_run
@@ -25,7 +27,7 @@ from .plugins import resolve_build
 from .runfolder import RunFolder, Status, default_path, find_newest
 from .transport import FitResult, RunRequest, Transport
 
-Verbosity = Literal["quiet", "normal", "verbose"]
+logger = logging.getLogger("rlhf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,8 @@ def train(
     resume: str | None = None,
     num_processes: int = 1,
     dry_run: bool = False,
-    verbosity: Verbosity = "normal",
     overrides: Sequence[Override] = (),
-    hooks: Sequence[object] = (),
+    hooks: Sequence[object | str] = (),
 ) -> TrainResult | None:
     """Train as a run file (path) or mapping says.
 
@@ -58,7 +59,7 @@ def train(
         num_processes: training processes on this machine (transport `local`).
         dry_run: check everything, load no weights, write nothing; returns None.
         overrides: `"key.path=value"` as `--set` takes them.
-        hooks: objects with `rlhf_…` hooks, beside the installed hook plugins.
+        hooks: objects with `rlhf_…` hooks, or `module:attr` of what makes one, beside the installed hook plugins.
 
     Raises:
         UserInputError: the input is wrong; nothing was written.
@@ -67,23 +68,47 @@ def train(
     """
     relay = HookRelay()
     for hook in hooks:
-        relay.register(hook)
+        relay.register(_made(hook))
     resolved = _resolved(run, overrides, relay)
     check_processes(resolved, num_processes)
     check_run(resolved)
     if dry_run:
         return None
     if num_processes > 1:
-        from .launch import run_in_processes
-
-        folder = _choose_output(output, resume, resolved)
-        return read_result(run_in_processes(resolved, folder, resume, num_processes, verbosity))
+        return _launch(resolved, _choose_output(output, resume, resolved), resume, num_processes, hooks)
     environment = read_launch_env()
     if environment.world_size > 1 and output is None:
         raise UserInputError(
             "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
         )
-    return _execute(resolved, relay, _choose_output(output, resume, resolved), resume, environment.rank, verbosity)
+    return _execute(resolved, relay, _choose_output(output, resume, resolved), resume, environment.rank)
+
+
+def _made(hook: object | str) -> object:
+    if not isinstance(hook, str):
+        return hook
+    module, _, attribute = hook.partition(":")
+    return getattr(import_module(module), attribute)()
+
+
+def _launch(
+    resolved: ResolvedRun, output: Path, resume: str | None, num_processes: int, hooks: Sequence[object | str]
+) -> TrainResult:
+    from .launch import run_in_processes
+
+    unnamed = [hook for hook in hooks if not isinstance(hook, str)]
+    if unnamed:
+        raise UserInputError(
+            f"the hook {type(unnamed[0]).__name__} cannot travel to another process",
+            where="num_processes",
+            hint='give hooks as "module:attr", or install them as a hook plugin',
+        )
+    if resume is None:
+        RunFolder.create(output).close()
+    else:
+        find_checkpoint(resume, output)
+    run_in_processes(resolved, output, resume, num_processes, [hook for hook in hooks if isinstance(hook, str)])
+    return read_result(output)
 
 
 def _resolved(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], relay: HookRelay) -> ResolvedRun:
@@ -144,7 +169,7 @@ def find_checkpoint(resume: str, output: Path) -> Path:
 
 
 def _execute(
-    resolved: ResolvedRun, relay: HookRelay, output: Path, resume: str | None, rank: int, verbosity: Verbosity
+    resolved: ResolvedRun, relay: HookRelay, output: Path, resume: str | None, rank: int
 ) -> TrainResult:
     """Run in this process, as the rank it is."""
     checkpoint = None if resume is None else find_checkpoint(resume, output)
@@ -185,7 +210,8 @@ def run_as_main(request: RunRequest) -> None:
             status = "interrupted"
             raise
         except Exception as error:
-            _log_failure(error)
+            logger.debug("the run failed", exc_info=error)
+            error.run_log = folder.log  # type: ignore[attr-defined]
             raise
         finally:
             wall_s = time.perf_counter() - started
@@ -197,12 +223,6 @@ def run_as_main(request: RunRequest) -> None:
 
 def _transport(resolved: ResolvedRun) -> Transport:
     return cast(Transport, resolve_build(resolved.transport)(resolved.transport.config, None))
-
-
-def _log_failure(error: Exception) -> None:
-    import logging
-
-    logging.getLogger("rlhf").debug("the run failed", exc_info=error)
 
 
 def data_digest(resolved: ResolvedRun) -> str | None:

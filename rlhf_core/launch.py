@@ -1,0 +1,167 @@
+"""Several training processes on this machine (`--num-processes N`), started and watched by torch elastic.
+
+Each process runs `python -m rlhf_core.launch REQUEST`, which calls `train` as a launcher's process. What goes wrong
+in one of them is written down by it and raised here, with its rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from .config_resolve import ResolvedRun
+from .errors import InterruptedRun, RlhfError
+from .interrupts import INTERRUPT_FILE
+
+_HANDLED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
+
+def run_in_processes(
+    resolved: ResolvedRun, output: Path, resume: str | None, num_processes: int, hooks: Sequence[str]
+) -> None:
+    """Run in `num_processes` processes of this machine, and wait for all of them.
+
+    `hooks`: `module:attr` of hook factories, called in rank 0. Raises what the first failed process raised, naming
+    its rank; torch elastic stops the others.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with tempfile.TemporaryDirectory(prefix="rlhf-launch-") as scratch:
+        request = Path(scratch) / "request.json"
+        request.write_text(
+            json.dumps(
+                {"run": resolved.to_mapping(), "output": str(output), "resume": resume, "hooks": list(hooks)}
+            )
+        )
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_processes,
+            run_id=f"rlhf-{os.getpid()}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            max_restarts=0,
+            monitor_interval=0.2,
+        )
+        with _interrupts_as_file(Path(scratch) / "interrupted"), _threads_shared(num_processes):
+            try:
+                elastic_launch(config, sys.executable)("-m", "rlhf_core.launch", str(request))
+            except ChildFailedError as error:
+                raise _first_error(Path(scratch)) or _killed(error) from None
+
+
+@contextmanager
+def _interrupts_as_file(path: Path) -> Iterator[None]:
+    """The first Ctrl-C asks all processes, through a file, to stop after the episode; the second stops at once."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+        path.touch()
+
+    before = signal.signal(signal.SIGINT, handle)
+    # Elastic would end the processes at the first Ctrl-C, before they have written a checkpoint.
+    os.environ[_HANDLED] = "SIGTERM,SIGHUP,SIGQUIT"
+    os.environ[INTERRUPT_FILE] = str(path)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.environ.pop(_HANDLED, None)
+        os.environ.pop(INTERRUPT_FILE, None)
+
+
+@contextmanager
+def _threads_shared(num_processes: int) -> Iterator[None]:
+    """The processes share the machine's cores, unless the user has said how many threads each has."""
+    if "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // num_processes))
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+
+
+def _first_error(scratch: Path) -> RlhfError | None:
+    """The earliest error that a process wrote down; the others' usually only say that it was gone."""
+    found = [json.loads(path.read_text()) for path in scratch.glob("error-*.json")]
+    if not found:
+        return None
+    first = min(found, key=lambda each: float(each["time"]))
+    kinds: dict[str, type[RlhfError]] = {kind.__name__: kind for kind in _all_kinds(RlhfError)}
+    kind = kinds.get(first["kind"], RlhfError)
+    where = f"rank {first['rank']}" + (f", {first['where']}" if first["where"] else "")
+    return kind(first["message"], where=where, hint=first["hint"])
+
+
+def _all_kinds(kind: type[RlhfError]) -> Iterator[type[RlhfError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _all_kinds(each)
+
+
+def _killed(error: Any) -> RlhfError:
+    rank, failure = error.get_first_failure()
+    code = failure.exitcode
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return RlhfError(
+        f"the training process of rank {rank} (pid {failure.pid}) {how}; the others were stopped",
+        where=f"rank {rank}",
+        hint="SIGKILL is often the system running out of memory; continue with --resume auto",
+    )
+
+
+def _main(path: str) -> int:
+    """One of the processes."""
+    from .training import train
+
+    request = json.loads(Path(path).read_text())
+    rank = int(os.environ["RANK"])
+    try:
+        train(
+            request["run"],
+            output=request["output"],
+            resume=request["resume"],
+            hooks=request["hooks"] if rank == 0 else (),
+        )
+    except KeyboardInterrupt:
+        return InterruptedRun.exit_code
+    except BaseException as error:
+        _write_error(Path(path).parent, rank, error)
+        if not isinstance(error, RlhfError):
+            traceback.print_exc()
+        return error.exit_code if isinstance(error, RlhfError) else 1
+    return 0
+
+
+def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
+    known = isinstance(error, RlhfError)
+    record = {
+        "time": time.time(),
+        "rank": rank,
+        "kind": type(error).__name__,
+        "message": error.message if isinstance(error, RlhfError) else f"{type(error).__name__}: {error}",
+        "where": error.where if isinstance(error, RlhfError) else None,
+        "hint": error.hint if isinstance(error, RlhfError) else "the traceback is above, and in the run folder's run.log",
+        "expected": known,
+    }
+    partial = scratch / f".error-{rank}"
+    partial.write_text(json.dumps(record))
+    partial.rename(scratch / f"error-{rank}.json")
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))
