@@ -160,7 +160,7 @@ class _Worker:
                 if memory_limit_bytes is not None and (used := self.resident_bytes()) > memory_limit_bytes:
                     raise RewardFault(f"took {used:,} bytes of memory, more than its limit of {memory_limit_bytes:,}")
                 if time.monotonic() > deadline:
-                    raise DeadlinePassed(f"gave no answer within {timeout_seconds:.3g} s")
+                    raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s")
             return self._connection.recv()  # type: ignore[no-any-return]
         except (EOFError, ConnectionResetError):
             raise RewardFault(self._death()) from None

@@ -219,10 +219,15 @@ class RewardRunner:
 
         answer = self._on_call_thread(call)
         if isinstance(answer, Awaitable):  # a function that hands on a coroutine
-            awaitable = answer
-            remaining = max(deadline - time.monotonic(), 0.0)
-            answer = read_scores(self._loop.run(lambda: awaitable, remaining), len(batch))
+            answer = read_scores(self._finish(answer, deadline), len(batch))
         return answer  # type: ignore[return-value]
+
+    def _finish(self, awaitable: Awaitable[Any], deadline: float) -> object:
+        """Await what a call handed on, in the time that is left of it."""
+        try:
+            return self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
+        except DeadlinePassed:
+            raise DeadlinePassed(f"gave no answer within {self._policy.timeout_seconds:g} s") from None
 
     def _on_call_thread(self, call: Callable[[], object]) -> object:
         with self._lock:

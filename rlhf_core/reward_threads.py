@@ -104,7 +104,7 @@ class CallThread(Generic[T]):
             value, error = self._outbox.get(timeout=timeout_seconds)
         except queue.Empty:
             self._inbox.put(None)  # it ends, if the call ever returns
-            raise DeadlinePassed(f"gave no answer within {timeout_seconds:.3g} s") from None
+            raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s") from None
         if error is not None:
             raise error
         return value  # type: ignore[return-value]
@@ -151,7 +151,7 @@ class AsyncLoop:
                 raise
             future.cancel()
             self._leave_if_blocked(loop)
-            raise DeadlinePassed(f"gave no answer within {timeout_seconds:.3g} s") from None
+            raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s") from None
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:

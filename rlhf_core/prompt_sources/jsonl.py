@@ -25,7 +25,7 @@ class JsonlSource:
         self._offsets = array("Q")
         if not path.is_file():
             what = "is a folder, not a JSON Lines file" if path.is_dir() else "there is no such file"
-            raise DataError(what, where=str(path), hint="relative paths start at the run file's folder")
+            raise DataError(what, where=str(path), hint="paths start at the current folder")
         offset = 0
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
