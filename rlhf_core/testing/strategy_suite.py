@@ -9,6 +9,7 @@ any strategy, number of processes and micro-batch size must agree.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import socket
 import warnings
@@ -89,22 +90,34 @@ class Training:
     """A model under a strategy, and an endless series of updates on data that every process knows."""
 
     def __init__(
-        self, strategy: Strategy, *, seed: int = 0, lora: bool = False, max_grad_norm: float | None = MAX_GRAD_NORM
+        self,
+        strategy: Strategy,
+        *,
+        seed: int = 0,
+        lora: bool = False,
+        checkpointing: bool = False,
+        max_grad_norm: float | None = MAX_GRAD_NORM,
     ) -> None:
         import torch
 
         self.strategy = strategy
-        model = tiny_model(seed, lora=lora)
+        model: Any = tiny_model(seed, lora=lora)
+        if checkpointing:
+            model.config.use_cache = False
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = strategy.make_optimizer(trainable, lr=LEARNING_RATE, weight_decay=0.1)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
         self.trained: Trained = strategy.prepare(model, optimizer, scheduler, max_grad_norm=max_grad_norm)
         self.done = 0
 
-    def update(self, *, micro_batch: int = 2, shares: Sequence[int] | None = None) -> tuple[float, float]:
+    def update(
+        self, *, micro_batch: int = 2, shares: Sequence[int] | None = None, num_forwards: int = 1
+    ) -> tuple[float, float]:
         """One update; loss and gradient norm. `shares` gives each rank's number of samples (default: equal).
 
-        A rank with fewer samples runs empty (wholly masked) micro-batches, as the trainer does.
+        A rank with fewer samples runs empty (wholly masked) micro-batches, as the trainer does. With several
+        `num_forwards`, one backward goes through as many forwards, as where pretraining batches are mixed in.
         """
         import torch
 
@@ -121,7 +134,8 @@ class Training:
             ids = samples[:1].to(strategy.device) if empty else batches[index]
             with strategy.accumulate(model, is_last=index == num_micro_batches - 1):
                 with strategy.autocast():
-                    loss = token_loss(model(input_ids=ids).logits, ids) * (0.0 if empty else 1.0)
+                    parts = [token_loss(model(input_ids=part).logits, part) for part in ids.chunk(num_forwards)]
+                    loss = torch.stack(parts).sum() * (0.0 if empty else 1.0)
                 strategy.backward(loss * strategy.gradient_average_factor, self.trained.optimizer)
             total += loss.detach()
         norm = strategy.step(self.trained)
@@ -167,6 +181,8 @@ def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:
     seen["accumulated"] = _updates(training, [{"micro_batch": 2}] * 3)
     if strategy.world_size == 2:
         seen["ragged"] = _updates(Training(strategy), [{"shares": [6, 2]}, {"shares": [0, 8]}, {"shares": [3, 5]}])
+    seen["two_forwards"] = _updates(Training(strategy), [{"num_forwards": 2}] * 3)
+    seen["checkpointing"] = _updates(Training(strategy, checkpointing=True), [{"micro_batch": 4}] * 3)
     seen["unclipped"] = _updates(Training(strategy, max_grad_norm=None), [{"micro_batch": 4}] * 2)
     seen["lora"] = _updates(Training(strategy, lora=True), [{"micro_batch": 2}] * 2)
     seen["shards"] = _shards(strategy)
@@ -182,7 +198,9 @@ def _updates(training: Training, updates: Sequence[Mapping[str, Any]]) -> dict[s
 
 def _shards(strategy: Strategy) -> dict[str, Any]:
     training = Training(strategy)
-    sizes, names, only = [], [], []
+    sizes: list[tuple[int, int]] = []
+    names: list[str] = []
+    only: list[str] = []
     for shard in strategy.state_dict_shards(training.trained.model, SHARD_BYTES):
         sizes.append((len(shard), sum(tensor.numel() * tensor.element_size() for tensor in shard.values())))
         names.extend(shard)
@@ -262,7 +280,7 @@ def _worker(
         strategy.setup()
         results[case.name] = observe(strategy, folder / case.name)
         strategy.teardown()
-    for source, name in zip(load_chain, load_chain[1:], strict=False):
+    for source, name in itertools.pairwise(load_chain):
         results[name]["chain"] = _load_from(next(case for case in cases if case.name == name), source, folder)
     if rank == 0:
         for name, seen in results.items():

@@ -31,6 +31,7 @@ CASES = [
 ]
 EXACT = ["ddp", "zero1", "zero2"]
 ROUNDED = ["zero1-bf16", "gemini", "gemini-half-sharded"]
+SPLITS = ["whole", "accumulated", "ragged", "two_forwards", "checkpointing"]
 CHAIN = ["gemini", "zero1-bf16", "zero1", "ddp"]
 
 
@@ -45,7 +46,7 @@ def seen(folder):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("split", ["whole", "accumulated", "ragged"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_two_fp32_processes_train_as_one(seen, name, split):
     alone = train_alone(updates=3)
     got = seen[name][split]
@@ -55,7 +56,7 @@ def test_two_fp32_processes_train_as_one(seen, name, split):
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-@pytest.mark.parametrize("split", ["whole", "accumulated", "ragged"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_two_bf16_processes_train_nearly_as_one(seen, name, split):
     alone = train_alone(updates=3)
     got = seen[name][split]

@@ -30,7 +30,7 @@ def seen(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["fsdp", "keep"])
-@pytest.mark.parametrize("split", ["whole", "accumulated", "ragged"])
+@pytest.mark.parametrize("split", ["whole", "accumulated", "ragged", "two_forwards", "checkpointing"])
 def test_two_processes_train_as_one(seen, name, split):
     alone = train_alone(updates=3)
     got = seen[name][split]

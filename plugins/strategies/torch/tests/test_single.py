@@ -37,7 +37,7 @@ def seen(tmp_path_factory):
     made.teardown()
 
 
-@pytest.mark.parametrize("split", ["whole", "accumulated"])
+@pytest.mark.parametrize("split", ["whole", "accumulated", "two_forwards", "checkpointing"])
 def test_trains_as_plain_torch(seen, split):
     alone = train_alone(updates=3)
     assert seen[split]["losses"] == pytest.approx(alone["losses"], abs=1e-6)

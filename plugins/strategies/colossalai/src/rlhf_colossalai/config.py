@@ -88,7 +88,8 @@ class GeminiConfig(_Processes):
     )
     placement_policy: Literal["static", "auto"] = Field(
         default="static",
-        description="Where chunks live: static follows the fractions below; auto follows memory use and needs a GPU.",
+        description="Where chunks live: static follows the fractions below; auto follows memory use. auto needs a GPU, "
+        "and its first pass must be a training pass, as in sft and dpo: no log-probs are taken before.",
     )
     shard_param_frac: float = Field(
         default=1.0, ge=0, le=1, description="Static only: fraction of the weights that is sharded (1 = ZeRO-3)."

@@ -1,0 +1,75 @@
+"""The three strategies on one GPU: real streams, kernels compiled or the torch fallback."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlhf_core.testing.strategy_suite import (
+    StrategyCase,
+    change_cosine,
+    largest_difference,
+    observe,
+    tiny_model,
+    train_alone,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    # Building ColossalAI's kernels may warn about compilers; whether they build is not what is tested.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+CASES = [
+    ("ddp", "DdpConfig", {"precision": "fp32"}),
+    ("ddp", "DdpConfig", {}),
+    ("low_level_zero", "LowLevelZeroConfig", {"precision": "fp32"}),
+    ("low_level_zero", "LowLevelZeroConfig", {}),
+    ("low_level_zero", "LowLevelZeroConfig", {"stage": 2}),
+    ("low_level_zero", "LowLevelZeroConfig", {"cpu_offload": True}),
+    ("gemini", "GeminiConfig", {}),
+    ("gemini", "GeminiConfig", {"offload_optim_frac": 1.0, "offload_param_frac": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("module", "config", "options"), CASES)
+def test_trains_and_resumes_on_a_gpu(module, config, options, tmp_path, monkeypatch):
+    for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(key, raising=False)
+    case = StrategyCase(
+        module, f"rlhf_colossalai.{module}:build", f"rlhf_colossalai.config:{config}", options, device="cuda"
+    )
+    strategy = case.make()
+    strategy.setup()
+    try:
+        seen = observe(strategy, tmp_path)
+        assert strategy.device.type == "cuda"
+    finally:
+        strategy.teardown()
+    assert not dist.is_initialized()
+    alone = train_alone(updates=3)
+    exact = strategy.precision == "fp32"
+    for split in ("whole", "accumulated"):
+        assert seen[split]["losses"] == pytest.approx(alone["losses"], rel=1e-4 if exact else 5e-3)
+        cosine = change_cosine(tiny_model().state_dict(), seen[split]["weights"], alone["weights"])
+        assert cosine > (0.999 if exact else 0.9)
+    resumed = seen["resumed"]
+    assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0
+    assert resumed["resumed"]["losses"] == pytest.approx(resumed["uninterrupted"]["losses"], rel=1e-3)
+    assert seen["diverged"]["refused"] == [True]
+
+
+def test_the_torch_kernels_agree_with_torchs_adamw_on_the_gpu():
+    from rlhf_colossalai.adam import adam_update
+
+    start = torch.randn(1000, device="cuda")
+    grad = torch.randn(1000, device="cuda")
+    ours, average, square = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    adam_update([ours], [grad], [average], [square], step=1, lr=0.01, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+    theirs = torch.nn.Parameter(start.clone())
+    reference = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
+    theirs.grad = grad
+    reference.step()
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)

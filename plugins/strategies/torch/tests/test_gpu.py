@@ -1,0 +1,41 @@
+"""`single` and `fsdp` on one GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf_core.testing.strategy_suite import StrategyCase, change_cosine, observe, tiny_model, train_alone
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "options"),
+    [
+        ("single", "SingleConfig", {"precision": "fp32"}),
+        ("single", "SingleConfig", {}),
+        ("fsdp", "FsdpConfig", {"precision": "fp32"}),
+        ("fsdp", "FsdpConfig", {}),
+        ("fsdp", "FsdpConfig", {"offload": True}),
+    ],
+)
+def test_trains_and_resumes_on_a_gpu(module, config, options, tmp_path, monkeypatch):
+    for key in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(key, raising=False)
+    case = StrategyCase(module, f"rlhf_torch.{module}:build", f"rlhf_torch.config:{config}", options, device="cuda")
+    strategy = case.make()
+    strategy.setup()
+    try:
+        seen = observe(strategy, tmp_path)
+    finally:
+        strategy.teardown()
+    alone = train_alone(updates=3)
+    exact = strategy.precision == "fp32"
+    for split in ("whole", "accumulated"):
+        assert seen[split]["losses"] == pytest.approx(alone["losses"], rel=1e-4 if exact else 5e-3)
+        cosine = change_cosine(tiny_model().state_dict(), seen[split]["weights"], alone["weights"])
+        assert cosine > (0.999 if exact else 0.9)
+    resumed = seen["resumed"]
+    assert resumed["resumed"]["losses"] == pytest.approx(resumed["uninterrupted"]["losses"], rel=1e-3)
+    assert seen["diverged"]["refused"] == [True]

@@ -1,0 +1,91 @@
+"""Joining and losing other processes, with real ones."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlhf_core.errors import DeadlineError
+from rlhf_core.launch_env import LaunchEnv
+from rlhf_core.process_group import ProcessGroup
+
+CHILD = """
+    import os, sys
+    import torch
+    from rlhf_core.errors import RlhfError
+    from rlhf_core.process_group import ProcessGroup
+
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=20)
+    group.join()
+    total = float(group.all_reduce(torch.tensor(group.rank + 1.0)))
+    both = group.all_gather_objects({"rank": group.rank, "sum": total})
+    print(both, flush=True)
+    if group.rank == 1:
+        os._exit(9)
+    try:
+        group.all_reduce(torch.ones(1))
+    except RlhfError as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_two_meet_and_a_dead_one_is_named():
+    port = free_port()
+    places = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(CHILD)],
+            env={**os.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for place in places
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    met = "[{'rank': 0, 'sum': 3.0}, {'rank': 1, 'sum': 3.0}]"
+    assert [output.splitlines()[0] for output in outputs] == [met, met]
+    assert processes[1].returncode == 9
+    assert "DeadlineError" in outputs[0]
+    assert "rank 0 waited for an all-reduce, but rank 1 is gone or stuck" in outputs[0]
+    assert "strategy.timeout_seconds" in outputs[0]
+
+
+def test_nobody_comes():
+    env = LaunchEnv("slurm", 0, 2, master_addr="127.0.0.1", master_port=free_port())
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=1, env=env)
+    with pytest.raises(DeadlineError, match=r"(?s)rank 0 of 2 could not meet.*srun"):
+        group.join()
+
+
+def test_alone_is_a_group_of_one_on_no_port():
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=5, env=LaunchEnv())
+    group.join()
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+        assert group.all_gather_objects("x") == ["x"]
+        inner = ProcessGroup(torch.device("cpu"), timeout_seconds=5, env=LaunchEnv())
+        inner.join()
+        inner.leave()
+        assert dist.is_initialized()  # a group that was there before is left alone
+    finally:
+        group.leave()
+    assert not dist.is_initialized()
+
+
+def test_errors_that_are_no_lost_peer_pass_unchanged():
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=5, env=LaunchEnv(world_size=2))
+    with pytest.raises(RuntimeError, match="^a bug$"), group.guard("anything"):
+        raise RuntimeError("a bug")
