@@ -12,7 +12,7 @@ from typing import Any
 from .config_resolve import resolve
 from .errors import UserInputError
 from .runfolder import RunFolder, default_path, find_newest
-from .training import TrainResult, train
+from .training import TrainResult, find_checkpoint, train
 
 WARM_START = "warm-start"
 logger = logging.getLogger("rlhf")
@@ -45,6 +45,8 @@ def run_quickstart(
             where=str(output),
             hint="go on with it: --resume auto; or start anew with another --output",
         )
+    if resume is not None:
+        find_checkpoint(resume, output)
     train(run, dry_run=True, num_processes=num_processes)
     folder = output / WARM_START
     if not _is_done(folder):
