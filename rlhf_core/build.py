@@ -17,6 +17,7 @@ from .algorithm import Algorithm
 from .components import AlgorithmContext, EngineContext, PromptsContext, RewardContext, StrategyContext
 from .config import OptimizerConfig, TrainConfig
 from .config_resolve import Configured, ResolvedRun
+from .evaluate import PolicyEvaluator, Ranks
 from .models import adapter_off, is_lora, load_policy
 from .plugins import resolve_build
 from .prompts import PromptStream
@@ -84,6 +85,42 @@ def build_prompts(
         max_prompt_tokens=resolved.run.prompts.max_prompt_tokens,
         too_long=resolved.run.prompts.too_long,
         held_out=held_out,
+    )
+
+
+def build_run_prompts(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> PromptStream:
+    """The prompts a run trains on; those it evaluates on are held out, unless they have a source of their own."""
+    holds_out = resolved.run.eval is not None and resolved.eval_prompts is None
+    held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None and holds_out else 0
+    return build_prompts(resolved, tokenizer, held_out=held_out)
+
+
+def build_evaluator(
+    resolved: ResolvedRun,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    scorer: RewardScorer,
+    prompts: PromptStream,
+    strategy: Ranks,
+) -> PolicyEvaluator:
+    """What scores the policy on the held-out prompts, or on the first ones of a source of their own."""
+    options = resolved.run.eval
+    assert options is not None
+    if resolved.eval_prompts is None:
+        held_out = prompts.evaluation_prompts()
+    else:
+        own = build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
+        held_out = [own.prompt(position) for position in range(min(len(own), options.num_prompts))]
+    return PolicyEvaluator(
+        engine=engine,
+        tokenizer=tokenizer,
+        scorer=scorer,
+        prompts=held_out,
+        sampling=resolved.sampling,
+        temperature=options.temperature,
+        score=options.score,
+        batch_size=options.batch_size,
+        strategy=strategy,
     )
 
 

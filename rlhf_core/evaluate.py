@@ -5,16 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .hooks import HookRelay
 from .maker import PolicyExperienceMaker
 from .protocols import RolloutEngine
 from .rewards import RewardScorer
-from .strategy import Strategy
 from .types import Prompt, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FIRST_SAMPLE_ID = 1 << 62
 """Evaluation draws from noise of its own, far from the ids of training samples."""
+
+
+class Ranks(Protocol):
+    """The part of a `Strategy` that says how the prompts are shared."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def all_gather_objects(self, value: Any) -> list[Any]: ...
 
 
 class PolicyEvaluator:
@@ -24,14 +39,14 @@ class PolicyEvaluator:
         self,
         *,
         engine: RolloutEngine,
-        tokenizer: object,
+        tokenizer: PreTrainedTokenizerBase,
         scorer: RewardScorer,
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
         temperature: float,
         score: str | None,
         batch_size: int,
-        strategy: Strategy,
+        strategy: Ranks,
     ) -> None:
         greedy = temperature == 0
         self._prompts = [replace(p, position=i) for i, p in enumerate(prompts)][strategy.rank :: strategy.world_size]
@@ -55,24 +70,40 @@ class PolicyEvaluator:
         )
 
     def evaluate(self) -> dict[str, float]:
-        """`eval/<reward>` means, `eval/score` (the first reward or the named one), `eval/length_mean`, counts.
+        """The metrics of `evaluation_metrics` over all prompts."""
+        gathered = self._strategy.all_gather_objects((len(self._prompts), self.rows(0, len(self._prompts))))
+        return evaluation_metrics(
+            [row for _, part in gathered for row in part], sum(count for count, _ in gathered), self._score
+        )
 
-        A sample that a reward's policy drops counts as 0, so that a failing scorer never makes a policy look better.
-        """
-        rows: list[tuple[dict[str, float], int, bool]] = []
-        for start in range(0, len(self._prompts), self._batch_size):
-            for group in self._maker.make(self._prompts[start : start + self._batch_size]):
-                for item in group.items:
-                    rows.append((dict(item.rewards), item.num_response_tokens, item.truncated))
-        gathered = self._strategy.all_gather_objects((len(self._prompts), rows))
-        total = sum(count for count, _ in gathered)
-        everything = [row for _, part in gathered for row in part]
-        if not everything:
-            return {}
-        names = list(everything[0][0])
-        metrics = {f"eval/{name}": math.fsum(row[0][name] for row in everything) / total for name in names}
-        metrics["eval/score"] = metrics[f"eval/{self._score or names[0]}"]
-        metrics["eval/length_mean"] = sum(row[1] for row in everything) / len(everything)
-        metrics["eval/truncated_fraction"] = sum(row[2] for row in everything) / len(everything)
-        metrics["eval/num_prompts"] = float(total)
-        return metrics
+    def rows(self, start: int, stop: int) -> list[EvaluationRow]:
+        """Answer and score this rank's prompts `start` to `stop`."""
+        rows: list[EvaluationRow] = []
+        for first in range(start, stop, self._batch_size):
+            for group in self._maker.make(self._prompts[first : min(first + self._batch_size, stop)]):
+                rows += [EvaluationRow(dict(i.rewards), i.num_response_tokens, i.truncated) for i in group.items]
+        return rows
+
+
+class EvaluationRow(NamedTuple):
+    """What one answer adds to an evaluation."""
+
+    rewards: dict[str, float]
+    num_tokens: int
+    truncated: bool
+
+
+def evaluation_metrics(rows: Sequence[EvaluationRow], num_prompts: int, score: str | None) -> dict[str, float]:
+    """`eval/<reward>` means, `eval/score` (the first reward or the one named `score`), `eval/length_mean`, counts.
+
+    A sample that a reward's policy drops counts as 0, so that a failing scorer never makes a policy look better.
+    """
+    if not rows:
+        return {}
+    names = list(rows[0].rewards)
+    metrics = {f"eval/{name}": math.fsum(row.rewards[name] for row in rows) / num_prompts for name in names}
+    metrics["eval/score"] = metrics[f"eval/{score or names[0]}"]
+    metrics["eval/length_mean"] = sum(row.num_tokens for row in rows) / len(rows)
+    metrics["eval/truncated_fraction"] = sum(row.truncated for row in rows) / len(rows)
+    metrics["eval/num_prompts"] = float(num_prompts)
+    return metrics

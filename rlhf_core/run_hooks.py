@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from .config_resolve import ResolvedRun
 from .hooks import HookRelay
-from .runfolder import RunFolder
 
 logger = logging.getLogger("rlhf")
 
@@ -21,7 +21,19 @@ class ReportWriter:
         build_report([run_folder])
 
 
-def register_run_hooks(relay: HookRelay, resolved: ResolvedRun, folder: RunFolder) -> None:
+class FirstScore:
+    """Keeps the score taken before training, for the summary of a run that does not come to its end."""
+
+    def __init__(self, score: float | None) -> None:
+        """`score`: of the run that is continued."""
+        self.score = score
+
+    def rlhf_eval_end(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        if step == 0 and metrics is not None:
+            self.score = metrics.get("eval/score")
+
+
+def register_run_hooks(relay: HookRelay, resolved: ResolvedRun) -> None:
     """TensorBoard and W&B where asked for, the performance evaluator and the report always."""
     from .loggers import PerformanceEvaluator, TensorBoardLogger, WandbLogger
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .strategy import Strategy
 
 
+SCORING_TOKENS = 16384
+"""Most tokens of one forward where the user has set no bound: an episode may be far larger than a batch."""
+
+
 class ScoringPass:
     """Adds `reference_log_probs` and `values` to items, without gradients.
 
@@ -32,7 +36,7 @@ class ScoringPass:
         reference: nn.Module | None = None,
         reference_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         critic: nn.Module | None = None,
-        batch_tokens: int | None = 16384,
+        batch_tokens: int | None = SCORING_TOKENS,
         offload: bool = False,
     ) -> None:
         self._strategy = strategy

@@ -19,10 +19,10 @@ Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeBatches(Generic[B]):
+class EpisodeBatches(Generic[B_co]):
     """What an episode trains on."""
 
-    epochs: Iterable[Iterable[B]]
+    epochs: Iterable[Iterable[B_co]]
     """Passes over the episode; both iterables may make their elements when asked."""
     metrics: Metrics = field(default_factory=dict)
     """Values of the episode, on each of its lines."""
@@ -77,9 +77,13 @@ class Trainer(Generic[B]):
         self._recorder.start_episode(episode, data.metrics)
         for epoch, batches in enumerate(data.epochs):
             with self._hooks.span("epoch", episode=episode, epoch=epoch):
-                for index, batch in enumerate(batches):
-                    self._train_on(batch, episode, epoch, index)
+                self.learn(batches, episode, epoch)
         return self._recorder.end_episode(episode)
+
+    def learn(self, batches: Iterable[B], episode: int, epoch: int) -> None:
+        """Train on one pass. A subclass may do something before or after it."""
+        for index, batch in enumerate(batches):
+            self._train_on(batch, episode, epoch, index)
 
     def _train_on(self, batch: B, episode: int, epoch: int, index: int) -> None:
         self.num_updates += 1

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -24,8 +24,12 @@ from .launch_env import read_launch_env
 from .manifest import collect_manifest, full_command
 from .models import check_model
 from .plugins import resolve_build
+from .prompts import PromptStream
+from .run_guard import failed_when_refused, undone_when_refused
+from .run_hooks import FirstScore, register_run_hooks
+from .run_state import read_run_state
 from .runfolder import RunFolder, Status, default_path, find_newest
-from .transport import FitResult, RunRequest, Transport
+from .transport import RunRequest, Transport
 
 logger = logging.getLogger("rlhf")
 
@@ -71,7 +75,7 @@ def train(
         relay.register(_made(hook))
     resolved = _resolved(run, overrides, relay)
     check_processes(resolved, num_processes)
-    check_run(resolved)
+    prompts = check_run(resolved)
     if dry_run:
         return None
     if num_processes > 1:
@@ -81,7 +85,7 @@ def train(
         raise UserInputError(
             "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
         )
-    return _execute(resolved, relay, _choose_output(output, resume, resolved), resume, environment.rank)
+    return _execute(resolved, prompts, relay, _choose_output(output, resume, resolved), resume, environment.rank)
 
 
 def _made(hook: object | str) -> object:
@@ -103,11 +107,12 @@ def _launch(
             where="num_processes",
             hint='give hooks as "module:attr", or install them as a hook plugin',
         )
-    if resume is None:
-        RunFolder.create(output).close()
-    else:
+    if resume is not None:
         find_checkpoint(resume, output)
-    run_in_processes(resolved, output, resume, num_processes, [hook for hook in hooks if isinstance(hook, str)])
+    with _guarded(output, resume):
+        if resume is None:
+            RunFolder.create(output).close()
+        run_in_processes(resolved, output, resume, num_processes, [hook for hook in hooks if isinstance(hook, str)])
     return read_result(output)
 
 
@@ -115,15 +120,16 @@ def _resolved(run: str | Path | Mapping[str, Any], overrides: Sequence[Override]
     mapping = load_run(run, overrides)
     disabled = (mapping.get("hooks") or {}).get("disable") or []
     load_hook_plugins(relay, disabled if isinstance(disabled, list) else [])
-    for changed in relay.fire("transform_config", config=mapping):
-        mapping = dict(changed)
-    return resolve(mapping, where=str(run) if isinstance(run, (str, Path)) else "run file")
+    return resolve(relay.transform_config(mapping), where=str(run) if isinstance(run, (str, Path)) else "run file")
 
 
-def check_run(resolved: ResolvedRun) -> None:
-    """Everything that can be known before weights are loaded: model folder, tokenizer, prompt files, plugin code."""
+def check_run(resolved: ResolvedRun) -> PromptStream:
+    """Check what can be known before weights are loaded: model folder, tokenizer, prompt files, plugin code.
+
+    Returns the run's prompts, which were read and checked on the way.
+    """
     from .algorithm import DatasetAlgorithm
-    from .build import build_algorithm, build_prompts
+    from .build import build_algorithm, build_prompts, build_run_prompts
     from .models import load_tokenizer
 
     check_model(resolved.run.model)
@@ -131,12 +137,14 @@ def check_run(resolved: ResolvedRun) -> None:
         resolve_build(selected)
     tokenizer = load_tokenizer(resolved.run.model)
     algorithm = build_algorithm(resolved, tokenizer)
-    held_out = 0 if resolved.run.eval is None or resolved.eval_prompts else resolved.run.eval.num_prompts
-    stream = build_prompts(resolved, tokenizer, held_out=held_out)
+    stream = build_run_prompts(resolved, tokenizer)
+    if resolved.eval_prompts is not None:
+        build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)
     else:
         stream.prompt(0)
+    return stream
 
 
 def _choose_output(output: Path | str | None, resume: str | None, resolved: ResolvedRun) -> Path:
@@ -168,8 +176,12 @@ def find_checkpoint(resume: str, output: Path) -> Path:
     return found
 
 
+def _guarded(output: Path, resume: str | None) -> AbstractContextManager[None]:
+    return undone_when_refused(output) if resume is None else failed_when_refused()
+
+
 def _execute(
-    resolved: ResolvedRun, relay: HookRelay, output: Path, resume: str | None, rank: int
+    resolved: ResolvedRun, prompts: PromptStream, relay: HookRelay, output: Path, resume: str | None, rank: int
 ) -> TrainResult:
     """Run in this process, as the rank it is."""
     checkpoint = None if resume is None else find_checkpoint(resume, output)
@@ -177,10 +189,18 @@ def _execute(
         if rank != 0:
             folder = RunFolder(output)
         else:
+            stack.enter_context(_guarded(output, resume))
             folder = stack.enter_context(RunFolder.create(output) if resume is None else RunFolder.open(output))
             stack.enter_context(folder.logging())
         interrupted = stack.enter_context(InterruptFlag())
-        request = RunRequest(resolved=resolved, folder=folder, hooks=relay, resume=checkpoint, interrupted=interrupted)
+        request = RunRequest(
+            resolved=resolved,
+            folder=folder,
+            hooks=relay,
+            prompts=prompts,
+            resume=checkpoint,
+            interrupted=interrupted,
+        )
         if rank != 0:
             _transport(resolved).run(request)
         else:
@@ -194,18 +214,21 @@ def run_as_main(request: RunRequest) -> None:
     config = resolved.to_mapping()
     folder.write_config(config)
     seed = resolved.run.train.seed
-    folder.write_manifest(collect_manifest(seed=seed, command=full_command(), data_digest=data_digest(resolved)))
-    from .run_hooks import register_run_hooks
-
-    register_run_hooks(relay, resolved, folder)
+    folder.write_manifest(
+        collect_manifest(seed=seed, command=full_command(), data_digest=f"sha256:{request.prompts.digest}")
+    )
+    register_run_hooks(relay, resolved)
+    earlier = read_run_state(request.resume) if request.resume is not None else None
+    first = FirstScore(None if earlier is None else earlier.eval_before)
+    relay.register(first, name="first-score")
     started = time.perf_counter()
+    wall_before = 0.0 if earlier is None else earlier.wall_s
     status: Status = "failed"
-    result = FitResult(None, None, 0)
-    summary: dict[str, Any] | None = None
+    eval_after: float | None = None
     with relay.span("run", run_folder=folder.path, config=config) as span:
         try:
             result = _transport(resolved).run(request)
-            status = "done"
+            first.score, eval_after, status = result.eval_before, result.eval_after, "done"
         except (InterruptedRun, KeyboardInterrupt):
             status = "interrupted"
             raise
@@ -214,28 +237,13 @@ def run_as_main(request: RunRequest) -> None:
             error.run_log = folder.log  # type: ignore[attr-defined]
             raise
         finally:
-            wall_s = time.perf_counter() - started
-            summary = folder.write_summary(
-                status=status, eval_before=result.eval_before, eval_after=result.eval_after, wall_s=wall_s
-            )
+            wall_s = wall_before + time.perf_counter() - started
+            summary = folder.write_summary(status=status, eval_before=first.score, eval_after=eval_after, wall_s=wall_s)
             span.set("summary", summary)
 
 
 def _transport(resolved: ResolvedRun) -> Transport:
     return cast(Transport, resolve_build(resolved.transport)(resolved.transport.config, None))
-
-
-def data_digest(resolved: ResolvedRun) -> str | None:
-    """Digest of the prompts: of the file where they are one, else of the options that make them."""
-    import hashlib
-
-    from .manifest import digest_file
-
-    options = resolved.prompts.to_mapping()
-    path = options.get("path")
-    if isinstance(path, str) and Path(path).is_file():
-        return digest_file(Path(path))
-    return "sha256:" + hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 
 def read_result(folder: Path) -> TrainResult:

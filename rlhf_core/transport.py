@@ -9,6 +9,7 @@ from typing import Protocol
 
 from .config_resolve import ResolvedRun
 from .hooks import HookRelay
+from .prompts import PromptStream
 from .runfolder import RunFolder
 
 
@@ -20,6 +21,8 @@ class RunRequest:
     folder: RunFolder
     """Exists; only the process that trains as rank 0 writes into it."""
     hooks: HookRelay
+    prompts: PromptStream
+    """The run's prompts, checked, as `build.build_run_prompts` makes them; another process builds its own."""
     resume: Path | None
     """The checkpoint folder to continue from."""
     interrupted: Callable[[], bool]

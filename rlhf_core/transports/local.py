@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
@@ -10,7 +10,7 @@ from ..build import (
     TrainerModels,
     build_algorithm,
     build_engine,
-    build_prompts,
+    build_evaluator,
     build_reference,
     build_scorer,
     build_strategy,
@@ -20,18 +20,16 @@ from ..build import (
 from ..channel import LocalChannel
 from ..config_resolve import ResolvedRun
 from ..coordinator import RolloutCoordinator
-from ..evaluate import PolicyEvaluator
 from ..maker import PolicyExperienceMaker
 from ..models import load_policy, load_tokenizer
 from ..prompts import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards import RewardScorer
-from ..scoring_pass import ScoringPass
+from ..scoring_pass import SCORING_TOKENS, ScoringPass
 from ..session import SessionParts, TrainerSession
 from ..strategy import Strategy
 from ..sync import CopiedWeights, NoReceiver, SharedWeights
 from ..transport import FitResult, RunRequest
-from ..types import Prompt
 
 if TYPE_CHECKING:
     from .plugin import LocalConfig
@@ -85,11 +83,11 @@ class _LocalParts:
 
     def build(self) -> SessionParts:
         run = self._resolved.run
-        held_out = run.eval.num_prompts if run.eval is not None and self._resolved.eval_prompts is None else 0
-        prompts = build_prompts(self._resolved, self._models.tokenizer, held_out=held_out)
+        prompts = self._request.prompts
         rolls_out = isinstance(self._algorithm, RolloutAlgorithm)
         evaluates = run.eval is not None and bool(self._resolved.rewards)
-        channel, evaluator, sync = None, None, NoReceiver()
+        channel, evaluator = None, None
+        sync: WeightSync = NoReceiver()
         if rolls_out or evaluates:
             engine, sync = self._engine()
             scorer = build_scorer(self._resolved, cache_folder=self._request.folder.path / "reward-cache")
@@ -97,7 +95,9 @@ class _LocalParts:
             if rolls_out:
                 channel = self._channel(engine, scorer, prompts)
             if evaluates:
-                evaluator = self._evaluator(engine, scorer, prompts)
+                evaluator = build_evaluator(
+                    self._resolved, engine, self._models.tokenizer, scorer, prompts, self._strategy
+                )
         return SessionParts(
             channel=channel,
             prompts=prompts,
@@ -131,9 +131,9 @@ class _LocalParts:
             strategy,
             temperature=resolved.sampling.temperature,
             reference=None if reference is None else reference.model,
-            reference_context=None if reference is None else reference.context,
+            reference_context=nullcontext if reference is None else reference.context,
             critic=None if critic is None else critic.model,
-            batch_tokens=train.micro_batch_tokens,
+            batch_tokens=train.micro_batch_tokens or SCORING_TOKENS,
         )
         maker = PolicyExperienceMaker(
             engine=engine,
@@ -149,28 +149,4 @@ class _LocalParts:
         )
         return LocalChannel(
             coordinator=coordinator, prompt=prompts.prompt, maker=maker, strategy=strategy, keep=algorithm.keep
-        )
-
-    def _evaluation_prompts(self, prompts: PromptStream) -> list[Prompt]:
-        """The held-out prompts, or the first ones of a source of their own."""
-        resolved = self._resolved
-        assert resolved.run.eval is not None
-        if resolved.eval_prompts is None:
-            return prompts.evaluation_prompts()
-        own = build_prompts(resolved, self._models.tokenizer, held_out=0, source=resolved.eval_prompts)
-        return [own.prompt(position) for position in range(min(len(own), resolved.run.eval.num_prompts))]
-
-    def _evaluator(self, engine: RolloutEngine, scorer: RewardScorer, prompts: PromptStream) -> PolicyEvaluator:
-        options = self._resolved.run.eval
-        assert options is not None
-        return PolicyEvaluator(
-            engine=engine,
-            tokenizer=self._models.tokenizer,
-            scorer=scorer,
-            prompts=self._evaluation_prompts(prompts),
-            sampling=self._resolved.sampling,
-            temperature=options.temperature,
-            score=options.score,
-            batch_size=options.batch_size,
-            strategy=self._strategy,
         )
