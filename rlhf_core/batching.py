@@ -16,7 +16,7 @@ _TOKEN_FIELDS = ("reference_log_probs", "values", "advantages", "returns")
 
 
 def collate(items: Sequence[BufferItem]) -> Experience:
-    """Pad to the longest prompt and the longest response among `items` (at least one), on the CPU.
+    """Pad to the longest prompt and the longest response among `items` (at least one), on the device they are on.
 
     Padding tokens are 0 and only the masks tell them; other padding is 0, of `support_ids` -1. An optional field
     must be there for all items or for none, but for `support_ids`, whose absence means the whole vocabulary.
@@ -25,8 +25,9 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         raise ValueError("collate needs at least one item")
     prompt_width = max(item.prompt_ids.numel() for item in items)
     action_width = max(item.num_response_tokens for item in items)
-    sequences = torch.zeros(len(items), prompt_width + action_width, dtype=torch.int64)
-    attention_mask = torch.zeros(sequences.shape, dtype=torch.bool)
+    device = items[0].prompt_ids.device
+    sequences = torch.zeros(len(items), prompt_width + action_width, dtype=torch.int64, device=device)
+    attention_mask = torch.zeros(sequences.shape, dtype=torch.bool, device=device)
     for row, item in enumerate(items):
         start, end = prompt_width - item.prompt_ids.numel(), prompt_width + item.num_response_tokens
         sequences[row, start:prompt_width] = item.prompt_ids
@@ -38,10 +39,10 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         attention_mask=attention_mask,
         action_mask=_pad([item.action_mask for item in items], action_width, torch.bool),
         action_log_probs=_pad([item.action_log_probs for item in items], action_width, torch.float32),
-        sample_ids=torch.tensor([item.sample_id for item in items], dtype=torch.int64),
-        group_ids=torch.tensor([item.group_id for item in items], dtype=torch.int64),
-        policy_versions=torch.tensor([item.policy_version for item in items], dtype=torch.int64),
-        truncated=torch.tensor([item.truncated for item in items], dtype=torch.bool),
+        sample_ids=torch.tensor([item.sample_id for item in items], dtype=torch.int64, device=device),
+        group_ids=torch.tensor([item.group_id for item in items], dtype=torch.int64, device=device),
+        policy_versions=torch.tensor([item.policy_version for item in items], dtype=torch.int64, device=device),
+        truncated=torch.tensor([item.truncated for item in items], dtype=torch.bool, device=device),
         rewards=_collate_rewards(items),
         support_ids=_collate_support(items, action_width),
         kl_coef=_optional_scalars(items, "kl_coef"),
@@ -50,12 +51,14 @@ def collate(items: Sequence[BufferItem]) -> Experience:
     )
 
 
-def split(experience: Experience) -> list[BufferItem]:
+def split(experience: Experience, *, to_cpu: bool = True) -> list[BufferItem]:
     """The samples of a batch, unpadded and on the CPU, in copies of their own: what `collate` was given.
 
-    Numbers come back as float32 holds them, `support_ids` without columns that hold padding only.
+    Numbers come back as float32 holds them, `support_ids` without columns that hold padding only. Without `to_cpu`
+    the tensors stay where they are.
     """
-    experience = to_device(experience, torch.device("cpu"))
+    if to_cpu:
+        experience = to_device(experience, torch.device("cpu"))
     return [_item(experience, row) for row in range(len(experience))]
 
 
@@ -136,7 +139,7 @@ def _item(experience: Experience, row: int) -> BufferItem:
 
 
 def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype) -> Tensor:
-    padded = torch.zeros(len(rows), width, dtype=dtype)
+    padded = torch.zeros(len(rows), width, dtype=dtype, device=rows[0].device)
     for row, values in enumerate(rows):
         padded[row, : values.numel()] = values
     return padded
@@ -159,7 +162,7 @@ def _pad_optional(items: Sequence[BufferItem], name: str, width: int) -> Tensor 
 
 def _optional_scalars(items: Sequence[BufferItem], name: str) -> Tensor | None:
     values = _all_or_none(items, name)
-    return None if values is None else torch.tensor(values, dtype=torch.float32)
+    return None if values is None else torch.tensor(values, dtype=torch.float32, device=items[0].prompt_ids.device)
 
 
 def _collate_rewards(items: Sequence[BufferItem]) -> Mapping[str, Tensor]:
@@ -170,7 +173,10 @@ def _collate_rewards(items: Sequence[BufferItem]) -> Mapping[str, Tensor]:
                 f"sample {item.sample_id} has rewards {sorted(item.rewards)}, "
                 f"sample {items[0].sample_id} of the same batch has {sorted(names)}"
             )
-    return {name: torch.tensor([item.rewards[name] for item in items], dtype=torch.float32) for name in names}
+    device = items[0].prompt_ids.device
+    return {
+        name: torch.tensor([item.rewards[name] for item in items], dtype=torch.float32, device=device) for name in names
+    }
 
 
 def _collate_support(items: Sequence[BufferItem], width: int) -> Tensor | None:
@@ -178,7 +184,8 @@ def _collate_support(items: Sequence[BufferItem], width: int) -> Tensor | None:
     num_kept = max((support.shape[1] for support in kept if support is not None), default=0)
     if num_kept == 0:
         return None
-    padded = torch.full((len(items), width, num_kept), -1, dtype=torch.int32)
+    device = items[0].prompt_ids.device
+    padded = torch.full((len(items), width, num_kept), -1, dtype=torch.int32, device=device)
     for row, support in enumerate(kept):
         if support is not None:
             padded[row, : support.shape[0], : support.shape[1]] = support

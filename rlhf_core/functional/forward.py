@@ -32,13 +32,15 @@ def policy_forward(
     temperature: float,
     *,
     with_entropy: bool = False,
+    entropy_grad: bool = True,
     signature_of: nn.Module | None = None,
 ) -> PolicyOutput:
     """Log-probs (and entropy) of the experience's response tokens under a transformers causal LM.
 
     The model may be wrapped (DDP, a booster, PEFT): which arguments its forward takes is read from the module
     inside, or from `signature_of`. Logits are computed for the response only where the model can, and the softmax
-    is taken on action positions only.
+    is taken on action positions only. Without `entropy_grad` the entropy is a number to log: no graph keeps the
+    distributions that it was computed from.
     """
     num_actions, mask = experience.num_actions, experience.action_mask
     logits = causal_lm_logits(
@@ -52,7 +54,10 @@ def policy_forward(
     labels = experience.sequences[:, experience.prompt_length :][mask]
     support = None if experience.support_ids is None else experience.support_ids[mask]
     log_probs = _scatter(token_log_probs(logits, labels, temperature, support), mask)
-    entropies = _scatter(entropy(logits, temperature, support), mask) if with_entropy else None
+    entropies = None
+    if with_entropy:
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            entropies = _scatter(entropy(logits, temperature, support), mask)
     return PolicyOutput(log_probs=log_probs, entropy=entropies)
 
 

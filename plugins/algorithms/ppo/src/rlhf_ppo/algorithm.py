@@ -126,7 +126,10 @@ class PPO(RolloutAlgorithm):
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
         assert batch.advantages is not None
         config, mask = self._config, batch.action_mask
-        output = policy_forward(models["policy"], batch, self._temperature, with_entropy=True)
+        learns_entropy = "entropy" in self.terms
+        output = policy_forward(
+            models["policy"], batch, self._temperature, with_entropy=True, entropy_grad=learns_entropy
+        )
         assert output.entropy is not None
         policy = ppo_policy_loss(
             output.log_probs,
@@ -138,7 +141,7 @@ class PPO(RolloutAlgorithm):
             dual_clip=config.dual_clip,
         )
         sums = {"policy": self._sum(policy.losses, mask)}
-        if "entropy" in self.terms:
+        if learns_entropy:
             sums["entropy"] = self._sum(output.entropy, mask)
         if "kl" in self.terms:
             assert batch.reference_log_probs is not None
