@@ -1,6 +1,6 @@
 """Several training processes on this machine (`--num-processes N`), started and watched by torch elastic.
 
-Each process runs `python -m rlhf_core.launch REQUEST`, which calls `train` as a launcher's process. What goes wrong
+Each process runs `python -m rlhf_core.launched REQUEST`, which calls `train` as a launcher's process. What goes wrong
 in one of them is written down by it and raised here, with its rank.
 """
 
@@ -11,8 +11,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from .config_resolve import ResolvedRun
-from .errors import InterruptedRun, RlhfError
+from .errors import RlhfError
 from .interrupts import INTERRUPT_FILE
 
 _HANDLED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
@@ -40,9 +38,7 @@ def run_in_processes(
     with tempfile.TemporaryDirectory(prefix="rlhf-launch-") as scratch:
         request = Path(scratch) / "request.json"
         request.write_text(
-            json.dumps(
-                {"run": resolved.to_mapping(), "output": str(output), "resume": resume, "hooks": list(hooks)}
-            )
+            json.dumps({"run": resolved.to_mapping(), "output": str(output), "resume": resume, "hooks": list(hooks)})
         )
         config = LaunchConfig(
             min_nodes=1,
@@ -56,7 +52,7 @@ def run_in_processes(
         )
         with _interrupts_as_file(Path(scratch) / "interrupted"), _threads_shared(num_processes):
             try:
-                elastic_launch(config, sys.executable)("-m", "rlhf_core.launch", str(request))
+                elastic_launch(config, sys.executable)("-m", "rlhf_core.launched", str(request))
             except ChildFailedError as error:
                 raise _first_error(Path(scratch)) or _killed(error) from None
 
@@ -122,46 +118,3 @@ def _killed(error: Any) -> RlhfError:
         where=f"rank {rank}",
         hint="SIGKILL is often the system running out of memory; continue with --resume auto",
     )
-
-
-def _main(path: str) -> int:
-    """One of the processes."""
-    from .training import train
-
-    request = json.loads(Path(path).read_text())
-    rank = int(os.environ["RANK"])
-    try:
-        train(
-            request["run"],
-            output=request["output"],
-            resume=request["resume"],
-            hooks=request["hooks"] if rank == 0 else (),
-        )
-    except KeyboardInterrupt:
-        return InterruptedRun.exit_code
-    except BaseException as error:
-        _write_error(Path(path).parent, rank, error)
-        if not isinstance(error, RlhfError):
-            traceback.print_exc()
-        return error.exit_code if isinstance(error, RlhfError) else 1
-    return 0
-
-
-def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
-    known = isinstance(error, RlhfError)
-    record = {
-        "time": time.time(),
-        "rank": rank,
-        "kind": type(error).__name__,
-        "message": error.message if isinstance(error, RlhfError) else f"{type(error).__name__}: {error}",
-        "where": error.where if isinstance(error, RlhfError) else None,
-        "hint": error.hint if isinstance(error, RlhfError) else "the traceback is above, and in the run folder's run.log",
-        "expected": known,
-    }
-    partial = scratch / f".error-{rank}"
-    partial.write_text(json.dumps(record))
-    partial.rename(scratch / f"error-{rank}.json")
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .builtin_models import PREFIX, build_builtin, check_builtin
 from .config import LoraConfig, ModelConfig
@@ -56,10 +57,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # `tokenizers` raises plain exceptions on a broken file
         raise UserInputError(
             f"cannot load the tokenizer of {config.path!r}: {_first_line(error)}", where=WHERE
-        ) from None
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -73,14 +74,16 @@ def load_policy(
     A path that already is an adapter is merged into its base first, so that "adapter off" is the start policy.
     """
     if config.path.startswith(PREFIX):
-        model = build_builtin(config.path, seed)[0].to(dtype)
+        model = build_builtin(config.path, seed)[0]
+        model.to(dtype)  # type: ignore[arg-type]
     else:
         with _no_bars():
             model = _load_pretrained(config, dtype)
     disable_dropout(model)
-    if tokenizer is not None and model.get_input_embeddings().num_embeddings < len(tokenizer):
+    num_embeddings = cast(int, model.get_input_embeddings().num_embeddings)
+    if tokenizer is not None and num_embeddings < len(tokenizer):
         raise UserInputError(
-            f"the tokenizer knows {len(tokenizer)} tokens, the model {model.get_input_embeddings().num_embeddings}",
+            f"the tokenizer knows {len(tokenizer)} tokens, the model {num_embeddings}",
             where=WHERE,
             hint="the tokenizer in the folder belongs to another model",
         )
@@ -113,10 +116,10 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel
         if (Path(config.path) / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
 
-            return AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()
+            return AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()  # type: ignore[no-any-return]
         return AutoModelForCausalLM.from_pretrained(config.path, **options)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserInputError(f"cannot load {config.path!r}: {_first_line(error)}", where=WHERE) from None
+    except Exception as error:  # what a broken folder raises depends on which library reads the broken file
+        raise UserInputError(f"cannot load {config.path!r}: {_first_line(error)}", where=WHERE) from error
 
 
 def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
@@ -127,16 +130,23 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTraine
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(
+        adapted = get_peft_model(
             model,
             PeftConfig(
                 task_type="CAUSAL_LM",
                 r=config.r,
-                lora_alpha=config.alpha,
+                lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft only ever divides it by r
                 lora_dropout=config.dropout,
                 target_modules=list(config.target_modules) if config.target_modules else "all-linear",
             ),
         )
+    if any("lora_embedding_" in name for name, _ in adapted.named_parameters()):
+        raise UserInputError(
+            "adapters on embedding layers are not supported",
+            where="model.lora.target_modules",
+            hint="name linear layers only, or set it to null for all of them",
+        )
+    return adapted  # type: ignore[return-value]
 
 
 def is_lora(model: nn.Module) -> bool:
@@ -162,18 +172,18 @@ def disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    for name in ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout"):
-        for module in model.modules():
-            if isinstance(getattr(module, name, None), float):
+        for name, value in list(vars(module).items()):  # rates that a forward hands to a function
+            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
                 setattr(module, name, 0.0)
 
 
 def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokenizer: Any, path: Path) -> None:
     """Write a folder that plain transformers loads: `weights` are the full state of `model` (LoRA merged here).
 
+    Whole or not at all; what was at `path` is replaced.
+
     With LoRA the adapter itself is written too, to `adapter/` beside `path`.
     """
-    path.mkdir(parents=True, exist_ok=True)
     if is_lora(model):
         from peft.utils import get_peft_model_state_dict
 
@@ -183,9 +193,13 @@ def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokeniz
         weights = merged_weights(model, weights)
     else:
         base = model
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
     with _no_bars():
-        base.save_pretrained(path, state_dict=weights)
-    tokenizer.save_pretrained(path)
+        base.save_pretrained(partial, state_dict=weights)
+    tokenizer.save_pretrained(partial)
+    shutil.rmtree(path, ignore_errors=True)
+    partial.rename(path)
 
 
 def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -218,7 +232,7 @@ def _save_adapter(model: nn.Module, state: dict[str, torch.Tensor], path: Path) 
 
     path.mkdir(parents=True, exist_ok=True)
     save_file({n: t.contiguous() for n, t in state.items()}, path / "adapter_model.safetensors", {"format": "pt"})
-    config = next(iter(model.peft_config.values())).to_dict()  # type: ignore[union-attr, operator]
+    config = next(iter(model.peft_config.values())).to_dict()  # type: ignore[operator]
     plain = json.loads(json.dumps(config, default=lambda v: sorted(v) if isinstance(v, set) else str(v)))
     (path / "adapter_config.json").write_text(json.dumps(plain, indent=2))
 

@@ -116,7 +116,8 @@ class _LocalParts:
             return engine, SharedWeights(engine)
         run = resolved.run
         copy = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed)
-        copy.to(strategy.device).eval().requires_grad_(False)
+        copy.to(strategy.device)  # type: ignore[arg-type]
+        copy.eval().requires_grad_(False)
         engine = build_engine(resolved, copy, tokenizer, strategy.device)
         self._stack.callback(engine.close)
         return engine, CopiedWeights(engine.receiver())

@@ -1,0 +1,53 @@
+"""One of the training processes that `launch` starts: `python -m rlhf_core.launched REQUEST`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from .errors import InterruptedRun, RlhfError
+from .training import train
+
+
+def _main(path: str) -> int:
+    """One of the processes."""
+    request = json.loads(Path(path).read_text())
+    rank = int(os.environ["RANK"])
+    try:
+        train(
+            request["run"],
+            output=request["output"],
+            resume=request["resume"],
+            hooks=request["hooks"] if rank == 0 else (),
+        )
+    except KeyboardInterrupt:
+        return InterruptedRun.exit_code
+    except BaseException as error:
+        _write_error(Path(path).parent, rank, error)
+        if not isinstance(error, RlhfError):
+            traceback.print_exc()
+        return error.exit_code if isinstance(error, RlhfError) else 1
+    return 0
+
+
+def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
+    known = error if isinstance(error, RlhfError) else None
+    record = {
+        "time": time.time(),
+        "rank": rank,
+        "kind": type(error).__name__,
+        "message": f"{type(error).__name__}: {error}" if known is None else known.message,
+        "where": None if known is None else known.where,
+        "hint": "the traceback is above" if known is None else known.hint,
+    }
+    partial = scratch / f".error-{rank}"
+    partial.write_text(json.dumps(record))
+    partial.rename(scratch / f"error-{rank}.json")
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))
