@@ -61,7 +61,8 @@ def build_engine(
 
 def build_scorer(resolved: ResolvedRun, *, cache_folder: Path | None = None) -> RewardScorer:
     """All rewards of the run behind the one policy."""
-    context = RewardContext(device=resolved.run.model.device, seed=resolved.run.train.seed)
+    model = resolved.run.model
+    context = RewardContext(device=model.device, seed=resolved.run.train.seed, model_path=model.path)
     specs = [
         reward_spec(r.selected, r.config, context, r.policy, name=r.name, weight=r.weight) for r in resolved.rewards
     ]

@@ -71,6 +71,8 @@ class RewardContext:
 
     device: str
     seed: int
+    model_path: str | None = None
+    """Where the policy was loaded from: a reward may ask whether its tokenizer is the policy's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,11 +121,17 @@ class RewardPolicy(Section):
     on_failure: Literal["fail", "zero", "drop"] = Field(
         "fail", description="A call that still fails: end the run, score its answers 0, or leave them out."
     )
-    cache: bool = Field(False, description="Remember the score of an answer already seen in this run.")
+    cache: bool = Field(
+        False, description="Remember scores in the run folder, by what the reward is and what it is shown."
+    )
     isolate: bool = Field(False, description="Run in a process of its own, which a deadline can end.")
     memory_limit_bytes: Count | None = Field(
         None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
     )
+
+    def without_cache(self) -> RewardPolicy:
+        """The same where no run folder is there to keep a cache in."""
+        return self.model_copy(update={"cache": False})
 
 
 class RewardEntry(RewardPolicy):
@@ -148,7 +154,9 @@ class RewardScaling(Section):
     clip: tuple[float, float] | None = Field(
         None, description="[low, high] bounds of the combined score; null leaves it. The clipped fraction is logged."
     )
-    normalise: bool = Field(False, description="Whiten the combined scores over the episode.")
+    normalise: bool = Field(
+        False, description="Subtract the running mean of all combined scores so far, divide by their deviation."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> RewardScaling:

@@ -13,7 +13,7 @@ from .metrics import MetricsWriter, PhaseTimer
 from .runfolder import RunFolder
 from .samples import Keep, SampleRecord, SampleWriter
 from .strategy import Strategy
-from .types import BufferItem, MadeEpisode
+from .types import BufferItem, MadeEpisode, sum_by_key
 from .update import GAP_KEY
 
 
@@ -27,6 +27,7 @@ class EpisodeRecord:
         self._is_first_update = True
         self._response_tokens = 0
         self._train_tokens = 0
+        self._reward_calls: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self.timer = PhaseTimer()
 
@@ -59,6 +60,7 @@ class EpisodeRecord:
         self.timer.add("rollout", made.times.rollout_s + made.times.forward_s)
         self.timer.add("reward", made.times.reward_s)
         self._response_tokens = made.times.response_tokens
+        self._reward_calls = made.times.reward_calls
         self._train_tokens = sum(item.num_tokens for item in items)
         if self._samples is None:
             return
@@ -97,7 +99,7 @@ class EpisodeRecord:
         self._metrics.update(values)
 
     def end_episode(self, strategy: Strategy) -> dict[str, float]:
-        """Times (of rank 0), throughput (of all ranks) and peak memory (of the fullest rank). Collective.
+        """Times (of rank 0), throughput and calls to rewards (of all ranks), memory (of the fullest). Collective.
 
         Returns all values of the episode's last line.
         """
@@ -111,6 +113,7 @@ class EpisodeRecord:
             values["tokens_per_second/rollout"] = totals.item() / rollout_s
         if train_s := times.get("time/train_s"):
             values["tokens_per_second/train"] = self._train_tokens / train_s
+        values |= sum_by_key(strategy.all_gather_objects(self._reward_calls))
         if self._metrics is not None:
             self._metrics.end_episode(values)
         return {**self._values, **values}

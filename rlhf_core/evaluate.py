@@ -82,6 +82,7 @@ class PolicyEvaluator:
         for first in range(start, stop, self._batch_size):
             for group in self._maker.make(self._prompts[first : min(first + self._batch_size, stop)]):
                 rows += [EvaluationRow(dict(i.rewards), i.num_response_tokens, i.truncated) for i in group.items]
+        self._maker.take_times()  # what an evaluation costs is not the next episode's
         return rows
 
 

@@ -47,8 +47,12 @@ def evaluate_folder(
     device: str,
 ) -> dict[str, float]:
     """Mean of each reward (by its label) over the answers to a JSON Lines file of prompts, and `num_prompts`."""
-    context = RewardContext(device=device, seed=0)
-    specs = [reward_spec(r.selected, r.config, context, r.policy, name=r.name, weight=r.weight) for r in rewards]
+    context = RewardContext(device=device, seed=0, model_path=model)
+    specs = [
+        # There is no run folder to remember scores in, and each answer is scored once.
+        reward_spec(r.selected, r.config, context, r.policy.without_cache(), name=r.name, weight=r.weight)
+        for r in rewards
+    ]
     with closing(RewardScorer(specs)) as scorer:
         answering, tokenizer = _open(model, engine, 0, device)
         with closing(answering):

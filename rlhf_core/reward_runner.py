@@ -19,6 +19,7 @@ from .types import Rollout
 
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,14 +261,22 @@ class RewardRunner:
         return taken
 
     def close(self) -> None:
-        """Stop what waits, end processes, loop and idle threads."""
+        """Stop what waits, let the reward close what it holds, end processes, loop and idle threads."""
         self._closing.set()
         if self._isolated is not None:
             self._isolated.close()
+        self._close_reward()
         self._loop.close()
         self._pool.close()
         for thread in self._idle_threads:
             thread.end()
+
+    def _close_reward(self) -> None:
+        """Call the reward's `aclose` (async) or `close`, where it is an object that has one."""
+        if callable(aclose := getattr(self._function, "aclose", None)):
+            self._loop.run(aclose, _CLOSE_SECONDS)
+        elif callable(close := getattr(self._function, "close", None)):
+            close()
 
 
 def _itself(function: Callable[..., Any]) -> Callable[..., Any]:

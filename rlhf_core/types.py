@@ -171,6 +171,12 @@ class RolloutGroup:
     """One item per rollout, in the same order."""
 
 
+def sum_by_key(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of what the mappings say of each key, keys in order of first appearance."""
+    keys = dict.fromkeys(key for each in counts for key in each)
+    return {key: sum(each.get(key, 0.0) for each in counts) for key in keys}
+
+
 @dataclass(slots=True)
 class PhaseTimes:
     """Seconds of making experience, and what was made in them."""
@@ -181,12 +187,15 @@ class PhaseTimes:
     forward_s: float = 0.0
     """Reference log-probs and values."""
     response_tokens: int = 0
+    reward_calls: dict[str, float] = field(default_factory=dict)
+    """`reward_calls/<name>/<count>`: what each reward cost, as `RewardScorer.take_metrics` tells it."""
 
     def add(self, other: PhaseTimes) -> None:
         self.rollout_s += other.rollout_s
         self.reward_s += other.reward_s
         self.forward_s += other.forward_s
         self.response_tokens += other.response_tokens
+        self.reward_calls = sum_by_key([self.reward_calls, other.reward_calls])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +206,8 @@ class MadeEpisode:
     """In position order."""
     times: PhaseTimes
     """Of this rank's makers."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the channel has to tell of the episode (waits, bytes sent); they stand on its lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

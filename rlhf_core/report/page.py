@@ -21,6 +21,7 @@ import yaml
 from .cards import bars, cards, comparison, facts, status_class
 from .data import Run
 from .figures import FIGURES
+from .reward_table import reward_table
 
 
 def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None = None) -> str:
@@ -34,6 +35,7 @@ def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None 
         _plots(plots, note),
         _samples(runs) if has_samples else "",
         "".join(bars(run, named=len(runs) > 1) for run in runs),
+        "".join(reward_table(run, named=len(runs) > 1) for run in runs),
         _settings(runs),
     ]
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

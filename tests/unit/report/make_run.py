@@ -80,6 +80,12 @@ def _episode_end(noise: random.Random, *, evaluate: bool) -> dict[str, float]:
         "tokens_per_second/rollout": 11000 + 900 * noise.random(),
         "tokens_per_second/train": 30000 + 900 * noise.random(),
         "memory/peak_bytes": 812_000_000,
+        "reward_calls/exact-match/calls": 2.0,
+        "reward_calls/exact-match/seconds": 0.002,
+        "reward_calls/remote <b>/calls": 3.0,
+        "reward_calls/remote <b>/seconds": 0.6,
+        "reward_calls/remote <b>/failures": 1.0,
+        "reward_calls/remote <b>/retries": 1.0,
     }
     return ends | ({"eval/score": 0.5 + noise.random() * 0.4} if evaluate else {})
 

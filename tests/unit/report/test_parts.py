@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.report.cards import duration, number
+from rlhf_core.report.data import read_run
 from rlhf_core.report.figures import FIGURES
 from rlhf_core.report.plots import smooth
+from rlhf_core.report.reward_table import reward_table
 from rlhf_core.report.samples import choose_samples
 
 scored = st.lists(st.fixed_dictionaries({"score": st.floats(-9, 9), "policy_version": st.integers(0, 4)}), max_size=60)
@@ -55,6 +59,23 @@ def test_numbers_for_people(value, text):
 )
 def test_durations_for_people(seconds, text):
     assert duration(seconds) == text
+
+
+def test_the_table_of_rewards_adds_up_what_each_cost_and_how_often_it_failed(tmp_path, make_run):
+    table = reward_table(read_run(make_run(tmp_path / "run", episodes=10)), named=False)
+    rows = [re.findall("<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert re.findall("<th>(.*?)</th>", table) == [
+        "reward",
+        "time in calls",
+        "a call",
+        "calls",
+        "failed",
+        "tried again",
+    ]
+    assert rows == [
+        ["exact-match", "0.0 s", "1.0 ms", "20", "0", "0"],
+        ["remote &lt;b&gt;", "6.0 s", "200.0 ms", "30", "10", "10"],
+    ]
 
 
 def test_figures_have_names_of_their_own():

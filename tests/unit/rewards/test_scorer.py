@@ -260,3 +260,32 @@ def test_unfit_names(names, message):
     specs = [RewardSpec(name=name, function=faulty.right, policy=RewardPolicy()) for name in names]
     with pytest.raises(ConfigError, match=message):
         RewardScorer(specs)
+
+
+class Holds:
+    """A reward that holds something open."""
+
+    def __init__(self):
+        self.closed = 0
+
+    def __call__(self, rollouts):
+        return faulty.right(rollouts)
+
+    def close(self):
+        self.closed += 1
+
+
+class HoldsAsync(Holds):
+    async def aclose(self):
+        await asyncio.sleep(0)
+        self.closed += 10
+
+
+@pytest.mark.parametrize(("kind", "closed"), [(Holds, 1), (HoldsAsync, 10)])
+def test_a_reward_that_holds_something_is_told_to_close_it(score, rollouts, kind, closed):
+    reward = kind()
+    _, scorer = score(reward, rollouts)
+    assert reward.closed == 0
+    scorer.close()
+    scorer.close()
+    assert reward.closed == closed
