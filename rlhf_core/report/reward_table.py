@@ -22,10 +22,9 @@ _COUNTS = {
 def reward_costs(run: Run) -> dict[str, dict[str, float]]:
     """Reward -> count -> sum over the run."""
     costs: dict[str, dict[str, float]] = {}
-    for key in run.keys():
-        if key.startswith(_PREFIX):
-            name, _, count = key.removeprefix(_PREFIX).rpartition("/")
-            costs.setdefault(name, {})[count] = sum(run.series(key)[1])
+    for key in (key for key in run.keys() if key.startswith(_PREFIX)):  # noqa: SIM118 - a Run is no mapping
+        name, _, count = key.removeprefix(_PREFIX).rpartition("/")
+        costs.setdefault(name, {})[count] = sum(run.series(key)[1])
     return costs
 
 
