@@ -1,0 +1,85 @@
+"""An engine without a model: deterministic answers, to test what stands around an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..rng import derive_seed
+from ..types import Completion, GenerationRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EOS = 2
+Answer = Callable[[GenerationRequest, int], Sequence[int]]
+"""(request, policy version) -> response tokens, EOS included where the answer ends by itself."""
+
+
+class FakeEngine:
+    """Implements `RolloutEngine`. An answer depends on seed, sample id, prompt and policy version alone.
+
+    Answers come back in reverse order, since a caller may count on none. `calls` keeps what was asked for.
+    """
+
+    def __init__(
+        self, *, seed: int = 0, vocabulary: Sequence[int] = range(4, 14), answer: Answer | None = None
+    ) -> None:
+        self._seed = seed
+        self._vocabulary = tuple(vocabulary)
+        self._answer = answer
+        self._version = 0
+        self.calls: list[tuple[GenerationRequest, ...]] = []
+        self.closed = False
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
+        """One to `max_new_tokens` tokens each; log-prob of every token is minus its id / 100."""
+        self.calls.append(tuple(requests))
+        for request in reversed(requests):
+            tokens = tuple(self._tokens(request, sampling.max_new_tokens))
+            yield Completion(
+                sample_id=request.sample_id,
+                token_ids=tokens,
+                logprobs=tuple(-token / 100 for token in tokens),
+                finish_reason="stop" if tokens[-1] == EOS else "length",
+                policy_version=self._version,
+                support_ids=[[token, EOS] for token in tokens] if sampling.top_k else None,
+            )
+
+    def _tokens(self, request: GenerationRequest, limit: int) -> Sequence[int]:
+        if self._answer is not None:
+            return self._answer(request, self._version)[:limit]
+        noise = derive_seed(self._seed, "fake-engine", request.sample_id, *request.prompt_ids, self._version)
+        length = noise % limit
+        tokens = [self._vocabulary[(noise >> shift) % len(self._vocabulary)] for shift in range(length)]
+        return [*tokens, EOS]
+
+    def weights_updated(self, version: int) -> None:
+        self._version = version
+
+    def receiver(self) -> FakeReceiver:
+        return FakeReceiver(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeReceiver:
+    """Implements `WeightReceiver`: takes any weights and keeps the names that came."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self.names: list[str] = []
+
+    def begin(self, version: int) -> None:
+        self.names = []
+
+    def stage(self, version: int, chunk: Mapping[str, Tensor]) -> None:
+        self.names.extend(chunk)
+
+    def commit(self, version: int, checksum: str | None = None) -> None:
+        self._engine.weights_updated(version)

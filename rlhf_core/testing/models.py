@@ -1,0 +1,35 @@
+"""A causal LM and a tokenizer made in milliseconds, without a hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..builtin_models import build_character_tokenizer, build_llama
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CHARACTERS = "0123456789>,"
+"""What `sort-digits` writes; ids 4 and up, after pad, bos, eos and unk."""
+
+
+def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerBase:
+    """One token a character; pad 0, bos 1, eos 2, unk 3."""
+    return build_character_tokenizer(characters)
+
+
+def tiny_model(
+    *, seed: int = 0, hidden_size: int = 16, num_layers: int = 2, characters: str = CHARACTERS
+) -> PreTrainedModel:
+    """A Llama of some thousand parameters in float32, the same for the same seed; it knows 512 positions."""
+    tokenizer = tiny_tokenizer(characters)
+    return build_llama(tokenizer, hidden_size=hidden_size, num_layers=num_layers, num_heads=2, seed=seed)
+
+
+def save_tiny_model(folder: Path, *, seed: int = 0, with_tokenizer: bool = True) -> Path:
+    """Write a model folder for `model.path`; returns it."""
+    tiny_model(seed=seed).save_pretrained(folder)
+    if with_tokenizer:
+        tiny_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,280 @@
+"""Leases, admission, refills and the ledger, under every schedule hypothesis can think of."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_core.coordinator import RolloutCoordinator
+from rlhf_core.errors import RlhfError
+from rlhf_core.group_trees import coordinator_from_tree, coordinator_to_tree
+from rlhf_core.testing.samples import make_group
+from rlhf_core.types import RolloutGroup
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def empty(position):
+    return RolloutGroup(position=position, rollouts=(), items=())
+
+
+def coordinator(episodes=4, prompts=3, **options):
+    clock = options.pop("clock", Clock())
+    return RolloutCoordinator(num_episodes=episodes, prompts_per_episode=prompts, clock=clock, **options)
+
+
+def positions(leases):
+    return [lease.position for lease in leases]
+
+
+def finish(owner, episode):
+    for lease in owner.lease("m", 1 << 20):
+        owner.submit(empty(lease.position))
+    taken = owner.take(episode)
+    owner.publish(episode + 1)
+    return [group.position for group in taken]
+
+
+class TestLeases:
+    def test_positions_are_leased_once_lowest_first(self):
+        owner = coordinator()
+        assert positions(owner.lease("a", 2)) == [0, 1]
+        assert positions(owner.lease("b", 5)) == [2]
+        assert owner.lease("c", 1) == []
+
+    def test_an_expired_lease_is_given_again_with_its_attempt_counted(self):
+        clock = Clock()
+        owner = coordinator(clock=clock, lease_seconds=10)
+        assert [lease.attempt for lease in owner.lease("a", 3)] == [1, 1, 1]
+        clock.now = 9.9
+        assert owner.lease("b", 3) == []
+        clock.now = 10
+        again = owner.lease("b", 2)
+        assert [(lease.position, lease.attempt) for lease in again] == [(0, 2), (1, 2)]
+
+    def test_release_ends_only_the_leases_of_the_maker_that_is_gone(self):
+        owner = coordinator()
+        owner.lease("a", 1), owner.lease("b", 2)
+        assert owner.release("b") == 2
+        assert owner.release("b") == 0
+        assert positions(owner.lease("c", 9)) == [1, 2]
+
+    def test_a_late_group_of_an_expired_lease_counts_and_the_second_is_refused(self):
+        clock = Clock()
+        owner = coordinator(prompts=1, clock=clock, lease_seconds=1)
+        owner.lease("slow", 1)
+        clock.now = 2
+        assert positions(owner.lease("fast", 1)) == [0]
+        assert owner.submit(empty(0)) is True
+        assert owner.submit(empty(0)) is False
+        assert len(owner.take(0)) == 1
+        assert owner.submit(empty(0)) is False
+
+    def test_a_position_nobody_asked_for_is_refused(self):
+        owner = coordinator()
+        owner.lease("a", 1)
+        assert owner.submit(empty(77)) is False
+
+
+class TestAdmission:
+    @pytest.mark.parametrize("max_staleness", [0, 1, 3])
+    def test_prompts_start_when_their_episode_is_near_enough(self, max_staleness):
+        owner = coordinator(episodes=9, prompts=2, max_staleness=max_staleness)
+        assert positions(owner.lease("a", 99)) == list(range(2 * (max_staleness + 1)))
+        owner.publish(2)
+        assert positions(owner.lease("a", 99)) == list(range(2 * (max_staleness + 1), 2 * (max_staleness + 3)))
+
+    def test_nothing_starts_after_the_last_episode(self):
+        owner = coordinator(episodes=2, prompts=2, max_staleness=5)
+        assert positions(owner.lease("a", 99)) == [0, 1, 2, 3]
+        assert not owner.finished
+
+    def test_versions_never_go_back(self):
+        owner = coordinator()
+        owner.publish(3)
+        owner.publish(3)
+        with pytest.raises(RlhfError, match="version 2 follows 3"):
+            owner.publish(2)
+
+    def test_episodes_are_exactly_the_blocks_of_the_stream(self):
+        owner = coordinator(episodes=3, prompts=3)
+        assert [finish(owner, e) for e in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+        assert owner.finished
+
+    def test_episodes_are_taken_once_and_in_order(self):
+        owner = coordinator(prompts=1, max_staleness=2)
+        for lease in owner.lease("a", 3):
+            owner.submit(empty(lease.position))
+        with pytest.raises(RlhfError, match="episode 1 cannot be taken"):
+            owner.take(1)
+        owner.take(0)
+        with pytest.raises(RlhfError, match="episode 0 cannot be taken"):
+            owner.take(0)
+
+    def test_progress_says_what_is_missing(self):
+        owner = coordinator(prompts=2)
+        owner.lease("maker-7", 2)
+        owner.submit(empty(0))
+        assert owner.progress(0) == "1 of 2 groups are in; in the making: 1 at maker-7"
+        assert "not open" in owner.progress(1)
+
+
+class TestDynamicSampling:
+    def test_refused_groups_are_replaced_only_when_the_whole_wave_is_in(self):
+        owner = coordinator(prompts=3)
+        owner.lease("a", 3)
+        owner.submit(empty(0), keep=False)
+        assert owner.lease("a", 9) == []
+        owner.submit(empty(2))
+        owner.submit(empty(1), keep=False)
+        assert positions(owner.lease("a", 9)) == [3, 4]
+        owner.submit(empty(4))
+        owner.submit(empty(3))
+        assert [group.position for group in owner.take(0)] == [2, 3, 4]
+        owner.publish(1)
+        assert positions(owner.lease("a", 9)) == [5, 6, 7]
+
+    @given(order=st.permutations(range(4)), refused=st.sets(st.integers(0, 3)))
+    def test_what_is_drawn_does_not_depend_on_who_was_first(self, order, refused):
+        owner = coordinator(prompts=4)
+        owner.lease("a", 4)
+        for position in order:
+            owner.submit(empty(position), keep=position not in refused)
+        assert positions(owner.lease("a", 9)) == list(range(4, 4 + len(refused)))
+
+    def test_refills_are_bounded_and_say_why(self):
+        owner = coordinator(prompts=2, max_refill_factor=3)
+        with pytest.raises(RlhfError, match="8 prompts that were all refused"):
+            for _ in range(20):
+                for lease in owner.lease("a", 9):
+                    owner.submit(empty(lease.position), keep=False)
+
+
+class TestState:
+    def test_finished_groups_survive_and_prompts_in_flight_are_made_again(self):
+        owner = coordinator(prompts=2, max_staleness=1)
+        owner.lease("a", 4)
+        owner.submit(make_group(0, 2))
+        owner.submit(make_group(3, 2), keep=False)
+        tree = coordinator_to_tree(owner.state_dict())
+        again = coordinator(prompts=2, max_staleness=1)
+        again.load_state_dict(coordinator_from_tree(tree))
+        assert again.version == owner.version
+        assert positions(again.lease("b", 9)) == [1, 2]
+        assert again.submit(make_group(0, 2)) is False
+        again.submit(make_group(1, 2))
+        kept = again.take(0)
+        assert [group.position for group in kept] == [0, 1]
+        assert [item.sample_id for group in kept for item in group.items] == [0, 1, 2, 3]
+        again.submit(make_group(2, 2))
+        assert positions(again.lease("b", 9)) == [4]
+
+    def test_a_state_is_a_snapshot(self):
+        owner = coordinator(prompts=2)
+        owner.lease("a", 2)
+        state = owner.state_dict()
+        owner.submit(make_group(0))
+        assert state["open"]["0"]["outstanding"] == [0, 1]
+        assert state["open"]["0"]["accepted"] == []
+
+
+MAKERS = ("a", "b", "c")
+EVENT = st.one_of(
+    st.tuples(st.just("lease"), st.sampled_from(MAKERS), st.integers(1, 4)),
+    st.tuples(st.just("submit"), st.sampled_from(MAKERS), st.integers(0, 7)),
+    st.tuples(st.just("refuse"), st.sampled_from(MAKERS), st.integers(0, 7)),
+    st.tuples(st.just("twice"), st.sampled_from(MAKERS), st.integers(0, 7)),
+    st.tuples(st.just("die"), st.sampled_from(MAKERS), st.just(0)),
+    st.tuples(st.just("wait"), st.sampled_from(MAKERS), st.integers(1, 15)),
+    st.tuples(st.just("train"), st.just("-"), st.just(0)),
+    st.tuples(st.just("resume"), st.just("-"), st.just(0)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(events=st.lists(EVENT, max_size=60), max_staleness=st.integers(0, 2), prompts=st.integers(1, 3))
+def test_every_sample_enters_exactly_one_episode(events, max_staleness, prompts):
+    """Makers die, come late, answer twice and refuse; the trainer is resumed: nothing is lost or doubled."""
+    world = World(max_staleness, prompts)
+    for event in events:
+        world.act(*event)
+    world.run_to_the_end()
+    world.check()
+
+
+class World:
+    episodes = 5
+
+    def __init__(self, max_staleness, prompts):
+        self.max_staleness = max_staleness
+        self.prompts = prompts
+        self.clock = Clock()
+        self.owner = self.new()
+        self.holding = {maker: [] for maker in MAKERS}
+        self.refused = set()
+        self.trained = []
+
+    def new(self):
+        return coordinator(
+            self.episodes,
+            self.prompts,
+            max_staleness=self.max_staleness,
+            lease_seconds=20,
+            clock=self.clock,
+            max_refill_factor=1000,
+        )
+
+    def act(self, kind, maker, number):
+        if kind == "lease":
+            for lease in self.owner.lease(maker, number):
+                assert lease.episode <= self.owner.version + self.max_staleness
+                self.holding[maker].append(lease.position)
+        elif kind in ("submit", "refuse", "twice") and self.holding[maker]:
+            position = self.holding[maker].pop(number % len(self.holding[maker]))
+            self.submit(position, keep=kind != "refuse")
+            if kind == "twice":
+                self.submit(position, keep=True)
+        elif kind == "die":
+            self.owner.release(maker)
+            self.holding[maker].clear()
+        elif kind == "wait":
+            self.clock.now += number
+        elif kind == "train":
+            self.train()
+        elif kind == "resume":
+            state = coordinator_to_tree(self.owner.state_dict())
+            self.owner = self.new()
+            self.owner.load_state_dict(coordinator_from_tree(state))
+
+    def submit(self, position, *, keep):
+        if self.owner.submit(make_group(position), keep=keep) and not keep:
+            self.refused.add(position)
+
+    def train(self):
+        episode = len(self.trained)
+        if episode < self.episodes and self.owner.ready(episode):
+            self.trained.append([group.position for group in self.owner.take(episode)])
+            self.owner.publish(episode + 1)
+
+    def run_to_the_end(self):
+        for _ in range(200):
+            if self.owner.finished:
+                return
+            self.clock.now += 25
+            for lease in self.owner.lease("a", 100):
+                self.submit(lease.position, keep=True)
+            self.train()
+        raise AssertionError(f"stuck: {self.owner.progress(len(self.trained))}")
+
+    def check(self):
+        everything = [position for episode in self.trained for position in episode]
+        assert all(len(episode) == self.prompts for episode in self.trained)
+        assert all(episode == sorted(episode) for episode in self.trained)
+        assert len(everything) == len(set(everything))
+        assert not self.refused & set(everything)
+        assert set(everything) | self.refused == set(range(len(everything) + len(self.refused)))
