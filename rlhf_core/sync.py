@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _BLOCK = 4096
-"""Words summed together in a checksum: it notices a change anywhere and a move across blocks."""
+"""Words summed together in a checksum: it notices a change anywhere and any two words that changed places."""
 
 
 class Checksum:
-    """Checksum of named tensors at memory speed: block sums of their bits, hashed in name order.
+    """Checksum of named tensors at memory speed: row and column sums of their bits, hashed in name order.
 
     Independent of how the tensors were cut into chunks and in which order the chunks came.
     """
@@ -50,7 +50,9 @@ def _tensor_digest(tensor: Tensor) -> bytes:
     words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
     whole = words.numel() // _BLOCK * _BLOCK
     digest = hashlib.blake2b(str((tuple(tensor.shape), str(tensor.dtype))).encode(), digest_size=16)
-    digest.update(words[:whole].view(-1, _BLOCK).sum(dim=1, dtype=torch.int64).cpu().numpy().tobytes())
+    blocks = words[:whole].view(-1, _BLOCK)
+    for dim in (0, 1):  # of two words that change places, one at least changes its row or its column
+        digest.update(blocks.sum(dim=dim, dtype=torch.int64).cpu().numpy().tobytes())
     digest.update(words[whole:].cpu().numpy().tobytes())
     return digest.digest()
 

@@ -1,0 +1,214 @@
+"""Weights arrive whole or not at all."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from rlhf_core.config import LoraConfig
+from rlhf_core.errors import SyncError
+from rlhf_core.models import add_lora, is_adapter_weight
+from rlhf_core.sync import Checksum, CopiedWeights, ModuleReceiver, SharedWeights, named_weights, with_checksum
+from rlhf_core.testing.engine import FakeEngine
+from rlhf_core.testing.models import tiny_model
+from rlhf_core.weight_files import state_dict_shards_of
+
+
+class Tied(nn.Module):
+    """Two names for one tensor, a buffer, and one that is not saved."""
+
+    def __init__(self, value=0.0):
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        with torch.no_grad():
+            for tensor in self.state_dict().values():
+                tensor.fill_(value)
+
+
+def weights(module):
+    return {name: tensor.detach().clone() for name, tensor in named_weights(module).items()}
+
+
+def checksum_of(tensors):
+    total = Checksum()
+    total.add(tensors)
+    return total.hexdigest()
+
+
+@pytest.fixture
+def receiving():
+    module = Tied(1.0)
+    committed = []
+    return module, ModuleReceiver(module, on_commit=committed.append), committed
+
+
+def send(receiver, version, tensors, checksum=None):
+    receiver.begin(version)
+    for name, tensor in tensors.items():
+        receiver.stage(version, {name: tensor})
+    receiver.commit(version, checksum)
+
+
+def test_a_version_replaces_every_weight_in_place(receiving):
+    module, receiver, committed = receiving
+    address = module.embed.weight.data_ptr()
+    new = weights(Tied(2.0))
+    send(receiver, 7, new, checksum_of(new))
+    assert all(torch.equal(tensor, torch.full_like(tensor, 2)) for tensor in module.state_dict().values())
+    assert module.head.weight is module.embed.weight
+    assert module.embed.weight.data_ptr() == address
+    assert committed == [7]
+
+
+def test_tied_tensors_have_one_name():
+    assert "embed.weight" in named_weights(Tied())
+    assert "head.weight" not in named_weights(Tied())
+    assert "scratch" not in named_weights(Tied())
+
+
+def broken(what):
+    tensors = weights(Tied(2.0))
+    if what == "missing":
+        del tensors["norm.bias"]
+    elif what == "unexpected":
+        tensors["extra"] = torch.zeros(1)
+    elif what == "wrong shape":
+        tensors["norm.bias"] = torch.zeros(1)
+    elif what == "checksum":
+        tensors["norm.bias"] = tensors["norm.bias"].clone()
+        tensors["norm.bias"][1] = 2.0000002
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("missing", "missing norm.bias"),
+        ("unexpected", "unexpected extra"),
+        ("wrong shape", r"norm.bias: \(1,\) for \(3,\)"),
+        ("checksum", "checksum of version 3 differs"),
+    ],
+)
+def test_a_bad_version_leaves_the_old_weights(receiving, what, message):
+    module, receiver, committed = receiving
+    before = weights(module)
+    with pytest.raises(SyncError, match=message):
+        send(receiver, 3, broken(what), checksum_of(weights(Tied(2.0))))
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(module).items())
+    assert committed == []
+    with pytest.raises(SyncError, match="version 3 was committed but None is open"):
+        receiver.commit(3)
+    send(receiver, 4, weights(Tied(4.0)))
+    assert committed == [4]
+
+
+def test_a_shape_that_would_broadcast_is_refused(receiving):
+    module, receiver, _ = receiving
+    tensors = weights(Tied(2.0))
+    tensors["embed.weight"] = torch.zeros(1, 3)
+    with pytest.raises(SyncError, match="wrong shape"):
+        send(receiver, 1, tensors)
+    assert torch.equal(module.embed.weight.detach(), torch.ones(5, 3))
+
+
+def test_chunks_of_a_version_that_is_not_open_are_refused(receiving):
+    _, receiver, _ = receiving
+    with pytest.raises(SyncError, match="while None is open"):
+        receiver.stage(1, {})
+    receiver.begin(2)
+    with pytest.raises(SyncError, match="a chunk of version 1 arrived while 2 is open"):
+        receiver.stage(1, {})
+
+
+def test_a_half_sent_version_is_dropped_when_the_next_begins(receiving):
+    _, receiver, committed = receiving
+    receiver.begin(1)
+    receiver.stage(1, {"left over": torch.zeros(1)})
+    send(receiver, 2, weights(Tied(2.0)))
+    assert committed == [2]
+
+
+def test_weights_of_another_dtype_are_converted():
+    module = Tied(1.0).to(torch.bfloat16)
+    receiver = ModuleReceiver(module, on_commit=lambda version: None)
+    send(receiver, 1, {name: tensor.float() for name, tensor in weights(Tied(1.5)).items()})
+    assert module.embed.weight.dtype == torch.bfloat16
+    assert torch.equal(module.embed.weight.detach().float(), torch.full((5, 3), 1.5))
+
+
+def test_an_adapter_replaces_the_adapter_and_nothing_accumulates():
+    source, target = (add_lora(tiny_model(seed=0), LoraConfig(r=2), seed) for seed in (1, 2))
+    base = {name: tensor for name, tensor in weights(target).items() if not is_adapter_weight(name)}
+    receiver = ModuleReceiver(target, on_commit=lambda version: None, only=is_adapter_weight)
+    for version in (1, 2):
+        receiver.begin(version)
+        for shard in state_dict_shards_of(source, 256, is_adapter_weight):
+            receiver.stage(version, shard)
+        receiver.commit(version)
+    now = weights(target)
+    assert all(torch.equal(now[name], tensor) for name, tensor in base.items())
+    sent = {name: tensor for name, tensor in weights(source).items() if is_adapter_weight(name)}
+    assert sent
+    assert all(torch.equal(now[name], tensor) for name, tensor in sent.items())
+    with pytest.raises(SyncError, match="unexpected"):
+        send(receiver, 3, weights(source))
+
+
+@settings(deadline=None, max_examples=30)
+@given(shard_bytes=st.integers(1, 3000), seed=st.integers(0, 3), data=st.data())
+def test_a_checksum_is_that_of_the_tensors_however_they_were_cut(shard_bytes, seed, data):
+    model = tiny_model(seed=seed, num_layers=1)
+    whole = checksum_of(weights(model))
+    shards = data.draw(st.permutations(list(state_dict_shards_of(model, shard_bytes))))
+    total = Checksum()
+    assert [list(shard) for shard in with_checksum(shards, total)] == [list(shard) for shard in shards]
+    assert total.hexdigest() == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.bool])
+def test_a_checksum_notices_a_change_anywhere(dtype):
+    tensor = (torch.arange(10_000) % 7 % 2).to(dtype)
+    reference = checksum_of({"w": tensor})
+    for place in (0, 4095, 4096, 9_999):
+        changed = tensor.clone()
+        changed[place] = 1 - int(tensor[place])
+        assert checksum_of({"w": changed}) != reference
+    assert checksum_of({"w": tensor.reshape(100, 100)}) != reference
+    assert checksum_of({"v": tensor}) != reference
+    assert checksum_of({"w": tensor.roll(4096)}) != reference
+
+
+def test_a_checksum_notices_tensors_of_one_block_that_changed_places():
+    tensor = torch.arange(4096.0)
+    assert checksum_of({"w": tensor}) != checksum_of({"w": tensor.flip(0)})
+
+
+def test_empty_and_scalar_tensors_have_checksums():
+    assert checksum_of({"a": torch.zeros(0), "b": torch.tensor(1)}) != checksum_of({"a": torch.zeros(0)})
+
+
+def test_shared_weights_only_tell_the_engine():
+    engine = FakeEngine()
+    SharedWeights(engine).publish(5, iter(()))
+    assert engine.policy_version == 5
+
+
+def test_copied_weights_survive_a_sender_that_reuses_its_buffer():
+    two = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 2, bias=False))
+    receiver = ModuleReceiver(two, on_commit=lambda version: None)
+
+    def shards():
+        buffer = torch.empty(2)
+        buffer.fill_(1)
+        yield {"0.weight": buffer.view(1, 2)}
+        buffer.fill_(2)
+        yield {"1.weight": buffer.view(2, 1)}
+
+    CopiedWeights(receiver).publish(1, shards())
+    assert torch.equal(two[0].weight.detach(), torch.ones(1, 2))
+    assert torch.equal(two[1].weight.detach(), torch.full((2, 1), 2.0))
