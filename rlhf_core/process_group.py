@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _ROLL_CALL_SECONDS = 3.0
 """How long the processes that are left wait for one another's sign of life after an error."""
+_LEAVE_SECONDS = 5.0
+"""How long a process that is done waits for the others to be done."""
+_POLL_SECONDS = 0.02
 _LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", "broken pipe", "recv", "socket")
 
 
@@ -86,6 +89,8 @@ class ProcessGroup:
         import torch.distributed as dist
 
         if self._owned and dist.is_initialized():
+            # Nobody closes its connections while another still uses them; one that died is not waited for long.
+            self._absent_after(_LEAVE_SECONDS, "rlhf/leaving")
             dist.destroy_process_group()
         self._owned = False
 
@@ -131,18 +136,21 @@ class ProcessGroup:
 
     def _roll_call(self) -> list[int]:
         """Ranks that give no sign of life through the store within a few seconds."""
+        self._errors_seen += 1
+        return self._absent_after(_ROLL_CALL_SECONDS, f"rlhf/alive/{self._errors_seen}")
+
+    def _absent_after(self, seconds: float, topic: str) -> list[int]:
+        """Leave a mark under `topic` in the store and name the ranks that do not within `seconds`."""
         import torch.distributed as dist
 
-        self._errors_seen += 1
-        prefix = f"rlhf/alive/{self._errors_seen}"
-        absent = set(range(self.world_size))
-        deadline = time.monotonic() + _ROLL_CALL_SECONDS
+        absent = set(range(self.world_size)) - {self.rank}
+        deadline = time.monotonic() + seconds
         try:
             store: Store = dist.distributed_c10d._get_default_store()
-            store.set(f"{prefix}/{self.rank}", "here")
+            store.set(f"{topic}/{self.rank}", "here")
             while absent and time.monotonic() < deadline:
-                absent = {rank for rank in absent if not store.check([f"{prefix}/{rank}"])}
-                time.sleep(0.1 if absent else 0)
+                absent = {rank for rank in absent if not store.check([f"{topic}/{rank}"])}
+                time.sleep(_POLL_SECONDS if absent else 0)
         except (dist.DistError, RuntimeError):
             return [0]  # rank 0 keeps the store where no launcher does: a lost store is a lost rank 0
         return sorted(absent)

@@ -123,6 +123,7 @@ class Strategy(ABC):
         """Clip, step optimizer and scheduler, zero gradients. Returns the global gradient norm before clipping.
 
         A norm that is not finite raises `DivergenceError` on every rank and changes nothing.
+        Under fp16, which searches its loss scale, such a step is skipped and `inf` returned until the scale is 1.
         """
 
     @abstractmethod
