@@ -1,0 +1,1 @@
+"""Neural reward models for the rlhf framework."""

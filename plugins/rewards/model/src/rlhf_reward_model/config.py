@@ -1,0 +1,65 @@
+"""Options of the reward `model`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json")
+
+
+class ModelRewardConfig(BaseModel):
+    """A transformers sequence-classification model and how it is asked."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    path: str = Field(min_length=1, description="Model folder (weights as safetensors, tokenizer beside) or hub name.")
+    label_index: int | None = Field(
+        None, ge=0, description="The label whose logit is the score; needed where the model has more than one."
+    )
+    encoding: Literal["auto", "tokens", "continuation", "conversation"] = Field(
+        "auto",
+        description="What the model reads. tokens: the policy's own token ids. continuation: the prompt, in the reward "
+        "model's chat template for a chat, then the answer, then its end-of-sequence token unless the answer was cut. "
+        "conversation: the chat template over the whole conversation, as most published chat reward models are used. "
+        "auto: tokens where both tokenizers are the same, else conversation for a chat and continuation for a text.",
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="Longest prompt and answer together, in tokens; null takes the model's own limit."
+    )
+    too_long: Literal["error", "cut"] = Field(
+        "error", description="A longer one is an error, or loses its beginning (its end, for models that read [CLS])."
+    )
+    max_batch_tokens: int = Field(
+        16384, ge=1, description="Most tokens, padding included, in one forward pass; one answer always goes through."
+    )
+    batch_invariant: bool = Field(
+        False,
+        description="A forward pass for each answer alone: not a bit of its score depends on what else is scored, "
+        "where otherwise the last digits may. Slower.",
+    )
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto (the policy's), cpu, cuda or cuda:N."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of the weights; auto is float32 on a CPU, bfloat16 on a GPU."
+    )
+    offload: bool = Field(False, description="Keep the weights in host memory while nothing is scored.")
+
+    @field_validator("path")
+    @classmethod
+    def _is_model_folder(cls, path: str) -> str:
+        folder = Path(path).expanduser()
+        if not folder.exists():
+            if path.startswith((".", "/", "~")) or path.count("/") != 1:
+                raise ValueError("there is no such folder; paths start at the current folder")
+            return path  # a hub name
+        if not (folder / "config.json").is_file():
+            raise ValueError("holds no config.json, so it is no transformers model folder")
+        if not any(folder.glob("*.safetensors")):
+            raise ValueError("holds no *.safetensors weights: save the model with save_pretrained(...)")
+        if not any((folder / name).exists() for name in TOKENIZER_FILES):
+            raise ValueError("has no tokenizer: tokenizer.save_pretrained(folder) beside the model")
+        return path

@@ -1,0 +1,98 @@
+"""A reward model and its tokenizer from a folder or the hub, checked before it scores anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from rlhf_core.errors import UserInputError
+from rlhf_core.launch_env import read_launch_env
+from rlhf_core.strategy_parts import resolve_device
+
+WHERE = 'reward "model"'
+
+
+def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+    """Where the model runs and in which type. Raises `UserInputError` where there is no such device."""
+    try:
+        chosen = resolve_device(device, read_launch_env().local_rank)
+    except UserInputError as error:
+        raise UserInputError(error.message, where=f"{WHERE}: device", hint="say device: cpu in its entry") from None
+    if dtype == "auto":
+        return chosen, torch.float32 if chosen.type == "cpu" else torch.bfloat16
+    return chosen, getattr(torch, dtype)
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The reward model's own tokenizer. Raises `UserInputError` where there is none."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(Path(path).expanduser()))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserInputError(
+            f"cannot load the tokenizer of {path!r}: {_first_line(error)}",
+            where=WHERE,
+            hint="tokenizer.save_pretrained(folder) beside the model",
+        ) from None
+    return tokenizer
+
+
+def load_model(path: str, dtype: torch.dtype, label_index: int | None) -> tuple[PreTrainedModel, int]:
+    """The model, in evaluation mode on the CPU, and the label that is the score.
+
+    Raises `UserInputError`: it cannot be loaded, has no trained head, or several labels and none was chosen.
+    """
+    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+    try:
+        with _no_bars():
+            model, info = AutoModelForSequenceClassification.from_pretrained(str(Path(path).expanduser()), **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UserInputError(f"cannot load {path!r}: {_first_line(error)}", where=WHERE) from None
+    if info["missing_keys"]:
+        raise UserInputError(
+            f"{path!r} is no reward model: it lacks the weights {', '.join(sorted(info['missing_keys'])[:4])}, "
+            "which would be random",
+            where=WHERE,
+            hint="train one: rlhf train --algorithm reward-model",
+        )
+    return model.eval().requires_grad_(False), _label(model, path, label_index)
+
+
+def _label(model: PreTrainedModel, path: str, label_index: int | None) -> int:
+    names: dict[Any, Any] = dict(model.config.id2label or {})
+    if label_index is None and len(names) > 1:
+        listed = ", ".join(f"{index}: {name}" for index, name in list(names.items())[:8])
+        raise UserInputError(
+            f"{path!r} has {len(names)} labels ({listed})",
+            where=WHERE,
+            hint="say which one is the score: label_index: 0",
+        )
+    if label_index is not None and label_index >= len(names):
+        raise UserInputError(f"label_index is {label_index}, but {path!r} has {len(names)} labels", where=WHERE)
+    return label_index or 0
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers would draw progress bars over the run's."""
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            transformers_logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

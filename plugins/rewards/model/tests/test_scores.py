@@ -1,0 +1,130 @@
+"""The score is the head's at the last real token, whoever sits beside it in the batch."""
+
+import pytest
+import tiny_reward_models as made
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_core.components import RewardContext
+from rlhf_core.config import RewardPolicy
+from rlhf_core.plugins import load
+from rlhf_core.rewards import RewardScorer, reward_spec
+from rlhf_reward_model.config import ModelRewardConfig
+from rlhf_reward_model.reward import build, length_batches
+
+CPU = RewardContext(device="cpu", seed=0)
+ANSWERS = ["", "1", "23", "1,2,3", "999999999", "3,2,1,0", "12", "abcdefghijkl"]
+
+
+def reward(path, context=CPU, **options):
+    return build(ModelRewardConfig(path=path, **options), context)
+
+
+def alone(model, ids):
+    """What transformers says of a sequence without padding."""
+    model.config.pad_token_id = None  # else it takes the last token that is not the pad token, which EOS may be
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids])).logits[0].tolist()
+
+
+@pytest.fixture
+def rollouts(rollout):
+    return [rollout(i, text, finish_reason="length" if i % 3 == 2 else "stop") for i, text in enumerate(ANSWERS)]
+
+
+def ids_of(rollout):
+    return [*rollout.prompt_ids, *rollout.completion_ids]
+
+
+@pytest.mark.parametrize("pad_is_eos", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_scores_are_those_of_each_sequence_alone_at_its_last_token(save, rollouts, kind, pad_is_eos):
+    tokenizer = made.make_tokenizer()
+    if pad_is_eos:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = made.make_model(kind, tokenizer).eval()
+    scores = reward(save(model, tokenizer), encoding="tokens", max_batch_tokens=40)(rollouts)
+    expected = [alone(model, ids_of(each))[0] for each in rollouts]
+    assert scores == pytest.approx(expected, abs=1e-5)
+    assert len(set(scores)) == len(scores)
+
+
+@pytest.mark.parametrize("max_batch_tokens", [1, 30, 10_000])
+def test_a_score_does_not_depend_on_order_batch_or_budget(save, rollouts, max_batch_tokens):
+    tokenizer = made.make_tokenizer()
+    path = save(made.make_model("llama", tokenizer), tokenizer)
+    whole = reward(path, encoding="tokens")(rollouts)
+    scorer = reward(path, encoding="tokens", max_batch_tokens=max_batch_tokens)
+    assert scorer(rollouts) == scorer(rollouts)
+    assert scorer(rollouts[::-1])[::-1] == pytest.approx(whole, abs=1e-5)
+    assert [scorer([each])[0] for each in rollouts] == pytest.approx(whole, abs=1e-5)
+
+
+def test_batch_invariant_scores_agree_to_the_last_bit(save, rollouts):
+    tokenizer = made.make_tokenizer()
+    scorer = reward(save(made.make_model("llama", tokenizer), tokenizer), encoding="tokens", batch_invariant=True)
+    whole = scorer(rollouts)
+    assert scorer(rollouts[::-1])[::-1] == whole
+    assert [scorer([each])[0] for each in rollouts] == whole
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=40), max_tokens=st.integers(0, 200))
+def test_batches_hold_each_sample_once_within_the_budget(lengths, max_tokens):
+    batches = length_batches(lengths, max_tokens)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= max_tokens
+    flat = [lengths[index] for batch in batches for index in batch]
+    assert flat == sorted(lengths, reverse=True)
+
+
+def test_the_label_is_chosen_and_weights_may_be_half(save, rollouts):
+    tokenizer = made.make_tokenizer()
+    model = made.make_model("bert", tokenizer, labels=3).eval()
+    path = save(model, tokenizer)
+    scores = reward(path, encoding="tokens", label_index=2)(rollouts)
+    assert scores == pytest.approx([alone(model, ids_of(each))[2] for each in rollouts], abs=1e-5)
+    half = reward(path, encoding="tokens", label_index=2, dtype="bfloat16")(rollouts)
+    assert half == pytest.approx(scores, abs=0.05)
+    assert half != scores
+
+
+def test_nothing_to_score(save):
+    tokenizer = made.make_tokenizer()
+    assert reward(save(made.make_model("llama", tokenizer), tokenizer))([]) == []
+
+
+def test_offloaded_scores_are_the_same(save, rollouts):
+    tokenizer = made.make_tokenizer()
+    path = save(made.make_model("llama", tokenizer), tokenizer)
+    assert reward(path, offload=True)(rollouts) == reward(path)(rollouts)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_offloaded_weights_come_back_to_the_host(save, rollouts):
+    tokenizer = made.make_tokenizer()
+    path = save(made.make_model("llama", tokenizer), tokenizer)
+    before = torch.cuda.memory_allocated()
+    scorer = reward(path, device="cuda", dtype="float32", offload=True)
+    scores = scorer(rollouts)
+    assert torch.cuda.memory_allocated() == before
+    assert scores == pytest.approx(reward(path)(rollouts), abs=1e-4)
+    kept = reward(path, device="cuda", dtype="float32")
+    assert torch.cuda.memory_allocated() > before
+    assert kept(rollouts) == pytest.approx(scores, abs=1e-6)
+
+
+def test_it_runs_by_its_name_in_a_process_of_its_own(save, rollouts):
+    tokenizer = made.make_tokenizer()
+    path = save(made.make_model("llama", tokenizer), tokenizer)
+    selected = load("rewards", "model")
+    config = selected.component.config.model_validate({"path": path})
+    policy = RewardPolicy(isolate=True, timeout_seconds=120)
+    scorer = RewardScorer([reward_spec(selected, config, CPU, policy)])
+    try:
+        scores = [each["model"] for each in scorer.score(rollouts)]
+    finally:
+        scorer.close()
+    assert scores == pytest.approx(reward(path)(rollouts), abs=1e-6)
