@@ -69,6 +69,11 @@ class PolicyEvaluator:
             number=lambda position, _: FIRST_SAMPLE_ID + position,
         )
 
+    @property
+    def num_prompts(self) -> int:
+        """Of this rank."""
+        return len(self._prompts)
+
     def evaluate(self) -> dict[str, float]:
         """The metrics of `evaluation_metrics` over all prompts."""
         gathered = self._strategy.all_gather_objects((len(self._prompts), self.rows(0, len(self._prompts))))

@@ -79,6 +79,7 @@ class HookRelay:
         }
         self._listening: set[str] = set()
         self._failures: list[HookError | RlhfError] = []
+        self._installed: set[str] = set()
 
     @property
     def events(self) -> frozenset[str]:
@@ -121,6 +122,8 @@ class HookRelay:
                 if impl.plugin is adapted:
                     # Final for type checkers, a plain slot in fact: the only place that knows the plugin.
                     setattr(impl, "function", self._guard(impl, caller.name, who))  # noqa: B010
+        if distribution is not None:
+            self._installed.add(unique)
         self._refresh()
         return unique
 
@@ -128,6 +131,25 @@ class HookRelay:
         """Remove a plugin by the name `register` returned."""
         self._manager.unregister(name=name)
         self._refresh()
+
+    def of_this_process(self) -> HookRelay:
+        """A relay of those plugins only that were given as objects, not installed with a distribution.
+
+        A transport whose loop runs elsewhere loads the installed ones there, and replays events for these here.
+        """
+        relay = HookRelay()
+        for name, plugin in self._manager.list_name_plugin():
+            if plugin is not None and name not in self._installed:
+                relay.register(plugin, name=name)
+        return relay
+
+    def replay(self, event: str, arguments: Mapping[str, Any]) -> None:
+        """Fire an event that happened in another process; of an end hook's errors the first is raised."""
+        if event.endswith(_END):
+            self._check(event)
+            self._close(event, arguments, arguments.get("error"))
+        else:
+            self.fire(event, **arguments)
 
     def listens(self, event: str) -> bool:
         """Whether anybody does; to skip work that only a hook would see."""
