@@ -1,0 +1,36 @@
+"""What core relies on, as tests: one class for each kind of plugin, to be subclassed in three lines.
+
+    from rlhf_core.testing.contracts import RewardContract
+
+    class TestBrevity(RewardContract):
+        plugin = "brevity"
+        options = {"target_tokens": 8}
+
+Everything goes through the door that a run uses: the entry point's name, the component, its options, `build`. Run
+with pytest; `--rlhf-device cuda` puts models on a GPU. Importing this needs pytest and nothing heavier.
+"""
+
+from __future__ import annotations
+
+from .algorithm import AlgorithmContract
+from .base import ComponentContract, contracts_for
+from .dataset_algorithm import DatasetAlgorithmContract
+from .engine import EngineContract
+from .hooks import HooksContract
+from .prompts import PromptsContract
+from .reward import RewardContract
+from .strategy import StrategyContract
+from .transport import TransportContract
+
+__all__ = [
+    "AlgorithmContract",
+    "ComponentContract",
+    "DatasetAlgorithmContract",
+    "EngineContract",
+    "HooksContract",
+    "PromptsContract",
+    "RewardContract",
+    "StrategyContract",
+    "TransportContract",
+    "contracts_for",
+]

@@ -1,0 +1,243 @@
+"""The contract of an algorithm that learns from rollouts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from ...algorithm import EpisodeOutput, RolloutAlgorithm
+from ...components import AlgorithmContext
+from ...plugins import Selected, resolve_build
+from ...types import BufferItem, Experience, RolloutGroup, SamplingParams
+from ..samples import make_group
+from .base import ComponentContract
+from .losses import Objective, check_masked, check_output, check_split, check_state, check_terms, trained_models
+from .tiny import EOS_ID, NUM_SPECIAL, contract_policy, contract_tokenizer, perturb
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NUM_PROMPTS = 3
+
+
+@dataclass
+class RolloutBench:
+    """An algorithm, its models, and an episode in which half of each prompt's answers are good."""
+
+    make: Callable[[], RolloutAlgorithm]
+    algorithm: RolloutAlgorithm
+    models: dict[str, nn.Module]
+    episode: Experience
+    device: str
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.algorithm, self.models, self.device)
+
+    def output(self) -> EpisodeOutput:
+        return self.algorithm.advantages(self.episode)
+
+    def items(self) -> list[BufferItem]:
+        """The episode, ready for updates."""
+        from ...batching import split
+
+        return split(self.output().experience)
+
+    def log_probs(self) -> Tensor:
+        """[B] of each whole answer, under the policy as it is now."""
+        import torch
+
+        from ...batching import to_device
+        from ...functional.forward import policy_forward
+
+        with torch.no_grad():
+            batch = to_device(self.episode, torch.device(self.device))
+            return policy_forward(self.models["policy"], batch, 1.0).log_probs.sum(-1).cpu()
+
+
+class AlgorithmContract(ComponentContract):
+    """An episode made by hand: three prompts, the same number of answers each, scores of 0 and 1."""
+
+    kind = "algorithms"
+    samples_per_prompt: ClassVar[int] = 4
+    learns_from_scores: ClassVar[bool] = True
+    """Whether training on an episode must make its better answers likelier."""
+    learning_rate: ClassVar[float] = 1e-3
+    tolerance: ClassVar[float] = 1e-4
+    """Of gradients, relative to the largest."""
+
+    @pytest.fixture
+    @classmethod
+    def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> RolloutBench:
+        tokenizer = contract_tokenizer()
+        context = AlgorithmContext(
+            sampling=SamplingParams(max_new_tokens=8), samples_per_prompt=cls.samples_per_prompt, tokenizer=tokenizer
+        )
+        build = resolve_build(selected)
+
+        def make() -> RolloutAlgorithm:
+            algorithm = build(config, context)
+            assert isinstance(algorithm, RolloutAlgorithm), (
+                f"{selected.label}: build returns a {type(algorithm).__name__}, not a RolloutAlgorithm "
+                '(one that learns from a dataset says feeds="dataset" and has the DatasetAlgorithmContract)'
+            )
+            return algorithm
+
+        algorithm = make()
+        models = trained_models(algorithm, contract_policy(), rlhf_device)
+        episode = _episode(algorithm, models, cls.samples_per_prompt, rlhf_device)
+        return RolloutBench(make, algorithm, models, episode, rlhf_device)
+
+    def test_it_learns_from_rollouts(self, selected: Selected) -> None:
+        assert selected.component.feeds == "rollouts", f'{selected.label}: say feeds="rollouts" (the default)'
+
+    def test_terms_train_its_roles(self, bench: RolloutBench) -> None:
+        check_terms(bench.algorithm)
+
+    def test_advantages_are_numbers_for_every_action(self, bench: RolloutBench) -> None:
+        import torch
+
+        output = bench.output()
+        made, mask = output.experience, bench.episode.action_mask
+        assert made.advantages is not None, "advantages() must set the episode's advantages"
+        assert made.advantages.shape == mask.shape, f"advantages {tuple(made.advantages.shape)}: [B, A] of the episode"
+        assert made.advantages.dtype == torch.float32, f"advantages are {made.advantages.dtype}, not float32"
+        assert bool(torch.isfinite(made.advantages).all()), "advantages are not all finite"
+        assert made.advantages[mask].abs().max() > 0, "with scores of 0 and 1 every advantage is 0"
+        if "critic" in bench.algorithm.roles:
+            assert made.returns is not None and made.returns.shape == mask.shape, "a critic learns from `returns`"
+        bad = {name: value for name, value in output.metrics.items() if not math.isfinite(value)}
+        assert not bad, f"metrics of the episode are not finite: {bad}"
+
+    def test_advantages_are_pure(self, bench: RolloutBench) -> None:
+        """Every rank computes them for itself and must come to the same."""
+        before = copy.deepcopy(bench.episode)
+        first, second = bench.output(), bench.output()
+        _equal(before, bench.episode, "advantages() changes the episode it is given: return a new one")
+        _equal(first.experience, second.experience, "advantages() of one episode differ when computed twice")
+        assert first.metrics == second.metrics, "metrics of one episode differ when computed twice"
+
+    def test_scores_that_are_all_the_same(self, bench: RolloutBench) -> None:
+        """The start and the end of many runs: every answer fails, or none does."""
+        import torch
+
+        flat = replace(bench.episode, scores=torch.zeros(len(bench.episode)))
+        advantages = bench.algorithm.advantages(flat).experience.advantages
+        assert advantages is not None and bool(torch.isfinite(advantages).all())
+
+    def test_loss_is_sums_and_counts(self, bench: RolloutBench) -> None:
+        check_output(bench.algorithm, bench.objective, bench.items())
+
+    def test_log_probs_of_the_loss(self, bench: RolloutBench) -> None:
+        """They give `rollout/logprob_gap_max`; before the first step they are the sampled ones."""
+        items = bench.items()
+        found = bench.objective.output(items).log_probs
+        if found is None:
+            return
+        batch = bench.algorithm.collate(items)
+        assert found.shape == batch.action_mask.shape and not found.requires_grad, "log_probs are [B, A], detached"
+        gap = (found.cpu() - batch.action_log_probs)[batch.action_mask].abs().max()
+        assert gap < 1e-3, f"log_probs of an unchanged policy are {float(gap):.3g} nats off the sampled ones"
+
+    def test_micro_batches_do_not_change_the_gradient(self, bench: RolloutBench) -> None:
+        check_split(bench.objective, bench.items(), tolerance=self.tolerance)
+
+    def test_a_masked_item_adds_nothing(self, bench: RolloutBench) -> None:
+        """A rank with less work than the others runs one, to keep in step."""
+        check_masked(bench.algorithm, bench.objective, bench.items(), self.tolerance)
+
+    def test_better_answers_become_likelier(self, bench: RolloutBench) -> None:
+        if not self.learns_from_scores:
+            return
+        scores = bench.episode.scores
+        assert scores is not None
+        before, items = bench.log_probs(), bench.items()
+        bench.objective.descend(items, steps=8, lr=self.learning_rate)
+        change = bench.log_probs() - before
+        gained = float(change[scores > 0.5].mean() - change[scores < 0.5].mean())
+        assert gained > 0, f"after 8 steps good answers are {gained:.3g} nats likelier against bad ones: the sign?"
+
+    def test_groups_are_kept_or_refused(self, bench: RolloutBench) -> None:
+        for scores in ((1.0, 0.0), (1.0, 1.0)):
+            kept = bench.algorithm.keep(_group(scores))
+            assert isinstance(kept, bool), f"keep(group) returns {kept!r}, not True or False"
+
+    def test_state_survives_a_checkpoint(self, bench: RolloutBench) -> None:
+        bench.output()
+        bench.algorithm.end_episode()
+        check_state(bench.make, bench.algorithm)
+
+
+def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prompt: int, device: str) -> Experience:
+    """Random answers with the log-probs, values and reference log-probs they would have in a run."""
+    import torch
+
+    from ...batching import collate, to_device
+    from ...functional.forward import policy_forward, value_forward
+
+    batch = to_device(collate(_random_items(per_prompt)), torch.device(device))
+    with torch.no_grad():
+        filled: dict[str, Any] = {"action_log_probs": policy_forward(models["policy"], batch, 1.0).log_probs}
+        if algorithm.needs_trainer_log_probs:
+            filled["trainer_log_probs"] = filled["action_log_probs"]
+        if "reference" in algorithm.roles:
+            reference = copy.deepcopy(models["policy"])
+            perturb(reference, seed=4, scale=0.01)
+            filled["reference_log_probs"] = policy_forward(reference, batch, 1.0).log_probs
+        if "critic" in algorithm.roles:
+            filled["values"] = value_forward(models["critic"], batch)
+    on_cpu = to_device(replace(batch, **filled), torch.device("cpu"))
+    return replace(on_cpu, scores=on_cpu.rewards["it"].clone())
+
+
+def _random_items(per_prompt: int) -> list[BufferItem]:
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    items = []
+    for sample_id in range(NUM_PROMPTS * per_prompt):
+        group, k = divmod(sample_id, per_prompt)
+        length = 2 + (sample_id * 3 + k) % 5
+        answer = torch.randint(NUM_SPECIAL, NUM_SPECIAL + 40, (length,), generator=generator)
+        truncated = k == 1
+        if not truncated:
+            answer[-1] = EOS_ID
+        items.append(
+            BufferItem(
+                sample_id=sample_id,
+                group_id=group,
+                policy_version=0,
+                prompt_ids=torch.arange(NUM_SPECIAL + group, NUM_SPECIAL + 2 * group + 3),
+                response_ids=answer,
+                action_mask=torch.ones(length, dtype=torch.bool),
+                action_log_probs=torch.zeros(length),
+                rewards={"it": float(k % 2 == 0)},
+                truncated=truncated,
+            )
+        )
+    return items
+
+
+def _group(scores: Sequence[float]) -> RolloutGroup:
+    group = make_group(0, len(scores))
+    items = tuple(
+        replace(item, rewards={"it": score}, score=score) for item, score in zip(group.items, scores, strict=True)
+    )
+    return replace(group, items=items)
+
+
+def _equal(one: Experience, other: Experience, message: str) -> None:
+    import dataclasses
+
+    import torch
+
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, torch.Tensor):
+            assert isinstance(b, torch.Tensor) and torch.equal(a, b), f"{message} (`{field.name}`)"

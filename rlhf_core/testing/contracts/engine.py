@@ -1,0 +1,238 @@
+"""The contract of a rollout engine: what it samples, what it says of it, and how it takes new weights."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from ...components import EngineContext
+from ...errors import SyncError
+from ...plugins import Selected, resolve_build
+from ...protocols import RolloutEngine
+from ...types import Completion, GenerationRequest, SamplingParams
+from .base import ComponentContract
+from .tiny import EOS_ID, NUM_SPECIAL, as_experience, contract_policy, contract_tokenizer, perturb
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+PLAIN = SamplingParams(max_new_tokens=8)
+WARM = SamplingParams(max_new_tokens=6, temperature=0.7)
+SEED = 11
+
+
+@dataclasses.dataclass
+class Bench:
+    """An engine over the tiny policy, and a copy of the weights it should be using."""
+
+    engine: RolloutEngine
+    module: nn.Module
+    """What the engine was given."""
+    twin: nn.Module
+    """The same weights, never seen by the engine: what its log-probs are compared with."""
+    tokenizer: PreTrainedTokenizerBase
+
+    def answers(self, requests: Sequence[GenerationRequest], sampling: SamplingParams = PLAIN) -> dict[int, Completion]:
+        """Sample id -> completion; each request must have exactly one."""
+        found = list(self.engine.generate(requests, sampling))
+        asked, got = sorted(r.sample_id for r in requests), sorted(c.sample_id for c in found)
+        assert asked == got, f"one completion for each request: asked for samples {asked}, got {got}"
+        return {each.sample_id: each for each in found}
+
+    def gap(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> float:
+        """Largest difference, in nats, of the engine's log-probs to a plain forward pass of the twin."""
+        return self.gap_of(requests, self.answers(requests, sampling), sampling.temperature)
+
+    def gap_of(self, requests: Sequence[GenerationRequest], found: dict[int, Completion], temperature: float) -> float:
+        import torch
+
+        from ...functional.forward import policy_forward
+
+        batch = as_experience([(request.prompt_ids, found[request.sample_id]) for request in requests])
+        with torch.no_grad():
+            expected = policy_forward(self.twin, batch, temperature).log_probs
+        return float((expected - batch.action_log_probs).abs().max())
+
+
+def make_requests(count: int, *, same_prompt: bool = False, first_id: int = 100) -> list[GenerationRequest]:
+    """Prompts of 3 to 9 tokens, known from their number."""
+    numbers = [0 if same_prompt else index for index in range(count)]
+    prompts = [tuple(NUM_SPECIAL + (n * 7 + 5 * i + i * i) % 40 for i in range(3 + n % 7)) for n in numbers]
+    return [GenerationRequest(sample_id=first_id + i, prompt_ids=ids) for i, ids in enumerate(prompts)]
+
+
+class EngineContract(ComponentContract):
+    """An engine over a tiny policy, in float32."""
+
+    kind = "engines"
+    shares_module: ClassVar[bool] = True
+    """Whether it generates from the module it is given; False for an engine that loads weights of its own."""
+    batch_invariant: ClassVar[bool] = True
+    """Whether an answer's tokens are the same alone and in a batch, as `RolloutEngine.generate` promises."""
+    log_prob_tolerance: ClassVar[float] = 1e-4
+    """Largest difference to a plain forward pass, in nats."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def bench(
+        cls, selected: Selected, config: BaseModel, rlhf_device: str, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Bench]:
+        import torch
+
+        tokenizer = contract_tokenizer()
+        policy = contract_policy()
+        folder: Path = tmp_path_factory.mktemp("policy")
+        policy.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        twin = copy.deepcopy(policy).eval()
+        module: nn.Module = policy.to(rlhf_device)  # type: ignore[arg-type]
+        context = EngineContext(
+            model=module, tokenizer=tokenizer, device=torch.device(rlhf_device), seed=SEED, model_path=str(folder)
+        )
+        engine = resolve_build(selected)(config, context)
+        assert isinstance(engine, RolloutEngine), f"{selected.label}: build returns no RolloutEngine: {engine!r}"
+        try:
+            yield Bench(engine, module, twin, tokenizer)
+        finally:
+            engine.close()
+
+    @pytest.mark.parametrize("sampling", [PLAIN, WARM], ids=["plain", "warm"])
+    def test_completions_are_well_formed(self, bench: Bench, sampling: SamplingParams) -> None:
+        for done in bench.answers(make_requests(9), sampling).values():
+            who = f"sample {done.sample_id} ({done.token_ids})"
+            assert 1 <= len(done.token_ids) <= sampling.max_new_tokens, f"{who}: 1 to {sampling.max_new_tokens} tokens"
+            assert len(done.logprobs) == len(done.token_ids), f"{who}: one log-prob a token, got {done.logprobs}"
+            assert all(-1e4 < value <= 1e-6 for value in done.logprobs), f"{who}: no log-probs: {done.logprobs}"
+            assert EOS_ID not in done.token_ids[:-1], f"{who}: nothing may follow the first EOS"
+            ended = done.token_ids[-1] == EOS_ID
+            assert done.finish_reason == ("stop" if ended else "length"), f"{who}: finish_reason {done.finish_reason}"
+            assert ended or len(done.token_ids) == sampling.max_new_tokens, f"{who}: ended early without an EOS"
+            assert done.policy_version == bench.engine.policy_version, f"{who}: version {done.policy_version}"
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_log_probs_are_those_sampled_from(self, bench: Bench, temperature: float) -> None:
+        """At the temperature of sampling; the trainer compares them with its own."""
+        gap = bench.gap(make_requests(9), SamplingParams(max_new_tokens=8, temperature=temperature))
+        assert gap <= self.log_prob_tolerance, f"log-probs are {gap:.3g} nats off a forward pass of the policy"
+
+    def test_truncated_sampling_says_what_it_kept(self, bench: Bench) -> None:
+        sampling = SamplingParams(max_new_tokens=6, top_k=3)
+        requests = make_requests(6)
+        found = bench.answers(requests, sampling)
+        for done in found.values():
+            assert done.support_ids is not None, "with top_k the completion needs support_ids"
+            assert len(done.support_ids) == len(done.token_ids), "one set of kept tokens for each token"
+            for token, kept in zip(done.token_ids, done.support_ids, strict=True):
+                assert token in kept and len(kept) >= 3, f"token {token} was sampled from {list(kept)}"
+        gap = bench.gap_of(requests, found, 1.0)
+        assert gap <= self.log_prob_tolerance, f"log-probs under top_k are {gap:.3g} nats off: renormalise what is kept"
+
+    def test_greedy_takes_the_likeliest(self, bench: Bench) -> None:
+        import torch
+
+        from ...functional.forward import causal_lm_logits
+        from ...functional.logprobs import response_logits
+
+        requests = make_requests(4)
+        found = bench.answers(requests, SamplingParams(max_new_tokens=6, greedy=True))
+        for request in requests:
+            batch = as_experience([(request.prompt_ids, found[request.sample_id])])
+            with torch.no_grad():
+                logits = causal_lm_logits(bench.twin, batch.sequences, batch.attention_mask)
+            logits = response_logits(logits, batch.num_actions)[0]
+            taken = logits.gather(-1, batch.sequences[0, batch.prompt_length :, None])[:, 0]
+            short = float((logits.amax(-1) - taken).max())
+            assert short <= 1e-3, f"sample {request.sample_id}: a token {short:.3g} below the likeliest was taken"
+        assert bench.gap_of(requests, found, 1.0) <= self.log_prob_tolerance, "log-probs of greedy are at temperature 1"
+
+    def test_a_sample_is_the_same_alone_and_again(self, bench: Bench) -> None:
+        requests = make_requests(7)
+        together = bench.answers(requests)
+        again = bench.answers(list(reversed(requests)))
+        if self.batch_invariant:
+            alone = {r.sample_id: bench.answers([r])[r.sample_id] for r in requests}
+            for sample_id, done in together.items():
+                assert alone[sample_id].token_ids == done.token_ids, f"sample {sample_id} differs alone and in a batch"
+                assert again[sample_id].token_ids == done.token_ids, f"sample {sample_id} differs in another order"
+
+    def test_samples_of_one_prompt_differ(self, bench: Bench) -> None:
+        found = bench.answers(make_requests(8, same_prompt=True))
+        assert len({done.token_ids for done in found.values()}) > 1, "eight samples of one prompt are all the same"
+
+    def test_a_stop_text_ends_an_answer_and_stays_in_it(self, bench: Bench) -> None:
+        (request,) = make_requests(1)
+        whole = bench.answers([request], SamplingParams(max_new_tokens=8, greedy=True))[request.sample_id]
+        stop = str(bench.tokenizer.decode([whole.token_ids[1]]))
+        sampling = SamplingParams(max_new_tokens=8, greedy=True, stop=(stop,))
+        done = bench.answers([request], sampling)[request.sample_id]
+        cut = next(i for i, token in enumerate(whole.token_ids) if token == whole.token_ids[1]) + 1
+        assert (done.token_ids, done.finish_reason) == (whole.token_ids[:cut], "stop"), (
+            f"stop text {stop!r} in {whole.token_ids}: got {done.token_ids}, {done.finish_reason}"
+        )
+
+    def test_max_length_counts_the_prompt(self, bench: Bench) -> None:
+        requests = make_requests(5)
+        found = bench.answers(requests, SamplingParams(max_new_tokens=8, max_length=11))
+        for request in requests:
+            total = len(request.prompt_ids) + len(found[request.sample_id].token_ids)
+            assert total <= 11, f"prompt and answer have {total} tokens under max_length=11"
+
+    def test_weights_changed_in_place(self, bench: Bench) -> None:
+        if not self.shares_module:
+            return
+        perturb(bench.module, seed=1)
+        bench.twin.load_state_dict({k: v.cpu() for k, v in bench.module.state_dict().items()})
+        bench.engine.weights_updated(5)
+        assert bench.engine.policy_version == 5, "weights_updated(5) did not make the policy's version 5"
+        self._check_weights(bench, 5)
+
+    def test_weights_that_arrive_in_chunks(self, bench: Bench) -> None:
+        weights = _weights(bench, seed=2)
+        receiver = bench.engine.receiver()
+        receiver.begin(8)
+        for chunk in _halves(weights):
+            receiver.stage(8, chunk)
+        assert bench.engine.policy_version != 8, "a version counts from its commit on"
+        receiver.commit(8)
+        bench.twin.load_state_dict(weights, strict=False)
+        self._check_weights(bench, 8)
+
+    def test_half_a_version_is_refused_whole(self, bench: Bench) -> None:
+        version, before = bench.engine.policy_version, bench.answers(make_requests(4))
+        receiver = bench.engine.receiver()
+        receiver.begin(9)
+        receiver.stage(9, _halves(_weights(bench, seed=3))[0])
+        with pytest.raises(SyncError):
+            receiver.commit(9)
+        assert bench.engine.policy_version == version, "a refused version must leave the engine at its old one"
+        after = bench.answers(make_requests(4))
+        assert {k: v.token_ids for k, v in after.items()} == {k: v.token_ids for k, v in before.items()}
+
+    def _check_weights(self, bench: Bench, version: int) -> None:
+        requests = make_requests(6)
+        found = bench.answers(requests, WARM)
+        assert {done.policy_version for done in found.values()} == {version}
+        gap = bench.gap_of(requests, found, WARM.temperature)
+        assert gap <= self.log_prob_tolerance, f"version {version}: {gap:.3g} nats off: old weights are still in use"
+
+
+def _weights(bench: Bench, *, seed: int) -> dict[str, Any]:
+    """Another policy's weights, by state-dict name, on the CPU."""
+    from ...sync import named_weights
+
+    other = copy.deepcopy(bench.twin)
+    perturb(other, seed=seed)
+    return {name: tensor.detach() for name, tensor in named_weights(other).items()}
+
+
+def _halves(weights: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    names = list(weights)
+    middle = len(names) // 2
+    return {name: weights[name] for name in names[:middle]}, {name: weights[name] for name in names[middle:]}

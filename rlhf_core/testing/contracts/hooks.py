@@ -1,0 +1,42 @@
+"""The contract of a hook plugin: its hooks exist, and a run with them ends as it would without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from ...hooks import HookRelay
+from ...plugins import PluginRef, find, import_target
+from ...training import train
+from ..runs import tiny_run
+
+
+class HooksContract:
+    """Subclass it, name the class `Test…`, and say which hook plugin it is about."""
+
+    plugin: ClassVar[str]
+    """Its entry point's name."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def ref(cls) -> PluginRef:
+        assert getattr(cls, "plugin", None), f'{cls.__name__}: say which plugin is tested: plugin = "its-name"'
+        return find("hooks", cls.plugin)
+
+    def test_its_hooks_exist(self, ref: PluginRef) -> None:
+        """Unknown names and arguments are refused, with a did-you-mean."""
+        relay = HookRelay()
+        name = relay.register(import_target(ref), name=ref.name, distribution=f"{ref.distribution} {ref.version}")
+        assert any(relay.listens(event) for event in relay.events)
+        relay.unregister(name)
+
+    def test_a_run_with_it_is_done(self, ref: PluginRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An installed hook plugin is on in every run; what it raises ends the run and names it."""
+        monkeypatch.chdir(tmp_path)
+        run: dict[str, Any] = tiny_run({"train": {"episodes": 1}})
+        result = train(run, output=tmp_path / "run")
+        assert result is not None and result.summary["status"] == "done"
+        log = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+        assert f"hook plugin {ref.name!r}" not in log, f"the run's log complains of it:\n{log}"

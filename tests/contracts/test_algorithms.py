@@ -1,0 +1,12 @@
+"""Every installed algorithm keeps the contract of what feeds it."""
+
+from __future__ import annotations
+
+from rlhf_core.plugins import discover, load_ref
+from rlhf_core.testing.contracts import AlgorithmContract, DatasetAlgorithmContract, contracts_for
+
+FED_BY = {name: load_ref(ref).component.feeds for name, ref in discover("algorithms").items()}
+OTHERS = {feeds: {name: "fed otherwise" for name, by in FED_BY.items() if by != feeds} for feeds in FED_BY.values()}
+
+globals().update(contracts_for(AlgorithmContract, skip=OTHERS["rollouts"]))
+globals().update(contracts_for(DatasetAlgorithmContract, skip=OTHERS["dataset"]))

@@ -1,0 +1,35 @@
+"""Every installed prompt source keeps the contract."""
+
+from __future__ import annotations
+
+import json
+
+from rlhf_core.testing.contracts import PromptsContract, contracts_for
+
+LINES = [
+    {"prompt": "2 + 2 = ", "answer": "4"},
+    {"prompt": "3 + 3 = ", "answer": "6", "source": "by hand"},
+    {"prompt": "one more: ", "answer": None},
+]
+
+
+class FromFile(PromptsContract):
+    """For sources that read a file of records."""
+
+    @classmethod
+    def make_options(cls, folder):
+        (folder / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+        return {"path": "lines.jsonl"}
+
+
+class TestJsonl(FromFile):
+    plugin = "jsonl"
+
+
+class TestHfDataset(FromFile):
+    plugin = "hf-dataset"
+
+
+READ_FILES = {"jsonl": "above", "hf-dataset": "above"}
+
+globals().update(contracts_for(PromptsContract, options={"sort-digits": {"options": {"size": 50}}}, skip=READ_FILES))

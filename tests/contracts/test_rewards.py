@@ -1,0 +1,17 @@
+"""Every installed reward keeps the contract."""
+
+from __future__ import annotations
+
+from rlhf_core.testing.contracts import RewardContract, contracts_for
+
+globals().update(
+    contracts_for(
+        RewardContract,
+        options={
+            "regex": {"options": {"pattern": r"\d+"}},
+            "format-tags": {"options": {"tags": ["answer"]}},
+            "json-schema": {"options": {"inline_schema": {"type": "object"}}},
+            "code-execution": {"options": {"allow_execution": True}},
+        },
+    )
+)
