@@ -8,9 +8,9 @@ gradient does not depend on how the update was split.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from .types import BufferItem, Experience, Role, RolloutGroup
 
@@ -71,6 +71,9 @@ class Batch(Protocol):
     def __len__(self) -> int: ...
 
 
+ModelKind = Literal["causal-lm", "sequence-classification"]
+"""transformers' AutoModelForCausalLM, or its AutoModelForSequenceClassification with one label: a score."""
+
 ItemT = TypeVar("ItemT", bound=Item)
 BatchT = TypeVar("BatchT", bound=Batch)
 
@@ -98,6 +101,11 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
     @abstractmethod
     def masked(self, item: ItemT) -> ItemT:
         """The same item counting for nothing: what a rank with less work runs to keep in step."""
+
+    @property
+    def model_kind(self) -> ModelKind:
+        """What is loaded from `model.path`, trained, and saved."""
+        return "causal-lm"
 
     def build_critic(self, policy: nn.Module) -> nn.Module:
         """The value model for a policy as it was loaded; asked for only when `critic` is among the roles."""
@@ -142,6 +150,14 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         Arithmetic only, the same on every rank: each sees all samples of the episode in `sample_id` order.
         """
 
+    @property
+    def needs_trainer_log_probs(self) -> bool:
+        """Whether each episode starts with a forward of the trainer's policy that fills `trainer_log_probs`.
+
+        To correct for an engine that computes otherwise than the trainer, or that samples from an older policy.
+        """
+        return False
+
     def keep(self, group: RolloutGroup) -> bool:
         """Whether a group is trained on; a refused one is replaced by a later prompt (dynamic sampling)."""
         return True
@@ -170,7 +186,15 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
         """One line of the prompt source to an item; None when it is too long. Wrong lines raise `DataError`."""
 
     def prepare_items(
-        self, items: Sequence[ItemT], models: Mapping[str, nn.Module], device: torch.device
+        self, items: Sequence[ItemT], reference: Callable[[Sequence[ItemT]], Sequence[Tensor]]
     ) -> Sequence[ItemT]:
-        """Add what needs a frozen model once (DPO's reference log-probs); called before the first episode."""
+        """Add what a frozen model knows of them (DPO's reference log-probs); called before items are used.
+
+        `reference(items)` gives a row of `reference_forward` for each; an algorithm asks once and remembers, since
+        an item comes back each epoch. Every rank is called with the same items and must ask the same.
+        """
         return items
+
+    def reference_forward(self, model: nn.Module, batch: BatchT) -> Tensor:
+        """[B, ...] from the start policy, without gradient; asked for only when `reference` is among the roles."""
+        raise TypeError(f"{type(self).__name__} names the role reference but asks nothing of it")

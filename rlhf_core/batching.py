@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .types import BufferItem, Experience
 
-_TOKEN_FIELDS = ("reference_log_probs", "values", "advantages", "returns")
+_TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns")
 """Optional [A] float32 fields, named alike in `BufferItem` and `Experience`."""
 
 
@@ -128,6 +128,7 @@ def _item(experience: Experience, row: int) -> BufferItem:
         action_log_probs=experience.action_log_probs[row, :length].clone(),
         rewards={name: float(scores[row]) for name, scores in experience.rewards.items()},
         reference_log_probs=tokens(experience.reference_log_probs),
+        trainer_log_probs=tokens(experience.trainer_log_probs),
         values=tokens(experience.values),
         support_ids=_trim_support(tokens(experience.support_ids)),
         truncated=bool(experience.truncated[row]),

@@ -22,6 +22,7 @@ from .models import adapter_off, is_lora, load_policy
 from .plugins import resolve_build
 from .prompts import PromptStream
 from .protocols import RolloutEngine
+from .reward_combiner import combined_score
 from .rewards import RewardScorer, reward_spec
 from .schedule import make_scheduler
 from .strategy import Strategy, Trained
@@ -42,6 +43,7 @@ def build_algorithm(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -
         sampling=resolved.sampling,
         samples_per_prompt=resolved.run.train.samples_per_prompt,
         tokenizer=tokenizer,
+        score=partial(combined_score, {r.name: r.weight for r in resolved.rewards}, resolved.run.reward_scaling.clip),
     )
     return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
 
@@ -155,7 +157,13 @@ def build_trained_models(
     """Load policy and, where the algorithm has one, critic; make optimizers and schedules; prepare."""
     run = resolved.run
     with strategy.model_init_context():
-        policy = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed, tokenizer=tokenizer)
+        policy = load_policy(
+            run.model,
+            dtype=model_dtype(resolved, strategy),
+            seed=run.train.seed,
+            tokenizer=tokenizer,
+            kind=algorithm.model_kind,
+        )
         models: dict[str, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)

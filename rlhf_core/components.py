@@ -7,6 +7,8 @@ so it may import anything; the module that holds the `Component` should import p
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -45,6 +47,10 @@ class Component:
     """For an algorithm: whether it learns from sampled answers, or from the lines of a dataset (no rewards needed)."""
 
 
+def _sum_of_rewards(rewards: Mapping[str, float]) -> float:
+    return math.fsum(rewards.values())
+
+
 @dataclass(frozen=True, slots=True)
 class AlgorithmContext:
     """For `rlhf.algorithms`: build returns an `Algorithm`."""
@@ -55,6 +61,8 @@ class AlgorithmContext:
     tokenizer: PreTrainedTokenizerBase
     max_sequence_tokens: int | None = None
     """Longest prompt + response, where known."""
+    score: Callable[[Mapping[str, float]], float] = _sum_of_rewards
+    """Raw rewards of one sample, by name -> its score: weighted and clipped as in the run, not normalised."""
 
 
 @dataclass(frozen=True, slots=True)

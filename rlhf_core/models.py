@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from .algorithm import ModelKind
 from .builtin_models import PREFIX, build_builtin, check_builtin
 from .config import LoraConfig, ModelConfig
 from .errors import UserInputError
+from .score_models import as_score_model, is_score_folder
 
 if TYPE_CHECKING:
     import torch
@@ -67,18 +69,28 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def load_policy(
-    config: ModelConfig, *, dtype: torch.dtype, seed: int, tokenizer: PreTrainedTokenizerBase | None = None
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    kind: ModelKind = "causal-lm",
 ) -> PreTrainedModel:
     """The causal LM of `model.path`, on the CPU, with dropout off and, if asked for, a fresh LoRA adapter.
 
     A path that already is an adapter is merged into its base first, so that "adapter off" is the start policy.
+    `kind` sequence-classification (which needs the tokenizer) makes a score model of it.
     """
     if config.path.startswith(PREFIX):
         model = build_builtin(config.path, seed)[0]
         model.to(dtype)  # type: ignore[arg-type]
     else:
         with _no_bars():
-            model = _load_pretrained(config, dtype)
+            model = _load_pretrained(config, dtype, kind)
+    if kind == "sequence-classification":
+        if tokenizer is None:
+            raise ValueError("a score model needs the tokenizer")
+        model = as_score_model(model, tokenizer)
     disable_dropout(model)
     num_embeddings = cast(int, model.get_input_embeddings().num_embeddings)
     if tokenizer is not None and num_embeddings < len(tokenizer):
@@ -90,7 +102,7 @@ def load_policy(
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if config.lora is not None:
-        return add_lora(model, config.lora, seed)
+        return add_lora(model, config.lora, seed, kind)
     return model
 
 
@@ -108,8 +120,8 @@ def _no_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _load_pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
+def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": config.trust_remote_code}
     try:
@@ -117,12 +129,14 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype) -> PreTrainedModel
             from peft import AutoPeftModelForCausalLM
 
             return AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()  # type: ignore[no-any-return]
+        if kind == "sequence-classification" and is_score_folder(config.path):
+            return AutoModelForSequenceClassification.from_pretrained(config.path, num_labels=1, **options)  # type: ignore[no-any-return]
         return AutoModelForCausalLM.from_pretrained(config.path, **options)
     except Exception as error:  # what a broken folder raises depends on which library reads the broken file
         raise UserInputError(f"cannot load {config.path!r}: {_first_line(error)}", where=WHERE) from error
 
 
-def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTrainedModel:
+def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelKind = "causal-lm") -> PreTrainedModel:
     """Wrap in a PEFT LoRA adapter, initialised from `seed`; the base stays frozen and is the reference."""
     import torch
     from peft import LoraConfig as PeftConfig
@@ -133,7 +147,8 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int) -> PreTraine
         adapted = get_peft_model(
             model,
             PeftConfig(
-                task_type="CAUSAL_LM",
+                # A score model's head is trained whole, beside the adapter.
+                task_type="CAUSAL_LM" if kind == "causal-lm" else "SEQ_CLS",
                 r=config.r,
                 lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft only ever divides it by r
                 lora_dropout=config.dropout,
@@ -210,7 +225,10 @@ def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[s
     prefix = "base_model.model."
     merged: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
-        if is_adapter_weight(name):
+        if ".modules_to_save." in name:  # trained whole, in place of `original_module`
+            module_name, _, rest = name.partition(".modules_to_save.")
+            merged[f"{module_name}.{rest.partition('.')[2]}".removeprefix(prefix)] = tensor
+        if is_adapter_weight(name) or ".original_module." in name:
             continue
         module_name, _, leaf = name.rpartition(".")
         owner = module_name.removesuffix(".base_layer")

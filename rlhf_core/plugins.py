@@ -22,7 +22,7 @@ from .did_you_mean import closest, fold, suggestion
 from .errors import PluginError
 from .reward_functions import function_component, is_file_reward, load_function_file
 
-GROUPS: tuple[str, ...] = (*KINDS, "hooks", "commands")
+GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
@@ -52,6 +52,13 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "transports": {"local": "rlhf-core", "ray": "rlhf-ray"},
     "engines": {"hf": "rlhf-hf", "vllm": "rlhf-vllm"},
     "prompts": {"jsonl": "rlhf-core", "hf-dataset": "rlhf-core", "sort-digits": "rlhf-core"},
+    "advantages": {
+        "group-normalised": "rlhf-group",
+        "group-whitened": "rlhf-group",
+        "leave-one-out": "rlhf-group",
+        "reward-to-go": "rlhf-group",
+    },
+    "policy_losses": {"clip": "rlhf-group", "gspo": "rlhf-group", "cispo": "rlhf-group"},
 }
 """Distribution that brings each plugin of this project: only for telling a user what to install."""
 
@@ -62,6 +69,8 @@ _SINGULAR = {
     "transports": "transport",
     "engines": "engine",
     "prompts": "prompt source",
+    "advantages": "advantage estimator",
+    "policy_losses": "policy loss",
     "hooks": "hook plugin",
     "commands": "command",
 }

@@ -24,6 +24,12 @@ class Combined:
     metrics: dict[str, float]
 
 
+def combined_score(weights: Mapping[str, float], clip: tuple[float, float] | None, raw: Mapping[str, float]) -> float:
+    """The score of one sample, in float64, before normalisation: what `RewardCombiner` computes over an episode."""
+    total = math.fsum(weight * raw[name] for name, weight in weights.items())
+    return total if clip is None else min(max(total, clip[0]), clip[1])
+
+
 class RunningMoments:
     """Mean and variance of all values seen so far, in float64 (Chan, Golub & LeVeque 1979, the parallel form of
     Welford's update), so that the order and size of the batches do not matter."""

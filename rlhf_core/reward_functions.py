@@ -81,16 +81,20 @@ def function_component(function: Callable[..., Any], *, where: str, build: str =
     rollouts are the one positional parameter.
     """
     summary = (inspect.getdoc(function) or "").strip().partition("\n")[0]
-    return Component(summary=summary, config=_options_model(function, where), build=build)
+    return Component(summary=summary, config=options_model(function, where), build=build)
 
 
-def _options_model(function: Callable[..., Any], where: str) -> type[BaseModel]:
+def options_model(function: Callable[..., Any], where: str, *, takes: str = "the rollouts") -> type[BaseModel]:
+    """The strict schema of a function's keyword-only parameters; `takes` is its one positional parameter, in words.
+
+    Raises `PluginError`, as `where`, for a signature that is something else.
+    """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters
     except Exception as error:  # annotations of strangers may name anything
         raise PluginError(f"its signature cannot be read: {error}", where=where) from error
-    _check_positional(list(parameters.values()), where)
+    _check_positional(list(parameters.values()), where, takes)
     fields: dict[str, Any] = {}
     for name, parameter in parameters.items():
         if parameter.kind is not parameter.KEYWORD_ONLY:
@@ -114,16 +118,18 @@ def _options_model(function: Callable[..., Any], where: str) -> type[BaseModel]:
         raise PluginError(f"its options make no schema: {error}", where=where) from error
 
 
-def _check_positional(parameters: list[inspect.Parameter], where: str) -> None:
+def _check_positional(parameters: list[inspect.Parameter], where: str, takes: str) -> None:
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         raise PluginError("it takes **kwargs, which would hide a misspelled option", where=where, hint="name them")
     if len(positional) > 1:
         names = ", ".join(each.name for each in positional[1:])
         raise PluginError(
-            f"it takes more than the rollouts by position: {names}", where=where, hint=f"put `*,` before {names}"
+            f"it takes more than {takes} by position: {names}", where=where, hint=f"put `*,` before {names}"
         )
     if not positional and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         raise PluginError(
-            "it takes no rollouts", where=where, hint="write def name(rollouts, *, option: type = default)"
+            f"it takes no {takes.removeprefix('the ')}",
+            where=where,
+            hint=f"write def name({takes.removeprefix('the ')}, *, option: type = default)",
         )

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .batching import collate, masked, plan_micro_batches, to_device
+from .batching import collate, masked, to_device
+from .episode_forward import SCORING_TOKENS as SCORING_TOKENS
+from .episode_forward import forward_rows
 from .functional.forward import policy_forward, value_forward
 from .types import BufferItem, Experience, RolloutGroup
 
@@ -15,10 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .strategy import Strategy
-
-
-SCORING_TOKENS = 16384
-"""Most tokens of one forward where the user has set no bound: an episode may be far larger than a batch."""
 
 
 class ScoringPass:
@@ -68,24 +66,15 @@ class ScoringPass:
         model: nn.Module,
         forward: Callable[[nn.Module, Experience], Tensor],
     ) -> list[BufferItem]:
-        import torch
+        def run(batch: Sequence[BufferItem]) -> Tensor:
+            return forward(model, to_device(collate(batch), self._strategy.device))
 
-        plans = plan_micro_batches([item.num_tokens for item in items], self._batch_tokens)
-        steps = torch.tensor([float(len(plans))], device=self._strategy.device)
-        num_steps = int(self._strategy.all_reduce(steps, "max").item())
-        filled = list(items)
-        was_training = model.training
-        model.eval()
-        with torch.no_grad(), self._strategy.autocast():
-            for step in range(num_steps):
-                plan = plans[step] if step < len(plans) else []
-                rows = [items[i] for i in plan] or [masked(items[0] if items else _placeholder())]
-                output = forward(model, to_device(collate(rows), self._strategy.device)).float().cpu()
-                for row, index in enumerate(plan):
-                    values = output[row, : items[index].num_response_tokens].clone()
-                    filled[index] = replace(filled[index], **{field: values})  # type: ignore[arg-type]
-        model.train(was_training)
-        return filled
+        empty = masked(items[0] if items else _placeholder())
+        rows = forward_rows(self._strategy, model, items, run, empty=empty, batch_tokens=self._batch_tokens)
+        return [
+            replace(item, **{field: row[: item.num_response_tokens]})  # type: ignore[arg-type]
+            for item, row in zip(items, rows, strict=True)
+        ]
 
     def _placed(self, model: nn.Module) -> AbstractContextManager[Any]:
         return _on_device(model, self._strategy) if self._offload else nullcontext()

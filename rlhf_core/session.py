@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
-from .build import TrainerModels, updates_per_episode
+from .build import TrainerModels, build_reference, updates_per_episode
 from .checkpoint import CheckpointStore
 from .config_resolve import ResolvedRun
+from .episode_forward import SCORING_TOKENS, no_reference, reference_pass, with_trainer_log_probs
 from .episode_record import EpisodeRecord
 from .errors import InterruptedRun
 from .hooks import HookRelay
@@ -26,6 +27,7 @@ from .sources import BatchPlan, DatasetSource, RolloutSource, TrainBatch
 from .strategy import Strategy
 from .trainer import BatchSource, Metrics, Trainer
 from .transport import FitResult
+from .types import BufferItem
 from .update import Updater
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class TrainerSession:
         )
         train = resolved.run.train
         self._updater = Updater(algorithm, strategy, models.trained, micro_batch_tokens=train.micro_batch_tokens)
+        self._prepare = self._item_preparation()
         self._version = 0
         self._eval_before: float | None = None
         self._eval_after: float | None = None
@@ -215,6 +218,7 @@ class TrainerSession:
                 self._combiner,
                 plan,
                 version=lambda: self._version,
+                complete=self._complete,
                 on_episode=record.rollouts,
             )
         assert isinstance(self._algorithm, DatasetAlgorithm)
@@ -229,9 +233,39 @@ class TrainerSession:
             plan,
             items_per_episode=self._resolved.run.train.prompts_per_episode,
             encode=lambda line: algorithm.encode(line, self._models.tokenizer),
-            prepare=lambda items: items,
+            prepare=self._prepare,
             on_episode=record.items,
         )
+
+    @property
+    def _scoring_tokens(self) -> int:
+        return self._resolved.run.train.micro_batch_tokens or SCORING_TOKENS
+
+    def _complete(self, items: list[BufferItem]) -> list[BufferItem]:
+        """The samples with the trainer's log-probs of them, where the algorithm asks for these. Collective."""
+        assert isinstance(self._algorithm, RolloutAlgorithm) and self._record is not None
+        if not self._algorithm.needs_trainer_log_probs:
+            return items
+        with self._record.timer.phase("train"):
+            return with_trainer_log_probs(
+                items,
+                self._models.policy,
+                self._strategy,
+                temperature=self._resolved.sampling.temperature,
+                batch_tokens=self._scoring_tokens,
+            )
+
+    def _item_preparation(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """What a dataset's items go through before they are used, with the reference where one is needed."""
+        algorithm = self._algorithm
+        if not isinstance(algorithm, DatasetAlgorithm):
+            return lambda items: items
+        reference = build_reference(self._resolved, algorithm, self._strategy, self._models.policy)
+        if reference is None:
+            ask = no_reference(algorithm)
+        else:
+            ask = reference_pass(algorithm, reference, self._strategy, batch_tokens=self._scoring_tokens)
+        return lambda items: algorithm.prepare_items(items, ask)
 
     def _train_step(self, batch: TrainBatch) -> dict[str, float]:
         assert self._record is not None
@@ -270,6 +304,7 @@ class TrainerSession:
         items = [item for item in encoded if item is not None]
         if not items:
             return {}
+        items = list(self._prepare(items))
         mine = items[self._strategy.rank :: self._strategy.world_size] or [algorithm.masked(items[0])]
         return {f"eval/{name}": value for name, value in self._updater.evaluate(mine).items()}
 

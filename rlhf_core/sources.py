@@ -60,13 +60,16 @@ class RolloutSource:
         plan: BatchPlan,
         *,
         version: Callable[[], int],
+        complete: Callable[[list[BufferItem]], list[BufferItem]],
         on_episode: Callable[[int, MadeEpisode, Sequence[BufferItem]], None],
     ) -> None:
+        """`complete` adds what the trainer's own models know of the samples, before advantages are computed."""
         self._channel = channel
         self._algorithm = algorithm
         self._combiner = combiner
         self._plan = plan
         self._version = version
+        self._complete = complete
         self._on_episode = on_episode
 
     def episode(self, index: int) -> EpisodeBatches[TrainBatch]:
@@ -79,8 +82,9 @@ class RolloutSource:
                 hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
             )
         version = self._version()
-        items, metrics = self._with_advantages(items)
+        items, metrics = self._with_advantages(self._complete(items))
         metrics.update(_response_metrics(items, version))
+        metrics.update(made.metrics)
         self._on_episode(index, made, items)
         return EpisodeBatches(self._plan.batches(items, self._algorithm.masked, version), metrics)
 

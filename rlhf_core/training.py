@@ -13,10 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from .algorithm import Algorithm
 from .checkpoint import CheckpointStore, find_damage
 from .config_load import Override, load_run
 from .config_resolve import ResolvedRun, check_processes, resolve
-from .errors import InterruptedRun, UserInputError
+from .errors import ConfigError, InterruptedRun, UserInputError
 from .hook_plugins import load_hook_plugins
 from .hooks import HookRelay
 from .interrupts import InterruptFlag
@@ -137,6 +138,7 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
         resolve_build(selected)
     tokenizer = load_tokenizer(resolved.run.model)
     algorithm = build_algorithm(resolved, tokenizer)
+    check_algorithm(resolved, algorithm)
     stream = build_run_prompts(resolved, tokenizer)
     if resolved.eval_prompts is not None:
         build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
@@ -145,6 +147,21 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
     else:
         stream.prompt(0)
     return stream
+
+
+def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:
+    """Raise `ConfigError` for options that mean nothing to the run's algorithm."""
+    name = resolved.algorithm.name
+    if resolved.run.optimizer.critic_lr is not None and "critic" not in algorithm.roles:
+        raise ConfigError(
+            f"{name} has no critic, so no learning rate of one", where="optimizer.critic_lr", hint="remove it"
+        )
+    if resolved.rewards and algorithm.model_kind != "causal-lm":
+        raise ConfigError(
+            f"{name} trains a model that gives scores; it writes no answers that a reward could judge",
+            where="rewards",
+            hint="remove rewards; with eval, the loss and accuracy on held-out records are reported",
+        )
 
 
 def _choose_output(output: Path | str | None, resume: str | None, resolved: ResolvedRun) -> Path:

@@ -83,6 +83,8 @@ class BufferItem:
     """[A] float32 nats, of the reference, on the same sampling distribution."""
     values: Tensor | None = None
     """[A] float32, the critic's value of the state before each action."""
+    trainer_log_probs: Tensor | None = None
+    """[A] float32 nats, of the trainer's policy at the start of the episode; where the algorithm asks for it."""
     support_ids: Tensor | None = None
     """[A, K] int32, the tokens truncated sampling (top-k, top-p) chose from, -1 = padding."""
     truncated: bool = False
@@ -134,6 +136,8 @@ class Experience:
     reference_log_probs: Tensor | None = None
     """[B, A] float32."""
     values: Tensor | None = None
+    """[B, A] float32."""
+    trainer_log_probs: Tensor | None = None
     """[B, A] float32."""
     support_ids: Tensor | None = None
     """[B, A, K] int32, -1 = padding; a position all -1 was sampled from the whole vocabulary."""

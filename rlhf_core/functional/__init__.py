@@ -5,10 +5,13 @@ for what True means. Log-probs are in nats and float32.
 """
 
 from .advantages import (
+    AdvantageInput,
     Advantages,
+    GroupSpread,
     explained_variance,
     gae,
     group_normalised,
+    group_spread,
     leave_one_out,
     rewards_to_go,
     token_rewards,
@@ -20,9 +23,11 @@ from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .losses import (
     ImportanceWeights,
     PolicyLoss,
+    PolicyLossInput,
     RatioLevel,
     ValueLoss,
     cispo_policy_loss,
+    effective_sample_size,
     importance_ratio,
     masked_cross_entropy,
     ppo_policy_loss,
@@ -44,20 +49,25 @@ from .masking import (
     to_tokens,
 )
 from .noise import SampledTokens, greedy_sample, inverse_cdf_sample, philox4x32, uniforms
+from .off_policy import OffPolicyCorrection, off_policy_correction, overlong_penalty
 from .preference import DPOKind, PairLoss, bradley_terry_loss, dpo_loss
 
 __all__ = [
     "AdaptiveKLController",
+    "AdvantageInput",
     "Advantages",
     "Aggregation",
     "DPOKind",
     "FixedKLController",
+    "GroupSpread",
     "ImportanceWeights",
     "KLController",
     "KLEstimator",
     "LogProbsAndEntropy",
+    "OffPolicyCorrection",
     "PairLoss",
     "PolicyLoss",
+    "PolicyLossInput",
     "PolicyOutput",
     "RatioLevel",
     "SampledTokens",
@@ -70,11 +80,13 @@ __all__ = [
     "cispo_policy_loss",
     "clamp_log_ratio",
     "dpo_loss",
+    "effective_sample_size",
     "entropy",
     "explained_variance",
     "gae",
     "greedy_sample",
     "group_normalised",
+    "group_spread",
     "importance_ratio",
     "innermost",
     "inverse_cdf_sample",
@@ -88,6 +100,8 @@ __all__ = [
     "masked_sum",
     "masked_var",
     "masked_whiten",
+    "off_policy_correction",
+    "overlong_penalty",
     "philox4x32",
     "policy_forward",
     "position_ids_of",

@@ -10,7 +10,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .masking import last_true_index, masked_var
+from .masking import last_true_index, masked_sum, masked_var
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageInput:
+    """What a named advantage estimator (`rlhf.advantages`) is given: a whole episode."""
+
+    rewards: Tensor
+    """[B, A] float32 per token: the score on the last action and, where it is penalised there, the KL on each."""
+    mask: Tensor
+    """[B, A] bool, the action mask."""
+    group_ids: Tensor
+    """[B] int64: samples of one prompt share theirs."""
+
+    @property
+    def totals(self) -> Tensor:
+        """[B] float32: each sample's reward, KL included."""
+        return masked_sum(self.rewards, self.mask, dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +105,24 @@ def _groups(scores: Tensor, group_ids: Tensor) -> _Groups:
     return _Groups(centred, size[group], squares[group], (highest > lowest)[group])
 
 
-def group_normalised(scores: Tensor, group_ids: Tensor, *, divide_by_std: bool = True, eps: float = 1e-6) -> Tensor:
+def group_normalised(
+    scores: Tensor,
+    group_ids: Tensor,
+    *,
+    divide_by_std: bool = True,
+    leave_one_out: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
     """GRPO's advantage (Shao 2024): (r - mean) / (std + eps) of the sample's group, unbiased std.
 
-    scores: [B]; group_ids: [B] integers. Returns [B] float32. `divide_by_std=False` is Dr. GRPO's (Liu 2025).
-    A group of one, or without spread, gives 0.
+    scores: [B]; group_ids: [B] integers. Returns [B] float32. `divide_by_std=False` is Dr. GRPO's (Liu 2025);
+    with `leave_one_out` the mean is that of the others in the group. A group of one, or without spread, gives 0.
     """
     groups = _groups(scores, group_ids)
     advantages = groups.centred
+    if leave_one_out:
+        # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
+        advantages = advantages * groups.size / (groups.size - 1).clamp(min=1)
     if divide_by_std:
         std = (groups.sum_of_squares / (groups.size - 1).clamp(min=1)).sqrt()
         advantages = advantages / (std + eps)
@@ -107,10 +134,27 @@ def leave_one_out(scores: Tensor, group_ids: Tensor) -> Tensor:
 
     scores: [B]; group_ids: [B] integers. Returns [B] float32; a group of one has no others and gives 0.
     """
+    return group_normalised(scores, group_ids, divide_by_std=False, leave_one_out=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpread:
+    """How far the scores of one prompt's samples lie apart; the samples of a group without spread teach nothing."""
+
+    std_mean: float
+    """Mean over groups of the unbiased standard deviation."""
+    without_spread_fraction: float
+    """Share of groups in which all scores are equal, groups of one included."""
+
+
+def group_spread(scores: Tensor, group_ids: Tensor) -> GroupSpread:
+    """scores: [B]; group_ids: [B] integers; at least one sample."""
     groups = _groups(scores, group_ids)
-    # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
-    advantages = groups.centred * groups.size / (groups.size - 1).clamp(min=1)
-    return torch.where(groups.has_spread, advantages, 0.0).float()
+    share = 1.0 / groups.size
+    number = share.sum()
+    std = (groups.sum_of_squares / (groups.size - 1).clamp(min=1)).sqrt()
+    flat = torch.where(groups.has_spread, 0.0, share)
+    return GroupSpread(float((std * share).sum() / number), float(flat.sum() / number))
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:

@@ -20,6 +20,20 @@ RatioLevel = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyLossInput:
+    """What a named policy loss (`rlhf.policy_losses`) is given."""
+
+    log_probs: Tensor
+    """[B, A] nats of the policy, with gradient."""
+    old_log_probs: Tensor
+    """[B, A] nats before the first step on these samples."""
+    advantages: Tensor
+    """[B, A], importance weights multiplied in."""
+    mask: Tensor
+    """[B, A] bool, True = counts in the loss."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyLoss:
     """Per-token losses to aggregate, and what to log about them."""
 
@@ -142,10 +156,14 @@ def truncated_importance_weights(
     """
     ratio = importance_ratio(trainer_log_probs.detach(), engine_log_probs.detach(), mask)
     weights = torch.where(mask, ratio.clamp(max=cap), 0.0)
+    return ImportanceWeights(weights, (ratio > cap) & mask, effective_sample_size(weights, mask))
+
+
+def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
+    """(sum w)^2 / (n sum w^2) over the n True positions: 1 for equal weights; 0 where nothing counts."""
     squares = masked_sum(weights.square(), mask) * mask.sum()
     total = masked_sum(weights, mask).square()
-    size = torch.where(squares > 0, total / torch.where(squares > 0, squares, 1.0), 0.0)
-    return ImportanceWeights(weights, (ratio > cap) & mask, size)
+    return torch.where(squares > 0, total / torch.where(squares > 0, squares, 1.0), 0.0)
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:

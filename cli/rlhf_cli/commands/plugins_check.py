@@ -61,6 +61,7 @@ def _chosen(name: str | None) -> list[PluginRef]:
 
 
 def _verdict(ref: PluginRef) -> Verdict:
+    from rlhf_core.components import KINDS
     from rlhf_core.config_resolve import check_options
     from rlhf_core.errors import PluginError
     from rlhf_core.plugins import (
@@ -74,7 +75,7 @@ def _verdict(ref: PluginRef) -> Verdict:
 
     try:
         check_clash(ref)
-        if ref.kind in ("hooks", "commands"):
+        if ref.kind not in KINDS:
             import_target(ref)
             return Verdict("ok", "")
         selected = load_ref(ref)

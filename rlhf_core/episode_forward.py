@@ -1,0 +1,121 @@
+"""Forward passes without gradients over many samples, in token-bounded batches that keep ranks in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .algorithm import Algorithm, DatasetAlgorithm, Item
+from .batching import collate, masked, plan_micro_batches, to_device
+from .functional.forward import policy_forward
+from .types import BufferItem
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .build import Reference
+    from .strategy import Strategy
+
+SCORING_TOKENS = 16384
+"""Most tokens of one forward where the user has set no bound: an episode may be far larger than a batch."""
+
+ItemT = TypeVar("ItemT", bound=Item)
+
+
+def forward_rows(
+    strategy: Strategy,
+    model: nn.Module,
+    items: Sequence[ItemT],
+    forward: Callable[[Sequence[ItemT]], Tensor],
+    *,
+    empty: ItemT,
+    batch_tokens: int | None,
+) -> list[Tensor]:
+    """Row i of what `forward` gives for `items[i]`, float32 on the CPU. Collective; each rank brings its own items.
+
+    `forward` runs `model` on a few items and returns [len(items), ...]; `empty` is what a rank runs to keep the
+    others company when it has none left.
+    """
+    import torch
+
+    plans = plan_micro_batches([item.num_tokens for item in items], batch_tokens)
+    num_steps = int(strategy.all_reduce(torch.tensor([float(len(plans))]), "max").item())
+    rows: dict[int, Tensor] = {}
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), strategy.autocast():
+        for step in range(num_steps):
+            plan = plans[step] if step < len(plans) else []
+            output = forward([items[i] for i in plan] or [empty]).float().cpu()
+            rows.update((index, output[row].clone()) for row, index in enumerate(plan))
+    model.train(was_training)
+    return [rows[index] for index in range(len(items))]
+
+
+def shared_rows(
+    strategy: Strategy,
+    model: nn.Module,
+    items: Sequence[ItemT],
+    forward: Callable[[Sequence[ItemT]], Tensor],
+    *,
+    empty: ItemT,
+    batch_tokens: int | None,
+) -> list[Tensor]:
+    """`forward_rows` where every rank has the same items: they share the work, and all get all rows."""
+    mine = items[strategy.rank :: strategy.world_size]
+    rows = forward_rows(strategy, model, mine, forward, empty=empty, batch_tokens=batch_tokens)
+    if strategy.world_size == 1:
+        return rows
+    # numpy arrays are exchanged by value; tensors would go through shared memory.
+    parts = strategy.all_gather_objects([row.numpy() for row in rows])
+    import torch
+
+    return [torch.from_numpy(parts[i % strategy.world_size][i // strategy.world_size]) for i in range(len(items))]
+
+
+def with_trainer_log_probs(
+    items: Sequence[BufferItem],
+    policy: nn.Module,
+    strategy: Strategy,
+    *,
+    temperature: float,
+    batch_tokens: int | None,
+) -> list[BufferItem]:
+    """An episode's samples with the trainer's own log-probs, before any step on them. Collective."""
+
+    def forward(batch: Sequence[BufferItem]) -> Tensor:
+        return policy_forward(policy, to_device(collate(batch), strategy.device), temperature).log_probs
+
+    rows = shared_rows(strategy, policy, items, forward, empty=masked(items[0]), batch_tokens=batch_tokens)
+    return [
+        replace(item, trainer_log_probs=row[: item.num_response_tokens]) for item, row in zip(items, rows, strict=True)
+    ]
+
+
+def reference_pass(
+    algorithm: DatasetAlgorithm[Any, Any], reference: Reference, strategy: Strategy, *, batch_tokens: int | None
+) -> Callable[[Sequence[Any]], list[Tensor]]:
+    """What `DatasetAlgorithm.prepare_items` is given: `reference_forward` over items that every rank holds."""
+
+    def forward(items: Sequence[Any]) -> Tensor:
+        batch = algorithm.to_device(algorithm.collate(items), strategy.device)
+        with reference.context():
+            return algorithm.reference_forward(reference.model, batch)
+
+    def run(items: Sequence[Any]) -> list[Tensor]:
+        if not items:
+            return []
+        empty = algorithm.masked(items[0])
+        return shared_rows(strategy, reference.model, items, forward, empty=empty, batch_tokens=batch_tokens)
+
+    return run
+
+
+def no_reference(algorithm: Algorithm[Any, Any]) -> Callable[[Sequence[Any]], list[Tensor]]:
+    """For an algorithm without the role `reference`, which has no business asking it."""
+
+    def run(items: Sequence[Any]) -> list[Tensor]:
+        raise TypeError(f"{type(algorithm).__name__} asks a reference, which is not among its roles")
+
+    return run

@@ -1,0 +1,81 @@
+"""Correcting for samples that another policy made: a quantised or lagging engine, or an older version.
+
+All tensors are [B, A] float32 log-probs in nats and masks; nothing here carries a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .kl import clamp_log_ratio
+from .losses import RatioLevel, effective_sample_size
+from .masking import masked_mean, masked_sum
+
+Range = tuple[float, float]
+"""Lowest and highest ratio that is kept, both included."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffPolicyCorrection:
+    """What each token counts, and which tokens are left."""
+
+    weights: Tensor
+    """[B, A] float32 to multiply into losses or advantages: 0 where `kept` is False."""
+    kept: Tensor
+    """[B, A] bool: the mask without what lies too far off."""
+    truncated: Tensor
+    """[B, A] bool: the weight was cut to the cap."""
+    ratio: Tensor
+    """[B, A] float32: trainer / engine of each token, 1 outside the mask."""
+    effective_sample_size: Tensor
+    """Scalar in (0, 1]: (sum w)^2 / (n sum w^2) over the n kept tokens; 0 where there are none."""
+
+
+def off_policy_correction(
+    trainer_log_probs: Tensor,
+    engine_log_probs: Tensor,
+    mask: Tensor,
+    *,
+    cap: float | None = None,
+    level: RatioLevel = "token",
+    token_range: Range | None = None,
+    sequence_range: Range | None = None,
+) -> OffPolicyCorrection:
+    """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks for what lies outside a range.
+
+    cap: None leaves all weights at 1. level: the ratio of each token (Yao 2025), or of the whole sequence, the
+    product over its tokens, on each of them (Liu 2025, "When speed kills stability").
+    token_range: a token whose ratio lies outside is dropped (IcePop, Ling team 2025).
+    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside.
+    """
+    difference = torch.where(mask, (trainer_log_probs - engine_log_probs).detach(), 0.0)
+    ratio = clamp_log_ratio(difference).exp()
+    kept = mask
+    if token_range is not None:
+        kept = kept & (ratio >= token_range[0]) & (ratio <= token_range[1])
+    if sequence_range is not None:
+        mean = clamp_log_ratio(masked_mean(difference, mask, dim=-1)).exp()
+        kept = kept & ((mean >= sequence_range[0]) & (mean <= sequence_range[1])).unsqueeze(-1)
+    weights, truncated = torch.ones_like(ratio), torch.zeros_like(mask)
+    if cap is not None:
+        raw = ratio if level == "token" else _sequence_ratio(difference, mask)
+        weights, truncated = raw.clamp(max=cap), (raw > cap) & kept
+    weights = torch.where(kept, weights, 0.0)
+    return OffPolicyCorrection(weights, kept, truncated, ratio, effective_sample_size(weights, kept))
+
+
+def _sequence_ratio(difference: Tensor, mask: Tensor) -> Tensor:
+    total = masked_sum(difference, mask, dim=-1).unsqueeze(-1)
+    return clamp_log_ratio(total).exp().expand_as(difference)
+
+
+def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
+    """DAPO's soft penalty of long answers (Yu 2025, equation 13): [B] token counts -> [B] float32 in [-1, 0].
+
+    0 up to max_tokens - buffer_tokens, then falling in a line to -1 at max_tokens, -1 beyond.
+    """
+    free = max_tokens - buffer_tokens
+    return ((free - lengths.float()) / buffer_tokens).clamp(-1.0, 0.0)

@@ -1,0 +1,37 @@
+"""What every algorithm with a policy loss logs about one micro-batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .algorithm import Mean, Metric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .functional.forward import PolicyOutput
+    from .functional.losses import PolicyLoss
+
+
+def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tensor, mask: Tensor) -> dict[str, Metric]:
+    """Means over the True positions of `mask` ([B, A] bool, as the tensors of `policy` and `output`).
+
+    `policy/approx_kl` is the k3 estimate, in nats, of how far the policy has moved from the one whose log-probs
+    `old_log_probs` are.
+    """
+    import torch
+
+    from .functional.kl import kl_estimate
+    from .functional.masking import masked_sum
+
+    tokens = mask.sum()
+    new = torch.where(mask, output.log_probs.detach(), 0.0)
+    moved = kl_estimate(torch.where(mask, old_log_probs, 0.0), new, "k3")
+    metrics: dict[str, Metric] = {
+        "policy/clip_fraction": Mean(policy.clipped.sum(), tokens),
+        "policy/ratio_mean": Mean(masked_sum(policy.ratio, mask), tokens),
+        "policy/approx_kl": Mean(masked_sum(moved, mask), tokens),
+    }
+    if output.entropy is not None:
+        metrics["policy/entropy"] = Mean(masked_sum(output.entropy.detach(), mask), tokens)
+    return metrics

@@ -1,0 +1,57 @@
+"""Models that score a text: transformers' sequence classification with one label, on a causal LM's trunk."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import UserInputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def is_score_folder(path: str) -> bool:
+    """Whether a model folder says that it holds a sequence-classification model."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        return False
+    names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    return any(str(name).endswith("ForSequenceClassification") for name in names)
+
+
+def as_score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A score model on the causal LM's weights; one that is a score model already is kept.
+
+    A new head starts at zero, so it says 0 everywhere and what it learns owes nothing to chance. transformers reads
+    the score at the rightmost token that is not padding, so the config is told the tokenizer's pad token.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        model.config.pad_token_id = tokenizer.pad_token_id
+        return model
+    config = copy.deepcopy(model.config)
+    config.num_labels = 1
+    config.pad_token_id = tokenizer.pad_token_id
+    try:
+        # Initialisation draws from torch's global generator; the fork keeps it as it was.
+        with torch.random.fork_rng(devices=[]):
+            scoring = AutoModelForSequenceClassification.from_config(config)
+    except ValueError as error:
+        raise UserInputError(
+            f"transformers has no sequence-classification model of type {config.model_type!r}",
+            where="model.path",
+            hint="train the reward model from another base model",
+        ) from error
+    scoring.to(model.dtype)
+    scoring.base_model.load_state_dict(model.base_model.state_dict())
+    trunk = f"{scoring.base_model_prefix}."
+    with torch.no_grad():
+        for name, parameter in scoring.named_parameters():
+            if not name.startswith(trunk):
+                parameter.zero_()
+    return scoring  # type: ignore[no-any-return]
