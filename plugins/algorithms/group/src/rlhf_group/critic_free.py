@@ -1,0 +1,135 @@
+"""The algorithm behind the whole family: named advantages, a named policy loss, a KL penalty, and no critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.function_plugins import bind_function
+from rlhf_core.functional.advantages import AdvantageInput, group_spread, token_rewards
+from rlhf_core.functional.forward import policy_forward
+from rlhf_core.functional.kl import kl_estimate
+from rlhf_core.functional.losses import PolicyLossInput
+from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum
+from rlhf_core.functional.off_policy import overlong_penalty
+from rlhf_core.policy_metrics import policy_metrics
+from rlhf_core.types import Experience, Role, RolloutGroup
+
+from .checks import check_sampling
+from .config import CriticFreeConfig
+from .off_policy import correct
+
+
+class CriticFree(RolloutAlgorithm):
+    """Learns from sampled answers with a baseline computed from the episode itself."""
+
+    def __init__(
+        self, config: CriticFreeConfig, context: AlgorithmContext, estimator: Callable[[AdvantageInput], Tensor]
+    ) -> None:
+        """`estimator` turns an episode into advantages [B, A], 0 outside the mask."""
+        check_sampling(config, context)
+        given = {"clip_eps": config.clip_eps, "clip_eps_high": config.clip_eps_high}
+        bounds = {key: value for key, value in given.items() if value is not None}
+        self._config = config
+        self._estimator = estimator
+        self._policy_loss = bind_function(
+            "policy_losses", config.policy_loss, where="algorithm.policy_loss", shared=bounds
+        )
+        self._score = context.score
+        self._temperature = context.sampling.temperature
+        self._max_new_tokens = context.sampling.max_new_tokens
+        self._norm_length = config.norm_length or context.sampling.max_new_tokens
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        return frozenset({"policy", "reference"} if self._config.kl_coef > 0 else {"policy"})
+
+    @property
+    def terms(self) -> Mapping[str, LossTerm]:
+        config = self._config
+        terms = {"policy": LossTerm("policy")}
+        if config.entropy_coef > 0:
+            terms["entropy"] = LossTerm("policy", -config.entropy_coef)
+        if config.kl_in == "loss" and config.kl_coef > 0:
+            terms["kl"] = LossTerm("policy", config.kl_coef)
+        return terms
+
+    @property
+    def needs_trainer_log_probs(self) -> bool:
+        return self._config.corrects_off_policy
+
+    def keep(self, group: RolloutGroup) -> bool:
+        """With dynamic sampling, only groups whose samples differ in score, length penalties left aside."""
+        if not self._config.dynamic_sampling:
+            return True
+        return len({self._score(item.rewards) for item in group.items}) > 1
+
+    def advantages(self, episode: Experience) -> EpisodeOutput:
+        """Scores with length penalty and KL to advantages, times importance weights; masks what must not count."""
+        assert episode.scores is not None
+        config, mask = self._config, episode.action_mask
+        scores, metrics = self._shaped(episode, episode.scores)
+        kl = self._kl(episode, metrics)
+        coefficient = config.kl_coef if episode.kl_coef is None else episode.kl_coef
+        rewards = token_rewards(scores, kl if config.kl_in == "reward" else None, coefficient, mask)
+        advantages = self._estimator(AdvantageInput(rewards, mask, episode.group_ids))
+        if advantages.shape != mask.shape:
+            raise TypeError(f"the advantage estimator gave {tuple(advantages.shape)}, not {tuple(mask.shape)} ([B, A])")
+        spread = group_spread(scores, episode.group_ids)
+        metrics["group/std_mean"] = spread.std_mean
+        metrics["group/without_spread_fraction"] = spread.without_spread_fraction
+        if config.corrects_off_policy:
+            correction = correct(config, episode)
+            advantages, mask = advantages * correction.weights, correction.kept
+            metrics.update(correction.metrics)
+        if config.mask_truncated:
+            mask = mask & ~episode.truncated.unsqueeze(-1)
+        return EpisodeOutput(replace(episode, advantages=advantages, action_mask=mask), metrics)
+
+    def _shaped(self, episode: Experience, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
+        if self._config.overlong_buffer_tokens is None:
+            return scores, {}
+        penalty = self._config.overlong_penalty * overlong_penalty(
+            episode.action_mask.sum(-1),
+            max_tokens=self._max_new_tokens,
+            buffer_tokens=self._config.overlong_buffer_tokens,
+        )
+        return scores + penalty, {"reward/overlong_penalty": float(penalty.mean())}
+
+    def _kl(self, episode: Experience, metrics: dict[str, float]) -> Tensor | None:
+        """[B, A] KL estimate of the policy that sampled to the reference; noted in `metrics`."""
+        if episode.reference_log_probs is None:
+            return None
+        kl = kl_estimate(episode.action_log_probs, episode.reference_log_probs, self._config.kl_estimator)
+        metrics["kl/mean"] = float(masked_mean(kl, episode.action_mask))
+        metrics["kl/per_sample"] = float(masked_sum(kl, episode.action_mask)) / len(episode)
+        return kl
+
+    def counts(self, batch: Experience) -> Mapping[str, float]:
+        return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self._config.aggregation))
+
+    def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
+        assert batch.advantages is not None
+        mask, terms = batch.action_mask, self.terms
+        output = policy_forward(
+            models["policy"], batch, self._temperature, with_entropy=True, entropy_grad="entropy" in terms
+        )
+        assert output.entropy is not None
+        # What is corrected for the engine by weights starts from the trainer's own log-probs.
+        old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
+        policy = self._policy_loss(PolicyLossInput(output.log_probs, old, batch.advantages, mask))
+        sums = {"policy": self._sum(policy.losses, mask)}
+        if "entropy" in terms:
+            sums["entropy"] = self._sum(output.entropy, mask)
+        if "kl" in terms:
+            assert batch.reference_log_probs is not None
+            kl = kl_estimate(output.log_probs, batch.reference_log_probs, self._config.kl_estimator)
+            sums["kl"] = self._sum(kl, mask)
+        return LossOutput(sums, policy_metrics(policy, output, old, mask), output.log_probs.detach())
+
+    def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
+        return aggregate_sum(values, mask, self._config.aggregation, self._norm_length)

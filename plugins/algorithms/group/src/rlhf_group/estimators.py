@@ -1,0 +1,36 @@
+"""Advantage estimators without a critic (`rlhf.advantages`): a whole episode to [B, A] float32, 0 outside the mask."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from rlhf_core.functional import advantages as core
+from rlhf_core.functional.advantages import AdvantageInput
+from rlhf_core.functional.masking import masked_whiten, to_tokens
+
+
+def group_normalised(episode: AdvantageInput, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
+    """(reward - mean of its group) / deviation of its group, on every token (Shao 2024; Liu 2025 does not divide)."""
+    values = core.group_normalised(
+        episode.totals, episode.group_ids, divide_by_std=divide_by_std, leave_one_out=leave_one_out
+    )
+    return to_tokens(values, episode.mask)
+
+
+def leave_one_out(episode: AdvantageInput) -> Tensor:
+    """reward - mean of the others in its group, on every token (Ahmadian 2024)."""
+    return to_tokens(core.leave_one_out(episode.totals, episode.group_ids), episode.mask)
+
+
+def reward_to_go(episode: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Tensor:
+    """Sum of the rewards from each token on, whitened over all tokens of the episode (Hu 2025)."""
+    return masked_whiten(core.rewards_to_go(episode.rewards, episode.mask, gamma), episode.mask)
+
+
+def group_whitened(episode: AdvantageInput) -> Tensor:
+    """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
+    values = core.group_normalised(episode.totals, episode.group_ids, divide_by_std=False)
+    return masked_whiten(to_tokens(values, episode.mask), episode.mask)

@@ -1,0 +1,64 @@
+"""Policy losses by name (`rlhf.policy_losses`): per token, not yet aggregated."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlhf_core.functional.losses import PolicyLoss, PolicyLossInput, cispo_policy_loss, ppo_policy_loss
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+def clip(
+    batch: PolicyLossInput,
+    *,
+    clip_eps: Fraction = 0.2,
+    clip_eps_high: Positive | None = None,
+    dual_clip: Annotated[float, Field(gt=1)] | None = None,
+) -> PolicyLoss:
+    """PPO's clipped ratio (Schulman 2017); `clip_eps_high` above `clip_eps` is DAPO's clip-higher (Yu 2025)."""
+    return ppo_policy_loss(
+        batch.log_probs,
+        batch.old_log_probs,
+        batch.advantages,
+        batch.mask,
+        clip_eps_low=clip_eps,
+        clip_eps_high=clip_eps if clip_eps_high is None else clip_eps_high,
+        dual_clip=dual_clip,
+    )
+
+
+def gspo(batch: PolicyLossInput, *, clip_eps: Fraction = 3e-4, clip_eps_high: Positive | None = 4e-4) -> PolicyLoss:
+    """The clip on the length-normalised ratio of the whole sequence (GSPO, Zheng 2025; its bounds, section 5.1)."""
+    return ppo_policy_loss(
+        batch.log_probs,
+        batch.old_log_probs,
+        batch.advantages,
+        batch.mask,
+        clip_eps_low=clip_eps,
+        clip_eps_high=clip_eps if clip_eps_high is None else clip_eps_high,
+        ratio_level="sequence",
+    )
+
+
+def cispo(
+    batch: PolicyLossInput,
+    *,
+    clip_eps: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    clip_eps_high: Positive = 4.0,
+) -> PolicyLoss:
+    """REINFORCE with a clipped weight, so every token goes on learning (CISPO: MiniMax-M1 2025).
+
+    By default the ratio is bounded above only, at 5 (ScaleRL, Khatri 2025).
+    """
+    return cispo_policy_loss(
+        batch.log_probs,
+        batch.old_log_probs,
+        batch.advantages,
+        batch.mask,
+        clip_eps_low=clip_eps,
+        clip_eps_high=clip_eps_high,
+    )

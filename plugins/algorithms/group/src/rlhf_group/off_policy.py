@@ -1,0 +1,47 @@
+"""Truncated importance sampling and masks of far off-policy samples, over a whole episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlhf_core.functional.masking import masked_mean
+from rlhf_core.functional.off_policy import off_policy_correction
+from rlhf_core.types import Experience
+
+from .config import CriticFreeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What an episode's tokens count."""
+
+    weights: Tensor
+    """[B, A] float32, 0 where not kept. Multiplied into advantages, which every loss is proportional to."""
+    kept: Tensor
+    """[B, A] bool, the new action mask."""
+    metrics: dict[str, float]
+
+
+def correct(config: CriticFreeConfig, episode: Experience) -> Correction:
+    """Compare the trainer's log-probs with the engine's, as the options say."""
+    assert episode.trainer_log_probs is not None
+    mask = episode.action_mask
+    result = off_policy_correction(
+        episode.trainer_log_probs,
+        episode.action_log_probs,
+        mask,
+        cap=config.importance_cap,
+        level=config.importance_level,
+        token_range=config.importance_token_range,
+        sequence_range=config.importance_sequence_range,
+    )
+    metrics = {
+        "off_policy/effective_sample_size": float(result.effective_sample_size),
+        "off_policy/weight_mean": float(masked_mean(result.weights, result.kept)),
+        "off_policy/truncated_fraction": float(masked_mean(result.truncated.float(), mask)),
+        "off_policy/masked_fraction": 1.0 - float(masked_mean(result.kept.float(), mask)),
+        "off_policy/ratio_max": float(result.ratio.max()),
+    }
+    return Correction(result.weights, result.kept, metrics)

@@ -1,0 +1,16 @@
+"""RLOO: REINFORCE with the mean reward of the other answers to the prompt as baseline."""
+
+from __future__ import annotations
+
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.function_plugins import bind_function
+
+from .checks import check_groups
+from .config import RLOOConfig
+from .critic_free import CriticFree
+
+
+def build(config: RLOOConfig, context: AlgorithmContext) -> CriticFree:
+    """RLOO under its options. Raises `ConfigError` for a group of one."""
+    check_groups("rloo", config.advantage, context.samples_per_prompt)
+    return CriticFree(config, context, bind_function("advantages", config.advantage, where="algorithm.advantage"))
