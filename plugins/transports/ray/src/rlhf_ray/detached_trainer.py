@@ -1,0 +1,243 @@
+"""`DetachedTrainer`: the seed's base class of trainers that are fed from other actors."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rlhf_core.batching import to_device
+from rlhf_core.errors import DeadlineError
+from rlhf_core.hooks import HookRelay
+from rlhf_core.hookspecs import FitInfo
+from rlhf_core.trainer import Metrics, Trainer
+from rlhf_core.types import BufferItem, Experience
+
+from .detached_actors import NamedActors, get_named_actor, own_name
+from .detached_presence import MakerPresence
+from .detached_source import BufferSource, FitPlan, pinned
+from .replay_buffer import DetachedReplayBuffer
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+"""How often a wait for a batch looks whether somebody may still send."""
+
+
+class DetachedTrainer(ABC):
+    """Trains on what `ExperienceMakerHolder` actors send into its buffer. Subclass, and decorate the subclass:
+
+        @ray.remote(concurrency_groups={
+            "buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1
+        })
+        class MyTrainer(DetachedTrainer): ...
+
+    Start it under a name, by which the makers find it. The loop is `rlhf_core.trainer.Trainer`; makers are looked up
+    when they are first needed, since makers and trainers name each other.
+    """
+
+    def __init__(
+        self,
+        experience_maker_holder_name_list: list[str],
+        train_batch_size: int = 8,
+        buffer_limit: int = 0,
+        dataloader_pin_memory: bool = True,
+        callbacks: list[Any] = [],  # noqa: B006 - the seed's default; never changed
+        debug: bool = False,
+        *,
+        batch_timeout_seconds: float = 1800.0,
+        actor_timeout_seconds: float = 60.0,
+        seed: int = 0,
+    ) -> None:
+        """experience_maker_holder_name_list: actors that get the new weights.
+        train_batch_size: samples of a batch, of this trainer. buffer_limit: batches that may wait; 0 = any number.
+        dataloader_pin_memory: batches lie in page-locked memory, where there is a GPU.
+        callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
+        batch_timeout_seconds: longest wait for a batch, or of a maker for room in the buffer.
+        actor_timeout_seconds: longest wait for a maker that is named but not there yet. seed: of the shuffling.
+        """
+        self.train_batch_size = train_batch_size
+        self.detached_replay_buffer = DetachedReplayBuffer(
+            train_batch_size, limit=buffer_limit, timeout_seconds=batch_timeout_seconds
+        )
+        self.dataloader_pin_memory = dataloader_pin_memory
+        self.makers = NamedActors(experience_maker_holder_name_list, timeout_seconds=actor_timeout_seconds)
+        self.policy_version = 0
+        """Number of weight syncs so far."""
+        self.hooks = HookRelay()
+        for callback in callbacks:
+            self.hooks.register(callback)
+        self._presence = MakerPresence(
+            experience_maker_holder_name_list, lambda name: get_named_actor(name) is not None
+        )
+        self._batch_timeout_seconds = batch_timeout_seconds
+        self._seed = seed
+        self._num_updates = 0
+        if debug:
+            show_debug_messages()
+
+    @abstractmethod
+    def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
+        """Send the weights to `self.makers`, as version `self.policy_version + 1`."""
+
+    @abstractmethod
+    def training_step(self, experience: Experience) -> dict[str, Any]:
+        """Train on one batch; returns its metrics."""
+
+    def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
+        """Take `total_steps` batches from the buffer, and send the weights after every `update_steps` of them.
+
+        Each `update_steps` batches are an episode, trained on `train_epochs` times. When all makers are done or gone
+        and no whole batch is left, raises `RlhfError` with what they said; what was trained stays.
+        """
+        plan = FitPlan(total_steps, update_steps, train_epochs)
+        source = BufferSource(plan, self._draw, self._seed)
+        times = EpisodeTimes()
+        trainer = Trainer(
+            source,
+            partial(self._train_on, times),
+            hooks=self.hooks,
+            recorder=_Syncing(self._sync, times),
+            num_updates=self._num_updates,
+        )
+        self._presence.fit_begins()
+        try:
+            trainer.fit(self._fit_info(plan))
+        finally:
+            self._num_updates = trainer.num_updates
+
+    def sync_models_to_remote_makers(self, **kwargs: Any) -> None:
+        """Send the full weights now. Keywords go to `_update_remote_makers`."""
+        self._sync(fully_update=True, **kwargs)
+
+    @ray.method(concurrency_group="buffer_length")
+    def buffer_get_length(self) -> int:
+        """Whole batches that wait."""
+        return self.detached_replay_buffer.get_length()
+
+    @ray.method(concurrency_group="buffer_append")
+    def buffer_append(self, experience: Experience) -> None:
+        """Add a batch's samples; waits while the buffer is full."""
+        logger.debug("takes %d samples", len(experience))
+        self.detached_replay_buffer.append(experience)
+
+    @ray.method(concurrency_group="buffer_append")
+    def buffer_extend(self, items: Sequence[BufferItem]) -> None:
+        """Add samples; waits while the buffer is full."""
+        logger.debug("takes %d samples", len(items))
+        self.detached_replay_buffer.extend(items)
+
+    # In the group buffer_length, since buffer_append may be held up by a full buffer.
+    @ray.method(concurrency_group="buffer_length")
+    def maker_started(self, name: str, temperature: float = 1.0) -> None:
+        """A maker starts a loop, and says how it samples."""
+        self._presence.started(name, temperature)
+
+    @ray.method(concurrency_group="buffer_length")
+    def maker_done(self, name: str, error: str | None = None) -> None:
+        """A maker's loop is over and everything it made was sent; `error` is what broke it."""
+        self._presence.done(name, error)
+
+    @ray.method(concurrency_group="buffer_sample")
+    def _buffer_sample(self, timeout_seconds: float | None = None) -> Experience:
+        return self.detached_replay_buffer.sample(timeout_seconds=timeout_seconds)
+
+    def _step_device(self) -> torch.device:
+        """Where `training_step` wants its batches."""
+        import torch
+
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _agree(self, outcome: Experience | str) -> Experience | str:
+        """Trainers that work together all go on or all stop: a reason of any of them is everyone's."""
+        return outcome
+
+    def _draw(self) -> Experience | str:
+        """The next batch, or why there is none. Looks now and then whether anybody may still send."""
+        deadline = time.monotonic() + self._batch_timeout_seconds
+        outcome: Experience | str | None = None
+        while outcome is None:
+            try:
+                outcome = self._buffer_sample(_LOOK_SECONDS)  # type: ignore[operator]
+            except DeadlineError as error:
+                outcome = self._presence.reason_for_none()
+                if outcome is None and time.monotonic() > deadline:
+                    outcome = f"no batch came in {self._batch_timeout_seconds:g} s; {error.message}"
+        agreed = self._agree(outcome)
+        use_pinned = self.dataloader_pin_memory and self._step_device().type == "cuda"
+        return pinned(agreed) if use_pinned and not isinstance(agreed, str) else agreed
+
+    def _train_on(self, times: EpisodeTimes, experience: Experience) -> Metrics:
+        started = time.perf_counter()
+        metrics = self.training_step(to_device(experience, self._step_device()))
+        times.train_s += time.perf_counter() - started
+        times.num_tokens += int(experience.attention_mask.sum())
+        logger.debug("trained on %d samples: %s", len(experience), metrics)
+        return metrics
+
+    def _sync(self, fully_update: bool = False, **kwargs: Any) -> None:
+        with self.hooks.span("sync", version=self.policy_version + 1):
+            self._update_remote_makers(fully_update=fully_update, **kwargs)
+        self.policy_version += 1
+
+    def _fit_info(self, plan: FitPlan) -> FitInfo:
+        return FitInfo(
+            algorithm=type(self).__name__,
+            num_episodes=plan.num_episodes,
+            samples_per_episode=plan.update_steps * self.train_batch_size,
+            updates_per_episode=plan.update_steps * plan.train_epochs,
+        )
+
+
+@dataclass(slots=True)
+class EpisodeTimes:
+    """Where the time of an episode went; the rest of it was spent waiting for batches."""
+
+    train_s: float = 0.0
+    num_tokens: int = 0
+    """Real tokens trained on, prompts included."""
+
+
+class _Syncing:
+    """The loop's recorder: an episode ends with a sync."""
+
+    def __init__(self, sync: Callable[[], None], times: EpisodeTimes) -> None:
+        self._sync = sync
+        self._times = times
+
+    def start_episode(self, episode: int, metrics: Metrics) -> None:
+        self._times.train_s, self._times.num_tokens = 0.0, 0
+
+    def update(self, metrics: Metrics) -> None:
+        """Callbacks have seen them."""
+
+    def end_episode(self, episode: int) -> Metrics:
+        started = time.perf_counter()
+        self._sync()
+        times = self._times
+        return {
+            "time/train_s": times.train_s,
+            "time/sync_s": time.perf_counter() - started,
+            "tokens_per_second/train": times.num_tokens / max(times.train_s, 1e-9),
+        }
+
+
+def show_debug_messages() -> None:
+    """What the packages of this project log at DEBUG goes to this actor's output."""
+    name = own_name() or "driver"
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"[{name}] %(levelname)s %(name)s: %(message)s"))
+    for package in ("rlhf", "rlhf_core", "rlhf_ray", "rlhf_ppo", "rlhf_hf"):
+        package_logger = logging.getLogger(package)
+        package_logger.setLevel(logging.DEBUG)
+        if not package_logger.handlers:
+            package_logger.addHandler(handler)

@@ -1,0 +1,222 @@
+"""`ExperienceMakerHolder`: the seed's maker actor."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
+from rlhf_core.hooks import HookRelay
+from rlhf_core.types import BufferItem, Prompt, RolloutGroup
+
+from .detached_actors import NamedActors, own_name, set_environment
+from .detached_lora import check_lora_scales
+from .detached_trainer import show_debug_messages
+from .detached_wire import unpack
+from .holder_models import IdTokenizer, make_models, make_strategy, make_worker
+from .holder_performance import MakerPerformance
+from .holder_prompts import BatchReader, batches_of, maker_number
+from .holder_sampling import read_generate_kwargs
+from .holder_sending import TrainerSender
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+
+@ray.remote(concurrency_groups={"experience_io": 1, "model_io": 1, "compute": 1})  # type: ignore[call-overload]
+class ExperienceMakerHolder:
+    """Makes experience from a data loader's prompts and sends it to `DetachedTrainer` actors in turn.
+
+    Start it under a name, by which trainers find it. New weights arrive while it generates and are swapped in between
+    two batches, whole versions only.
+    """
+
+    def __init__(
+        self,
+        detached_trainer_name_list: list[str],
+        strategy_fn: Callable[[], Any],
+        model_fn: Callable[[], tuple[Any, Any, Any, Any]],
+        env_info: dict[str, str] | None = None,
+        sync_models_from_trainers: bool = False,
+        buffer_cpu_offload: bool = True,
+        kl_coef: float = 0.1,
+        callbacks: list[Any] = [],  # noqa: B006 - the seed's default; never changed
+        eval_performance: bool = False,
+        debug: bool = False,
+        update_lora_weights: bool = False,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        seed: int = 0,
+        engine: str = "hf",
+        engine_options: Mapping[str, Any] = {},
+        first_sync_timeout_seconds: float = 1800.0,
+        send_timeout_seconds: float = 1800.0,
+        actor_timeout_seconds: float = 60.0,
+        sync_idle_seconds: float = 600.0,
+        reward_timeout_seconds: float = 600.0,
+        **generate_kwargs: Any,
+    ) -> None:
+        """detached_trainer_name_list: actors that get the samples, in turn.
+        strategy_fn: a core `Strategy`, or anything else for one process and one device.
+        model_fn: (actor, critic, reward model, initial model); the critic may be None. The actor is a causal LM, the
+        reward a function f(rollouts) or a sequence-classification model, the initial model the KL's reference.
+        env_info: environment variables of a process group (rank, world_size, master_addr, master_port).
+        sync_models_from_trainers: make nothing before a trainer has sent its full weights.
+        buffer_cpu_offload: samples are always sent from CPU memory, whatever is said here.
+        kl_coef: factor of the KL penalty; it rides on every sample. 0 computes no reference.
+        callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
+        eval_performance: log how fast it was when a loop ends.
+        update_lora_weights: after the first sync, trainers send what LoRA trains only.
+        generate_kwargs: max_length (prompt and response), max_new_tokens, temperature, top_k, top_p, stop, do_sample,
+        eos_token_id.
+        tokenizer: needed where prompts are texts. seed: of the sampling noise. engine, engine_options: an installed
+        rollout engine that shares the actor's module. sync_idle_seconds: after so long without a chunk, a half-sent
+        version is dropped.
+        """
+        if not detached_trainer_name_list:
+            raise UserInputError("detached_trainer_name_list is empty", where="ExperienceMakerHolder")
+        if debug:
+            show_debug_messages()
+        set_environment(env_info)
+        self._name = own_name()
+        self._hooks = HookRelay()
+        for callback in callbacks:
+            self._hooks.register(callback)
+        if eval_performance:
+            self._hooks.register(MakerPerformance(self._name, print))
+        self._sampling = read_generate_kwargs(generate_kwargs)
+        self._strategy = make_strategy(strategy_fn)
+        models = make_models(model_fn, self._strategy, kl_coef=kl_coef)
+        decoder = tokenizer if tokenizer is not None else IdTokenizer(generate_kwargs.get("eos_token_id"))
+        self._worker = make_worker(
+            models,
+            self._strategy,
+            decoder,
+            self._sampling,
+            self._hooks,
+            engine=engine,
+            engine_options=engine_options,
+            seed=seed,
+            kl_coef=kl_coef,
+            reward_timeout_seconds=reward_timeout_seconds,
+            sync_idle_seconds=sync_idle_seconds,
+        )
+        self._models = models
+        self._update_lora_weights = update_lora_weights
+        self._number = maker_number(self._name)
+        self._reader = BatchReader(tokenizer, decoder, self._number)
+        trainers = NamedActors(detached_trainer_name_list, timeout_seconds=actor_timeout_seconds)
+        self._sender = TrainerSender(trainers, timeout_seconds=send_timeout_seconds)
+        self._first_sync_timeout_seconds = first_sync_timeout_seconds
+        self._initialized = threading.Event()
+        if not sync_models_from_trainers:
+            self._initialized.set()
+        self._num_steps = 0
+        self._unnumbered: dict[str, int] = {}
+        """Sender -> the version it has open without having given it a number."""
+
+    def workingloop(self, dataloader_fn: Callable[[], Iterable[Any]], num_epochs: int = 1, num_steps: int = 0) -> None:
+        """Make and send the experience of `num_epochs` passes over a data loader.
+
+        With `num_steps` > 0: of so many batches, in as many passes as that takes. A batch is a mapping of columns
+        (`input_ids`, `attention_mask`, `answer`, …), a tensor of ids, or a list of texts or records. Returns when the
+        trainers have taken everything, and tells them; an error of the loop is told too, and raised.
+        """
+        self._wait_for_first_weights()
+        self._sender.announce(self._name, self._sampling.temperature)
+        try:
+            with self._hooks.span("maker_loop", maker=self._number):
+                for batch in batches_of(dataloader_fn(), num_epochs, num_steps):
+                    self._inference_step(batch)
+                self._sender.flush()
+        except Exception as error:
+            self._report_failure(error)
+            raise
+        self._sender.say_done(self._name, None)
+
+    @ray.method(concurrency_group="model_io")
+    def update_experience_maker(
+        self,
+        new_actor_state_dict: dict[str, Any] | None = None,
+        new_actor_lora_config_dict: dict[str, Any] | None = None,
+        new_critic_state_dict: dict[str, Any] | None = None,
+        new_critic_lora_config_dict: dict[str, Any] | None = None,
+        fully_update: bool = False,
+        chunk_start: bool | None = None,
+        chunk_end: bool | None = None,
+        *,
+        version: int | None = None,
+        sender: str = "",
+        checksums: dict[str, str] | None = None,
+    ) -> None:
+        """Take a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s), its end.
+
+        Nothing is changed before the end; then names, shapes and checksums are verified, and the version is swapped
+        in between two batches. A call without start or end, outside of a version, is a whole version by itself.
+        fully_update: all weights come, whatever `update_lora_weights` says. new_…_lora_config_dict: the sender's
+        `lora_scales`. version: policy version; None counts on. sender: several do not disturb each other.
+        checksums: with the end, by role. Raises `SyncError`, and keeps the weights, when something does not match.
+        """
+        weights = self._worker.weights
+        alone = version is None and not chunk_start and not chunk_end and sender not in self._unnumbered
+        if version is None:
+            version = self._unnumbered.setdefault(sender, (weights.newest or 0) + 1)
+        if chunk_start or alone:
+            weights.begin(version, sender=sender, adapter_only=self._update_lora_weights and not fully_update)
+        models = self._models
+        for role, model, chunk, scales in (
+            ("policy", models.actor, new_actor_state_dict, new_actor_lora_config_dict),
+            ("critic", models.critic, new_critic_state_dict, new_critic_lora_config_dict),
+        ):
+            if chunk is not None:
+                if model is not None:
+                    check_lora_scales(model, scales)
+                weights.stage(version, role, unpack(chunk), sender=sender)
+        if chunk_end or alone:
+            self._unnumbered.pop(sender, None)
+            weights.commit(version, checksums, sender=sender)
+            if fully_update:
+                self._initialized.set()
+
+    @ray.method(concurrency_group="model_io")
+    def get_policy_version(self) -> int:
+        """Newest version of the weights that samples come from; 0 before the first."""
+        return self._worker.weights.newest or 0
+
+    def _inference_step(self, batch: Any) -> None:
+        prompts = self._reader.read(batch, self._num_steps)
+        self._num_steps += 1
+        groups = self._make_experience(prompts)  # type: ignore[operator]
+        items = [item for group in groups for item in group.items]
+        with self._hooks.span("send", num_groups=len(groups)):
+            self._send_items(items)  # type: ignore[operator]
+
+    @ray.method(concurrency_group="compute")
+    def _make_experience(self, prompts: list[Prompt]) -> list[RolloutGroup]:
+        return self._worker.make(prompts)
+
+    @ray.method(concurrency_group="experience_io")
+    def _send_items(self, items: list[BufferItem]) -> None:
+        self._sender.send(items)
+
+    def _wait_for_first_weights(self) -> None:
+        if not self._initialized.wait(self._first_sync_timeout_seconds):
+            raise DeadlineError(
+                f"waited {self._first_sync_timeout_seconds:g} s for a trainer's weights",
+                where=f"experience maker {self._name!r}",
+                hint="call sync_models_to_remote_makers on a trainer, or set sync_models_from_trainers=False",
+            )
+
+    def _report_failure(self, error: Exception) -> None:
+        """Tell the trainers, who else would wait for samples; the error itself is raised by the loop."""
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        try:
+            self._sender.say_done(self._name, told)
+        except RlhfError as unreachable:
+            logger.error("cannot tell a trainer that the loop failed: %s", unreachable)

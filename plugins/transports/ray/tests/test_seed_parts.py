@@ -1,0 +1,378 @@
+"""The parts of the seed's classes that need no Ray."""
+
+import threading
+import time
+from collections.abc import Mapping
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rlhf_core.errors import DataError, DeadlineError, RlhfError, SyncError, UserInputError
+from rlhf_core.sync import Checksum, ModuleReceiver, named_weights
+from rlhf_core.types import Experience, Rollout
+from rlhf_ray.detached_presence import MakerPresence
+from rlhf_ray.detached_source import BufferSource, FitPlan
+from rlhf_ray.detached_wire import num_bytes, pack, unpack
+from rlhf_ray.holder_prompts import BatchReader, batches_of, maker_number, sample_id
+from rlhf_ray.holder_reward import as_reward
+from rlhf_ray.holder_sampling import read_generate_kwargs
+from rlhf_ray.holder_sending import deal
+from rlhf_ray.holder_weights import StagedWeights, WeightTarget
+from rlhf_ray.maker_worker import trained_names
+
+
+def weights_of(module: nn.Module, value: float) -> dict[str, Tensor]:
+    return {name: torch.full_like(tensor, value) for name, tensor in named_weights(module).items()}
+
+
+class TestStagedWeights:
+    @pytest.fixture
+    def module(self) -> nn.Module:
+        return nn.Linear(2, 2)
+
+    @pytest.fixture
+    def staged(self, module: nn.Module) -> StagedWeights:
+        receiver = ModuleReceiver(module, on_commit=lambda version: None)
+        return StagedWeights({"policy": WeightTarget(receiver, module, frozenset({"bias"}))})
+
+    @staticmethod
+    def send(staged: StagedWeights, version: int, weights: Mapping[str, Tensor], sender: str = "") -> None:
+        staged.begin(version, sender=sender)
+        staged.stage(version, "policy", weights, sender=sender)
+        staged.commit(version, sender=sender)
+
+    def test_an_idle_maker_swaps_at_once(self, staged: StagedWeights, module: nn.Module) -> None:
+        self.send(staged, 1, weights_of(module, 1.0))
+        assert staged.newest == 1
+        assert bool((module.weight == 1.0).all() and (module.bias == 1.0).all())
+
+    def test_nothing_changes_while_a_batch_is_made(self, staged: StagedWeights, module: nn.Module) -> None:
+        self.send(staged, 1, weights_of(module, 1.0))
+        with staged.making():
+            self.send(staged, 2, weights_of(module, 2.0))
+            assert staged.newest == 1
+            assert bool((module.weight == 1.0).all())
+        assert staged.newest == 2
+        assert bool((module.weight == 2.0).all())
+
+    def test_the_newest_of_two_that_wait_counts(self, staged: StagedWeights, module: nn.Module) -> None:
+        with staged.making():
+            self.send(staged, 1, weights_of(module, 1.0), "a")
+            self.send(staged, 2, weights_of(module, 2.0), "b")
+        assert bool((module.weight == 2.0).all())
+        assert staged.newest == 2
+
+    def test_an_adapter_waits_on_top_of_a_full_version(self, staged: StagedWeights, module: nn.Module) -> None:
+        with staged.making():
+            self.send(staged, 1, weights_of(module, 1.0))
+            staged.begin(2, adapter_only=True)
+            staged.stage(2, "policy", {"bias": torch.full((2,), 5.0)})
+            staged.commit(2)
+        assert bool((module.weight == 1.0).all() and (module.bias == 5.0).all())
+
+    def test_two_senders_do_not_disturb_each_other(self, staged: StagedWeights, module: nn.Module) -> None:
+        for sender in ("a", "b"):
+            staged.begin(1, sender=sender)
+        staged.stage(1, "policy", weights_of(module, 1.0), sender="a")
+        staged.stage(1, "policy", weights_of(module, 2.0), sender="b")
+        staged.commit(1, sender="a")
+        assert bool((module.weight == 1.0).all())
+        staged.commit(1, sender="b")
+        assert bool((module.weight == 2.0).all())
+
+    @pytest.mark.parametrize("broken", ["missing", "unknown", "shape"])
+    def test_a_version_that_does_not_match_is_refused(
+        self, staged: StagedWeights, module: nn.Module, broken: str
+    ) -> None:
+        self.send(staged, 1, weights_of(module, 1.0))
+        weights = weights_of(module, 2.0)
+        if broken == "missing":
+            del weights["bias"]
+        elif broken == "unknown":
+            weights["other"] = torch.zeros(1)
+        else:
+            weights["bias"] = torch.zeros(3)
+        with pytest.raises(SyncError):
+            self.send(staged, 2, weights)
+        assert staged.newest == 1
+        assert bool((module.weight == 1.0).all())
+        self.send(staged, 3, weights_of(module, 3.0))
+        assert staged.newest == 3
+
+    def test_a_checksum_tells_what_changed_on_the_way(self, staged: StagedWeights, module: nn.Module) -> None:
+        sent = Checksum()
+        sent.add(weights_of(module, 1.0))
+        staged.begin(1)
+        staged.stage(1, "policy", weights_of(module, 1.5))
+        with pytest.raises(SyncError, match="checksum"):
+            staged.commit(1, {"policy": sent.hexdigest()})
+        assert staged.newest is None
+
+    def test_a_role_that_never_came_is_noticed(self, staged: StagedWeights, module: nn.Module) -> None:
+        staged.begin(1)
+        staged.stage(1, "policy", weights_of(module, 1.0))
+        with pytest.raises(SyncError, match="critic"):
+            staged.commit(1, {"policy": "", "critic": ""})
+
+    def test_what_a_dead_sender_left_is_dropped(self, module: nn.Module) -> None:
+        receiver = ModuleReceiver(module, on_commit=lambda version: None)
+        staged = StagedWeights({"policy": WeightTarget(receiver, module)}, idle_seconds=0.01)
+        staged.begin(1, sender="dead")
+        staged.stage(1, "policy", weights_of(module, 1.0), sender="dead")
+        time.sleep(0.05)
+        with staged.making():
+            assert staged.num_incoming == 0
+        with pytest.raises(SyncError, match="none is open"):
+            staged.commit(1, sender="dead")
+
+    def test_a_wait_for_a_version_ends(self, staged: StagedWeights, module: nn.Module) -> None:
+        with pytest.raises(DeadlineError, match="policy version 4"):
+            staged.wait_live(4, timeout_seconds=0.01)
+        sender = threading.Thread(target=self.send, args=(staged, 4, weights_of(module, 4.0)))
+        sender.start()
+        staged.wait_live(4, timeout_seconds=30.0)
+        sender.join()
+
+    def test_an_adapter_for_a_model_without_one_is_refused(self, module: nn.Module) -> None:
+        receiver = ModuleReceiver(module, on_commit=lambda version: None)
+        staged = StagedWeights({"policy": WeightTarget(receiver, module)})
+        staged.begin(1, adapter_only=True)
+        staged.stage(1, "policy", {"bias": torch.zeros(2)})
+        with pytest.raises(SyncError, match="has none"):
+            staged.commit(1)
+
+
+def test_what_is_trained_beside_a_frozen_rest_has_names() -> None:
+    module = nn.Linear(2, 2)
+    assert trained_names(module) == frozenset()
+    module.weight.requires_grad_(False)
+    assert trained_names(module) == {"bias"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_tensors_come_back_from_arrays(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[0.0, 1.0], [2.0, -3.0]]).to(dtype)
+    packed = pack({"w": tensor, "transposed": tensor.T, "scalar": tensor[0, 1]})
+    for each in packed.values():
+        each.array.flags.writeable = False
+    back = unpack(packed)
+    assert torch.equal(back["w"], tensor)
+    assert torch.equal(back["transposed"], tensor.T)
+    assert torch.equal(back["scalar"], tensor[0, 1])
+    assert num_bytes(packed) == 9 * tensor.element_size()
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=10),
+    st.integers(1, 4),
+)
+def test_items_are_dealt_in_turn(sizes: list[int], num_targets: int) -> None:
+    received: list[list[int]] = [[] for _ in range(num_targets)]
+    first = made = 0
+    for size in sizes:
+        dealt, first = deal(list(range(made, made + size)), num_targets, first)  # type: ignore[arg-type]
+        made += size
+        for target, part in enumerate(dealt):
+            received[target].extend(part)  # type: ignore[arg-type]
+    assert received == [list(range(target, made, num_targets)) for target in range(num_targets)]
+
+
+class TestSampling:
+    def test_the_seeds_words(self) -> None:
+        sampling = read_generate_kwargs({"max_length": 512, "top_k": 50, "pad_token_id": 0, "use_cache": True})
+        assert (sampling.max_length, sampling.top_k, sampling.temperature) == (512, 50, 1.0)
+        assert sampling.max_new_tokens == 512
+
+    def test_greedy(self) -> None:
+        assert read_generate_kwargs({"do_sample": False}).greedy
+
+    @pytest.mark.parametrize("options", [{"top_q": 1}, {"temperature": 0}, {"top_p": 2}, {"max_length": 0}])
+    def test_what_means_nothing_is_refused(self, options: dict[str, object]) -> None:
+        with pytest.raises(UserInputError, match=next(iter(options))):
+            read_generate_kwargs(options)
+
+
+class Words:
+    """A tokenizer of digits."""
+
+    chat_template = None
+
+    def __call__(self, texts: list[str], **options: object) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[int(c) for c in text] for text in texts]}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(map(str, ids))
+
+
+class TestPrompts:
+    def read(self, batch: object) -> list[tuple[str, tuple[int, ...], object, dict[str, object]]]:
+        reader = BatchReader(Words(), Words(), maker=3)  # type: ignore[arg-type]
+        prompts = reader.read(batch, 7)
+        assert [prompt.position for prompt in prompts] == [sample_id(3, 7, row) for row in range(len(prompts))]
+        return [(p.text, p.prompt_ids, p.answer, dict(p.metadata)) for p in prompts]
+
+    def test_padding_on_either_side_is_taken_off(self) -> None:
+        batch = {
+            "input_ids": torch.tensor([[0, 0, 1, 2], [3, 4, 5, 0]]),
+            "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]),
+            "answer": ["x", "y"],
+            "level": torch.tensor([1, 2]),
+        }
+        assert self.read(batch) == [("12", (1, 2), "x", {"level": 1}), ("345", (3, 4, 5), "y", {"level": 2})]
+
+    def test_a_tensor_texts_and_records(self) -> None:
+        assert self.read(torch.tensor([[1, 2]])) == [("12", (1, 2), None, {})]
+        assert self.read(["12", "3"]) == [("12", (1, 2), None, {}), ("3", (3,), None, {})]
+        assert self.read([{"prompt": "12", "answer": 4, "k": 5}]) == [("12", (1, 2), 4, {"k": 5})]
+        assert self.read({"prompt": ["1", "2"]}) == [("1", (1,), None, {}), ("2", (2,), None, {})]
+
+    @pytest.mark.parametrize("batch", [[], 3, {"text": ["1"]}, {"input_ids": [[1]], "answer": ["a", "b"]}])
+    def test_what_is_no_batch_is_refused(self, batch: object) -> None:
+        with pytest.raises(DataError, match="batch 7"):
+            self.read(batch)
+
+    def test_texts_need_a_tokenizer(self) -> None:
+        with pytest.raises(DataError, match="no tokenizer"):
+            BatchReader(None, Words(), maker=0).read(["12"], 0)
+
+    @given(st.integers(0, (1 << 22) - 1), st.integers(0, (1 << 24) - 1), st.integers(0, (1 << 16) - 1))
+    def test_numbers_are_unique_and_fit(self, maker: int, step: int, row: int) -> None:
+        number = sample_id(maker, step, row)
+        assert 0 <= number < 1 << 62
+        assert (number >> 40, number >> 16 & (1 << 24) - 1, number & (1 << 16) - 1) == (maker, step, row)
+
+    def test_makers_have_numbers_of_their_own(self) -> None:
+        assert len({maker_number(f"maker_{i}") for i in range(64)}) == 64
+
+    def test_epochs_and_steps(self) -> None:
+        assert list(batches_of([1, 2, 3], 2, 0)) == [1, 2, 3, 1, 2, 3]
+        assert list(batches_of([1, 2, 3], 1, 5)) == [1, 2, 3, 1, 2]
+        assert list(batches_of([1, 2, 3], 9, 2)) == [1, 2]
+        with pytest.raises(DataError, match="second time"):
+            list(batches_of(iter([1, 2]), 2, 0))
+
+
+def experience(number: int) -> Experience:
+    return Experience(
+        sequences=torch.full((1, 2), number),
+        attention_mask=torch.ones(1, 2, dtype=torch.bool),
+        action_mask=torch.ones(1, 1, dtype=torch.bool),
+        action_log_probs=torch.zeros(1, 1),
+        sample_ids=torch.tensor([number]),
+        group_ids=torch.tensor([number]),
+        policy_versions=torch.tensor([0]),
+        truncated=torch.tensor([False]),
+    )
+
+
+class TestSource:
+    def test_later_passes_shuffle_the_same_batches(self) -> None:
+        numbers = iter(range(100))
+        source = BufferSource(FitPlan(10, 4, 3), lambda: experience(next(numbers)), seed=0)
+        seen = []
+        for index in range(3):
+            passes = [[int(b.sample_ids) for b in batches] for batches in source.episode(index).epochs]
+            assert [sorted(batches) for batches in passes] == [passes[0]] * 3
+            seen += passes[0]
+        assert seen == list(range(10))
+
+    def test_a_shortfall_says_how_far_it_came_and_why(self) -> None:
+        outcomes = iter([experience(0), "maker_0 is done"])
+        source = BufferSource(FitPlan(4, 4, 1), lambda: next(outcomes), seed=0)
+        with pytest.raises(RlhfError, match="after 1 of 4 batches: maker_0 is done"):
+            [list(batches) for batches in source.episode(0).epochs]
+
+    @pytest.mark.parametrize("wrong", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+    def test_a_fit_has_steps(self, wrong: tuple[int, int, int]) -> None:
+        with pytest.raises(ValueError, match="at least 1"):
+            FitPlan(*wrong)
+
+
+class TestPresence:
+    def wait_for_reason(self, presence: MakerPresence) -> str:
+        deadline = time.monotonic() + 30
+        while (reason := presence.reason_for_none()) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return reason
+
+    def test_one_that_may_still_send_is_waited_for(self) -> None:
+        presence = MakerPresence(["a", "b"], lambda name: False)
+        presence.done("a", None)
+        assert presence.reason_for_none() is None  # b is not there yet
+
+    def test_all_done_and_what_they_said(self) -> None:
+        presence = MakerPresence(["a", "b"], lambda name: True)
+        presence.fit_begins()
+        presence.done("a", None)
+        presence.done("b", "ValueError: no")
+        assert self.wait_for_reason(presence) == "a is done; b failed: ValueError: no"
+
+    def test_one_whose_actor_is_gone_is_done(self) -> None:
+        alive = {"a"}
+        presence = MakerPresence(["a"], alive.__contains__)
+        presence.started("a", 1.0)
+        assert presence.reason_for_none() is None
+        alive.clear()
+        assert "gone" in self.wait_for_reason(presence)
+
+    def test_temperatures_must_agree(self) -> None:
+        presence = MakerPresence([], lambda name: True)
+        assert presence.temperature is None
+        presence.started("a", 0.7)
+        assert presence.temperature == 0.7
+        presence.started("b", 1.0)
+        with pytest.raises(UserInputError, match="temperatures"):
+            _ = presence.temperature
+
+
+def rollout(prompt: tuple[int, ...], answer: tuple[int, ...]) -> Rollout:
+    return Rollout(
+        sample_id=0,
+        prompt="",
+        messages=None,
+        prompt_ids=prompt,
+        completion="",
+        completion_ids=answer,
+        logprobs=(0.0,) * len(answer),
+        answer=None,
+        metadata={},
+        policy_version=0,
+        finish_reason="stop",
+    )
+
+
+class TestReward:
+    def test_a_model_is_read_at_the_last_real_token_even_if_that_pads(self) -> None:
+        from transformers import LlamaConfig, LlamaForSequenceClassification
+
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=16,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_labels=1,
+            pad_token_id=2,
+        )
+        model = LlamaForSequenceClassification(config).eval()
+        rows = [((5, 6), (7, 2)), ((5,), (9, 10, 11, 2)), ((8,), (4,))]
+        with torch.no_grad():
+            hidden = [model.model(torch.tensor([p + a])).last_hidden_state[0, -1] for p, a in rows]
+            expected = [float(model.score(state)) for state in hidden]
+        reward = as_reward(model, torch.device("cpu"))
+        assert reward([rollout(p, a) for p, a in rows]) == pytest.approx(expected, abs=1e-6)
+
+    def test_a_function_stays_itself(self) -> None:
+        def brevity(rollouts: object) -> list[float]:
+            return []
+
+        assert as_reward(brevity, torch.device("cpu")) is brevity
+
+    def test_what_cannot_score_is_refused(self) -> None:
+        with pytest.raises(UserInputError, match="reward model"):
+            as_reward(3, torch.device("cpu"))
