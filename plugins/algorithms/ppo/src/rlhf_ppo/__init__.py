@@ -1,1 +1,26 @@
-"""PPO for the rlhf framework: the algorithm, its value model and the seed's trainer class."""
+"""PPO for the rlhf framework: the algorithm, its value model and the seed's trainer classes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .critic import Critic
+    from .detached import DetachedPPOTrainer
+    from .trainer import PPOTrainer
+
+__all__ = ["Critic", "DetachedPPOTrainer", "PPOTrainer"]
+
+_HOMES = {"Critic": "critic", "DetachedPPOTrainer": "detached", "PPOTrainer": "trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class when it is asked for: listing plugins loads neither torch nor ray."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -39,7 +41,7 @@ class Critic(nn.Module):
         `save_pretrained` of a critic wrote brings its head along.
         """
         if isinstance(path_or_model, nn.Module):
-            model = path_or_model.get_base_model() if hasattr(path_or_model, "peft_config") else path_or_model
+            model: Any = path_or_model.get_base_model() if hasattr(path_or_model, "peft_config") else path_or_model
             trunk = copy.deepcopy(model.base_model)
             return cls(trunk, trunk.config.hidden_size)
         trunk = AutoModel.from_pretrained(path_or_model, dtype=dtype, use_safetensors=True)
@@ -49,12 +51,18 @@ class Critic(nn.Module):
             critic.value_head.load_state_dict(load_file(head))
         return critic
 
-    def save_pretrained(self, path: str | Path) -> None:
-        """Write trunk and head as safetensors; `from_pretrained` reads them."""
+    def save_pretrained(self, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write trunk and head as safetensors; `from_pretrained` reads them.
+
+        weights: the full state dict to write, where this module does not hold it (a strategy shards it); None is its
+        own.
+        """
         assert isinstance(self.trunk, PreTrainedModel)
-        self.trunk.save_pretrained(path)
-        head = {name: tensor.detach().cpu().contiguous() for name, tensor in self.value_head.state_dict().items()}
-        save_file(head, Path(path) / _HEAD_FILE)
+        state = self.state_dict() if weights is None else weights
+        trunk = {n.removeprefix("trunk."): t for n, t in state.items() if n.startswith("trunk.")}
+        self.trunk.save_pretrained(path, state_dict=trunk)
+        head = {n.removeprefix("value_head."): t for n, t in state.items() if n.startswith("value_head.")}
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, Path(path) / _HEAD_FILE)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """input_ids [B, S] int64, attention_mask [B, S] (1 = real token) -> values [B, S] float32."""

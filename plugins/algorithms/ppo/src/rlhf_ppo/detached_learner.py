@@ -1,0 +1,138 @@
+"""What a detached PPO trainer trains: actor and critic behind one strategy. No Ray in here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from rlhf_core.batching import split
+from rlhf_core.errors import UserInputError
+from rlhf_core.rewards import RewardCombiner
+from rlhf_core.strategy import Strategy
+from rlhf_core.types import Experience
+from rlhf_core.update import Updater
+
+from .algorithm import PPO
+from .config import PPOConfig
+from .detached_roles import OptimizerOptions, check_strategy, prepare_roles
+from .detached_saving import save_actor, save_critic
+
+
+class DetachedLearner:
+    """Trains on batches of samples, sends out weights, saves. Every method but `num_parameters` is collective."""
+
+    def __init__(
+        self,
+        made: Any,
+        model_fn: Callable[[], tuple[nn.Module, nn.Module]],
+        config: PPOConfig,
+        optimizer: OptimizerOptions,
+        *,
+        micro_batch_tokens: int | None,
+    ) -> None:
+        """made: a strategy, which is joined here, or a ColossalAI Booster.
+
+        Raises `UserInputError` when it is neither, or when `model_fn` gives no (actor, critic).
+        """
+        check_strategy(made)
+        self._config = config
+        self._micro_batch_tokens = micro_batch_tokens
+        if isinstance(made, Strategy):
+            made.setup()
+        with made.model_init_context() if isinstance(made, Strategy) else nullcontext():
+            models = _checked(model_fn())
+        self.strategy, self.trained = prepare_roles(made, models, optimizer)
+        self.busy = threading.Lock()
+        """Held while weights change or are read."""
+        self._temperature: float | None = None
+        self._algorithm: PPO | None = None
+        self._updater: Updater | None = None
+
+    def step(self, experience: Experience, temperature: float) -> dict[str, float]:
+        """One update on this rank's batch; its metrics. Advantages are computed, over the batch, where it has none.
+
+        temperature: what the batch was sampled at; log-probs are compared on that distribution.
+        """
+        algorithm, updater = self._for_temperature(temperature)
+        if experience.advantages is None:
+            experience = _with_advantages(algorithm, experience)
+        with self.busy:
+            return updater.update(split(experience))
+
+    def shards(self, role: str, max_shard_bytes: int, *, adapter_only: bool) -> Iterator[dict[str, Tensor]]:
+        """The role's weights, full or what is trained only (adapter, value head), a bounded part at a time."""
+        model = self.trained[role].model
+        names = self.trained_names(role) if adapter_only else None
+        only = None if names is None else names.__contains__
+        yield from self.strategy.state_dict_shards(model, max_shard_bytes, only)
+
+    def trained_names(self, role: str) -> frozenset[str]:
+        """Parameters that the optimizer changes. Raises `UserInputError` when that is all of them: no adapter."""
+        parameters = dict(self.unwrapped(role).named_parameters())
+        trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+        if len(trained) == len(parameters):
+            raise UserInputError(
+                f"update_lora_weights is set, but the {role} has no LoRA adapter: all of it is trained",
+                where="DetachedPPOTrainer",
+                hint="build it with peft.get_peft_model in model_fn (trainer and maker), or leave update_lora_weights",
+            )
+        return trained
+
+    def unwrapped(self, role: str) -> nn.Module:
+        """The role's model inside what the strategy wraps it in."""
+        return self.strategy.unwrap(self.trained[role].model)
+
+    def save(self, role: str, path: Path) -> None:
+        """The actor as a folder for transformers, LoRA merged; the critic as `Critic.from_pretrained` reads it."""
+        save = save_actor if role == "policy" else save_critic
+        with self.busy:
+            save(self.strategy, self.trained[role].model, path)
+
+    def save_optimizer(self, role: str, path: Path) -> None:
+        """The optimizer's state, under the names of the parameters."""
+        with self.busy:
+            self.strategy.save_optimizer(self.trained[role].optimizer, path)
+
+    @property
+    def num_parameters(self) -> dict[str, int]:
+        """By role; on this rank, where a strategy shards them."""
+        return {role: sum(p.numel() for p in self.unwrapped(role).parameters()) for role in self.trained}
+
+    def _for_temperature(self, temperature: float) -> tuple[PPO, Updater]:
+        if self._algorithm is None or self._updater is None or temperature != self._temperature:
+            self._temperature = temperature
+            self._algorithm = PPO(self._config, temperature=temperature)
+            self._updater = Updater(
+                self._algorithm, self.strategy, self.trained, micro_batch_tokens=self._micro_batch_tokens
+            )
+        return self._algorithm, self._updater
+
+
+def _checked(returned: Any) -> Mapping[str, nn.Module]:
+    is_pair = isinstance(returned, tuple | list) and len(returned) == 2
+    if not is_pair or not all(isinstance(model, nn.Module) for model in returned):
+        raise UserInputError(
+            "it must return (actor, critic)",
+            where="model_fn of the detached trainer",
+            hint="a transformers causal LM and rlhf_ppo.Critic.from_pretrained(actor), say",
+        )
+    return {"policy": returned[0], "critic": returned[1]}
+
+
+def _with_advantages(algorithm: PPO, experience: Experience) -> Experience:
+    """Rewards summed, the KL penalty at the samples' own coefficient, GAE, whitened over the batch."""
+    if not experience.rewards or experience.values is None:
+        missing = "values" if experience.rewards else "rewards"
+        raise UserInputError(
+            f"the samples carry no {missing}",
+            where="DetachedPPOTrainer",
+            hint="give the makers' model_fn a critic and a reward model",
+        )
+    combined = RewardCombiner(dict.fromkeys(experience.rewards, 1.0)).combine(experience.rewards)
+    return algorithm.advantages(replace(experience, scores=combined.scores)).experience

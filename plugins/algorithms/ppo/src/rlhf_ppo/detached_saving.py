@@ -1,0 +1,48 @@
+"""A trained actor and critic as folders that `from_pretrained` reads. Collective; rank 0 writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from rlhf_core.models import is_lora, merged_weights
+from rlhf_core.strategy import Strategy
+
+from .critic import Critic
+
+_SHARD_BYTES = 512 * 1024**2
+
+
+def save_actor(strategy: Strategy, model: nn.Module, path: Path) -> None:
+    """A folder for `AutoModelForCausalLM.from_pretrained`, with any LoRA adapter merged; without a tokenizer."""
+    weights = _gather(strategy, model)
+    inner: Any = strategy.unwrap(model)
+
+    def write() -> None:
+        if is_lora(inner):
+            inner.get_base_model().save_pretrained(path, state_dict=merged_weights(inner, weights))
+        else:
+            inner.save_pretrained(path, state_dict=weights)
+
+    strategy.run_on_main(write)
+
+
+def save_critic(strategy: Strategy, model: nn.Module, path: Path) -> None:
+    """A folder for `Critic.from_pretrained`; of another value model, or one with an adapter, for `load_model`."""
+    inner = strategy.unwrap(model)
+    if not isinstance(inner, Critic) or any("lora_" in name for name, _ in inner.named_parameters()):
+        strategy.save_model(model, path)
+        return
+    weights = _gather(strategy, model)
+    strategy.run_on_main(lambda: inner.save_pretrained(path, weights))
+
+
+def _gather(strategy: Strategy, model: nn.Module) -> dict[str, Tensor]:
+    """The full weights on rank 0, in CPU memory; nothing on the others, which take part in the gathering."""
+    weights: dict[str, Tensor] = {}
+    for shard in strategy.state_dict_shards(model, _SHARD_BYTES):
+        if strategy.is_main:
+            weights.update({name: tensor.detach().cpu().clone() for name, tensor in shard.items()})
+    return weights
