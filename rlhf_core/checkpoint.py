@@ -36,7 +36,7 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         except OSError as error:
-            raise _write_error(partial, error) from error
+            raise write_error(partial, error) from error
         return partial
 
     def commit(self, step: int) -> Path:
@@ -48,13 +48,17 @@ class CheckpointStore:
             _write_durably(partial / _LISTING, json.dumps(listing, indent=1))
             for path in _files(partial):
                 _fsync(path)
-            shutil.rmtree(final, ignore_errors=True)
+            for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
+                _fsync(folder)
+            if final.exists():  # of a run that was continued from before it
+                final.rename(self._folder / f".partial-step-{step}-before")
             partial.rename(final)
+            shutil.rmtree(self._folder / f".partial-step-{step}-before", ignore_errors=True)
             _write_durably(self._folder / _LAST, final.name + "\n")
             _fsync(self._folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise _write_error(final, error) from error
+            raise write_error(final, error) from error
         for old in self.steps()[: -self._keep]:
             shutil.rmtree(self._folder / f"step-{old}", ignore_errors=True)
         return final
@@ -79,17 +83,25 @@ class CheckpointStore:
         return None
 
     def discard_after(self, step: int) -> None:
-        """Remove checkpoints newer than `step`: the run continues from there."""
+        """The run continues from `step`: remove newer checkpoints, and what a killed run had half written."""
+        try:
+            _write_durably(self._folder / _LAST, f"step-{step}\n")
+        except OSError as error:
+            raise write_error(self._folder / _LAST, error) from error
         for newer in [s for s in self.steps() if s > step]:
             shutil.rmtree(self._folder / f"step-{newer}", ignore_errors=True)
+        for partial in self._folder.glob(".partial-step-*"):
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def find_damage(path: Path) -> str | None:
     """Why the checkpoint `path` cannot be used, or None when every file is as it was written."""
     try:
-        listing: dict[str, Any] = json.loads((path / _LISTING).read_text())
+        listing: Any = json.loads((path / _LISTING).read_text())
     except (OSError, ValueError) as error:
         return f"its {_LISTING} cannot be read ({error})"
+    if not isinstance(listing, dict) or not listing:
+        return f"its {_LISTING} lists no files"
     present = {str(p.relative_to(path)) for p in _files(path)} - {_LISTING}
     if missing := sorted(listing.keys() - present):
         return f"files are missing: {', '.join(missing[:3])}"
@@ -127,7 +139,8 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-def _write_error(path: Path, error: OSError) -> CheckpointError:
+def write_error(path: Path, error: OSError) -> CheckpointError:
+    """What the user is told when a checkpoint cannot be written to `path`."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return CheckpointError(
         f"cannot write {path.name}: {'the disk is full' if full else error}",

@@ -46,10 +46,13 @@ def save_run_state(
         strategy.save_optimizer(model.optimizer, folder / f"{role}-optimizer")
         if model.scheduler is not None:
             strategy.save_lr_scheduler(model.scheduler, folder / f"{role}-schedule")
-    if strategy.is_main:
+
+    def write_counters() -> None:
         (folder / _STATE).write_text(json.dumps(asdict(state), indent=1))
         if channel is not None:
             save_tree(folder / _CHANNEL, channel)
+
+    strategy.run_on_main(write_counters)
 
 
 def load_run_state(folder: Path, trained: Mapping[str, Trained], strategy: Strategy) -> RunState:

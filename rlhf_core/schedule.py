@@ -43,4 +43,4 @@ def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
 
 def load_scheduler(scheduler: LRScheduler, path: Path) -> None:
     """Bring a schedule to where it was."""
-    scheduler.load_state_dict(json.loads((path / _FILE).read_text()))
+    scheduler.load_state_dict({**scheduler.state_dict(), **json.loads((path / _FILE).read_text())})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
 from .build import TrainerModels, build_reference, updates_per_episode
-from .checkpoint import CheckpointStore
+from .checkpoint import CheckpointStore, write_error
 from .config_resolve import ResolvedRun
 from .episode_forward import SCORING_TOKENS, no_reference, reference_pass, with_trainer_log_probs
 from .episode_record import EpisodeRecord
@@ -138,7 +138,8 @@ class TrainerSession:
         metrics = self._record.end_episode(self._strategy)
         last = episode + 1 == run.train.episodes
         interrupted = self._agree(self._parts.interrupted())
-        if run.eval is not None and not interrupted and (last or _due(episode, run.eval.every_episodes)):
+        # Also when interrupted: after a resume its scores could not be put on the line they belong to.
+        if run.eval is not None and (last or _due(episode, run.eval.every_episodes)):
             results = self._evaluate(self._trainer.num_updates)
             self._record.evaluation(results)
             self._eval_after = results.get("eval/score") if last else None
@@ -171,14 +172,20 @@ class TrainerSession:
         partial = self._folder.checkpoints / f".partial-step-{step}"
         try:
             save_run_state(partial, state, channel, self._models.trained, self._strategy)
+        except OSError as error:
+            self._abandon(step)
+            raise write_error(partial, error) from error
         except BaseException:
-            if self._strategy.is_main:
-                self._store.abandon(step)
+            self._abandon(step)
             raise
         self._strategy.run_on_main(lambda: _discard(self._store.commit(step)))
         if self._strategy.is_main:
             path = self._folder.checkpoints / f"step-{step}"
             self._hooks.fire("checkpoint_saved", path=path, step=step, episode=episode)
+
+    def _abandon(self, step: int) -> None:
+        if self._strategy.is_main:
+            self._store.abandon(step)
 
     @property
     def wall_seconds(self) -> float:

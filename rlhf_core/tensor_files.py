@@ -54,6 +54,7 @@ def load_tree(path: Path | str, device: str = "cpu") -> Any:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write one safetensors file atomically; tensors may be views, shared or on a device."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
         raise CheckpointError(f"cannot be written: {error}", where=str(path), hint="is the disk full?") from error
     finally:
         partial.unlink(missing_ok=True)

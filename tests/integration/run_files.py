@@ -1,0 +1,57 @@
+"""What the tests of whole runs share: reading a run folder, without what differs between equal runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from rlhf_core import train
+from rlhf_core.testing.runs import tiny_run
+
+RLHF = str(Path(sys.executable).parent / "rlhf")
+TIMES = ("time/", "memory/", "tokens_per_second/", "reward_calls/")
+
+
+def start(changes, output, **options):
+    """A tiny run in this process; its result."""
+    return train(tiny_run(changes), output=output, **options)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def metrics(folder):
+    """The lines of `metrics.jsonl` without times, memory and throughput."""
+    return [
+        {key: value for key, value in line.items() if not key.startswith(TIMES)}
+        for line in lines(folder / "metrics.jsonl")
+    ]
+
+
+def samples(folder):
+    return lines(folder / "samples.jsonl")
+
+
+def write_run(folder, changes=None):
+    """A tiny run as a run file."""
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(tiny_run(changes)))
+    return path
+
+
+def command(*arguments, cwd=None, timeout=120):
+    """The installed command, to its end."""
+    return subprocess.run(
+        [RLHF, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
+    )
+
+
+def tree(folder):
+    """Every file and folder below `folder`, with contents: to see that nothing changed."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
