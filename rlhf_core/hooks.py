@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
@@ -80,6 +80,8 @@ class HookRelay:
         self._listening: set[str] = set()
         self._failures: list[HookError | RlhfError] = []
         self._installed: set[str] = set()
+        self._tap: Callable[[str, dict[str, Any]], None] | None = None
+        self._tapped: frozenset[str] = frozenset()
 
     @property
     def events(self) -> frozenset[str]:
@@ -143,6 +145,12 @@ class HookRelay:
                 relay.register(plugin, name=name)
         return relay
 
+    def tap(self, receive: Callable[[str, dict[str, Any]], None], events: Iterable[str]) -> None:
+        """Also tell `receive` of these events, with all their arguments, after the hooks of this process."""
+        self._tap = receive
+        self._tapped = frozenset(events) & self.events
+        self._refresh()
+
     def replay(self, event: str, arguments: Mapping[str, Any]) -> None:
         """Fire an event that happened in another process; of an end hook's errors the first is raised."""
         if event.endswith(_END):
@@ -160,7 +168,10 @@ class HookRelay:
         if event not in self._listening:
             self._check(event)
             return []
-        return cast("list[Any]", self._callers[event](**self._complete(event, arguments)))
+        complete = self._complete(event, arguments)
+        answers = cast("list[Any]", self._callers[event](**complete))
+        self._tell(event, complete)
+        return answers
 
     @contextmanager
     def span(self, event: str, **arguments: Any) -> Iterator[Span]:
@@ -203,12 +214,14 @@ class HookRelay:
         if event not in self._listening:
             return
         outer, self._failures = self._failures, []
+        complete = self._complete(event, arguments)
         try:
-            self._callers[event](**self._complete(event, arguments))
+            self._callers[event](**complete)
         except RlhfError as raised:  # a wrapper's; plain hooks were collected, so that all of them ran
             self._failures.append(raised)
         finally:
             failures, self._failures = self._failures, outer
+            self._tell(event, complete)
         unraised = failures if error is not None else failures[1:]
         for failure in unraised:
             logger.error("%s", failure, exc_info=failure)
@@ -259,12 +272,17 @@ class HookRelay:
             raise TypeError(f"{PREFIX}{event} takes {names}: unknown {sorted(unknown)}, missing {sorted(missing)}")
         return {name: arguments.get(name) for name in names}
 
+    def _tell(self, event: str, complete: dict[str, Any]) -> None:
+        if self._tap is not None and event in self._tapped:
+            self._tap(event, complete)
+
     def _check(self, event: str) -> None:
         if event not in self._callers:
             raise KeyError(f"no hook {PREFIX}{event}; see rlhf_core.hookspecs")
 
     def _refresh(self) -> None:
-        self._listening = {event for event, caller in self._callers.items() if caller.get_hookimpls()}
+        heard = {event for event, caller in self._callers.items() if caller.get_hookimpls()}
+        self._listening = heard | self._tapped
 
     def _remove(self, plugin: object) -> None:
         """Undo a registration that failed half-way."""

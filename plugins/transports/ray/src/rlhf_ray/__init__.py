@@ -1,0 +1,29 @@
+"""Detached RLHF on Ray: the transport `ray`, and the seed classes for use by hand.
+
+`DetachedTrainer`, `ExperienceMakerHolder` and `DetachedReplayBuffer` are imported when they are first asked for, so
+that listing plugins loads neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .detached_trainer import DetachedTrainer
+    from .maker_holder import ExperienceMakerHolder
+    from .replay_buffer import DetachedReplayBuffer
+
+__all__ = ["DetachedReplayBuffer", "DetachedTrainer", "ExperienceMakerHolder"]
+
+_MODULES = {
+    "DetachedReplayBuffer": "replay_buffer",
+    "DetachedTrainer": "detached_trainer",
+    "ExperienceMakerHolder": "maker_holder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -1,0 +1,84 @@
+"""What every actor of a run is given, and how it settles into its process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.config_resolve import ResolvedRun, resolve
+from rlhf_core.hook_plugins import load_hook_plugins
+from rlhf_core.hooks import HookRelay
+from rlhf_core.hookspecs import PREFIX
+
+from .config import RayConfig
+from .event_relay import ActorLogHandler, EventSender
+
+_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorSpec:
+    """A run as its actors need it; it travels to other machines, so it holds plain values only."""
+
+    run: Mapping[str, Any]
+    """The resolved run file."""
+    folder: str
+    """The run folder; trainer rank 0 writes into it."""
+    working_folder: str
+    """Where relative paths of the run file start."""
+    coordinator: Any
+    """Handle of the coordinator."""
+    listened: frozenset[str]
+    """Hook events that somebody in the driver listens to."""
+    num_threads: int | None
+    """For torch, where actors share a machine's cores without reserving them; None leaves it to torch."""
+
+    def resolve(self) -> ResolvedRun:
+        return resolve(self.run)
+
+
+class ActorContext:
+    """This process as an actor: its place, log, threads and hooks."""
+
+    def __init__(self, name: str, spec: ActorSpec) -> None:
+        self.name = name
+        self.spec = spec
+        self.sender = EventSender(name, spec.coordinator)
+        for key in _LAUNCHER:
+            # Of a launcher that started the driver; this process has another place.
+            os.environ.pop(key, None)
+        if Path(spec.working_folder).is_dir():
+            os.chdir(spec.working_folder)
+        # Arrays from the object store are read-only; they are copied from, never into.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
+        self._forward_log()
+        self.resolved = spec.resolve()
+        config = self.resolved.transport.config
+        assert isinstance(config, RayConfig)
+        self.config = config
+
+    def settle(self) -> None:
+        """Before the first tensor: threads. Imports torch."""
+        import torch
+
+        if self.spec.num_threads is not None:
+            torch.set_num_threads(self.spec.num_threads)
+
+    def hooks(self, events: type) -> HookRelay:
+        """Installed hook plugins, and the way back to the driver for those of `events` that it listens to."""
+        relay = HookRelay()
+        load_hook_plugins(relay, self.resolved.run.hooks.disable)
+        own = {name.removeprefix(PREFIX) for name in vars(events) if name.startswith(PREFIX)}
+        relay.tap(self.sender.event, own & self.spec.listened)
+        return relay
+
+    def _forward_log(self) -> None:
+        root = logging.getLogger()
+        if not any(isinstance(handler, ActorLogHandler) for handler in root.handlers):
+            root.addHandler(ActorLogHandler(self.sender))
+        logging.getLogger("rlhf").setLevel(logging.DEBUG)

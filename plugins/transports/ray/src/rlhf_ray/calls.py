@@ -1,0 +1,25 @@
+"""Calling the coordinator from another actor: with a deadline, and with its errors as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from rlhf_core.errors import DeadlineError
+
+_MARGIN_SECONDS = 60.0
+"""How much longer than the coordinator's own deadline its answer may take."""
+
+
+def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.0) -> Any:
+    """Call the coordinator, which answers within `wait_seconds` by itself. Raises what it raised."""
+    try:
+        return ray.get(getattr(coordinator, method).remote(*arguments), timeout=wait_seconds + _MARGIN_SECONDS)
+    except ray.exceptions.GetTimeoutError as error:
+        raise DeadlineError(
+            f"the coordinator did not answer {method} within {wait_seconds + _MARGIN_SECONDS:g} s", where="coordinator"
+        ) from error
+    except ray.exceptions.RayTaskError as error:
+        # Otherwise Ray would wrap it again on its way on, and who failed would no longer be clear.
+        raise error.cause from None

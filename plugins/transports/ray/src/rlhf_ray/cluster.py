@@ -1,0 +1,97 @@
+"""Ray itself: a fresh local one, or a running cluster; and the namespace of a run in it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from rlhf_core.errors import RlhfError
+
+from .config import RayConfig
+
+logger = logging.getLogger("rlhf.ray")
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    # Idle workers for tasks that a run never has.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    # The new meaning, so that Ray need not warn of the old one.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@contextmanager
+def connected(config: RayConfig) -> Iterator[str]:
+    """Ray is up inside; yields a namespace that no other run has. What was started here is stopped at the end.
+
+    A Ray that this process is connected to already is used and left as it was.
+    """
+    namespace = f"rlhf-{uuid.uuid4().hex[:12]}"
+    if ray.is_initialized():
+        yield namespace
+        return
+    with _environment(_QUIET), _own_signal_handlers():
+        _start(config, namespace)
+    try:
+        yield namespace
+    finally:
+        ray.shutdown()
+
+
+def _start(config: RayConfig, namespace: str) -> None:
+    options: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+    if config.address is None:
+        options |= {
+            "address": "local",
+            "include_dashboard": False,
+            "object_store_memory": config.object_store_bytes,
+            # Nobody outside this machine has business with a local Ray.
+            "_node_ip_address": "127.0.0.1",
+        }
+    else:
+        options["address"] = config.address
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        what = "a local Ray cannot be started" if config.address is None else f"no Ray answers at {config.address}"
+        raise RlhfError(
+            f"{what}: {str(error).strip().splitlines()[0]}",
+            where="transport.address",
+            hint="is the address right, and its Ray of the same version?" if config.address else "see /tmp/ray",
+        ) from error
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for Ray's processes, where the user has not set them; as before afterwards."""
+    added = {key: value for key, value in values.items() if key not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Ray replaces the handler of SIGTERM; ours asks the run to stop with a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,80 @@
+"""`rlhf ray status RUN` and `rlhf ray stop RUN`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import click
+
+from rlhf_core.errors import DeadlineError, UserInputError
+
+from .status_file import Status, read_status
+
+_RUN = click.argument("run", type=click.Path(path_type=Path))
+
+
+@click.group("ray", help="Look at a detached run, or stop it.")
+def ray() -> None:
+    """The group."""
+
+
+@ray.command("status", help="What the actors of the run in folder RUN do.")
+@_RUN
+def status(run: Path) -> None:
+    """Print the newest state; plain lines, never cut."""
+    found = read_status(run)
+    if found is None:
+        click.echo(f"{run}: no detached run is going on")
+        return
+    values = found.values
+    age = time.time() - float(values["updated"])
+    state = "running" if found.is_running else "its driver is gone"
+    click.echo(f"{run}: {state}, driver pid {found.driver_pid} on {values['host']}, {age:.0f} s ago")
+    click.echo(f"  Ray {values['address']}, namespace {values['namespace']}")
+    click.echo(f"  policy version {values['version']}; {values['progress']}")
+    for trainer in values["trainers"]:
+        click.echo(f"  {trainer['name']}  pid {trainer['pid']}  trains")
+    for maker in values["makers"]:
+        restarts = f"  started anew {maker['restarts']} times" if maker["restarts"] else ""
+        click.echo(
+            f"  {maker['name']}  pid {maker['pid']}  {maker['doing']} since {maker['for_s']} s  "
+            f"version {maker['version']}{restarts}"
+        )
+
+
+@ray.command("stop", help="Stop the run in folder RUN: after the episode, with a checkpoint; --now at once.")
+@_RUN
+@click.option("--now", is_flag=True, help="Do not wait for the episode and a checkpoint.")
+@click.option("--timeout", "timeout_seconds", type=float, default=600.0, show_default=True, help="Seconds to wait.")
+def stop(run: Path, now: bool, timeout_seconds: float) -> None:
+    """Ask the driver, as Ctrl-C does, and wait until it has ended."""
+    found = read_status(run)
+    if found is None or not found.is_running:
+        click.echo(f"{run}: no detached run is going on")
+        return
+    if not found.is_here:
+        raise UserInputError(
+            f"its driver runs on {found.values['host']}", where=str(run), hint="run this command on that machine"
+        )
+    os.kill(found.driver_pid, signal.SIGINT)
+    if now:
+        time.sleep(1.0)
+        if found.is_running:
+            os.kill(found.driver_pid, signal.SIGINT)
+    _wait(found, timeout_seconds)
+    click.echo(f"{run}: stopped")
+
+
+def _wait(found: Status, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while found.is_running:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for the driver (pid {found.driver_pid}) to end",
+                where="rlhf ray stop",
+                hint="an episode may take longer; --now does not wait for it",
+            )
+        time.sleep(0.2)

@@ -1,0 +1,72 @@
+"""Options of the transport `ray`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhf_core.config import Section
+
+
+class RayConfig(Section):
+    """How many actors, where they are placed, how weights reach the makers, and every deadline."""
+
+    num_makers: int = Field(1, ge=1, le=1024, description="Actors that sample and score answers.")
+    num_trainers: int = Field(1, ge=1, le=1024, description="Actors that train, as one process group.")
+    max_staleness: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="Policy versions a sample may be behind the trainer that learns from it; 0 is strictly on-policy.",
+    )
+    prompts_per_lease: int | None = Field(
+        None, ge=1, description="Prompts a maker takes at once; null shares an episode evenly among the makers."
+    )
+
+    address: str | None = Field(
+        None, min_length=1, description="A running Ray cluster (`auto`, host:port, ray://…); null starts a local one."
+    )
+    maker_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each maker.")
+    maker_gpus: float = Field(0, ge=0, description="GPUs (or shares of one) reserved for each maker.")
+    trainer_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each trainer.")
+    trainer_gpus: float = Field(0, ge=0, description="GPUs reserved for each trainer.")
+    placement: Literal["pack", "spread"] = Field(
+        "pack", description="Actors close together on few nodes, or spread over many. Only a wish where it cannot be."
+    )
+    object_store_bytes: int | None = Field(
+        None, ge=80 * 1024**2, description="Shared memory of a local Ray; null leaves the size to Ray."
+    )
+
+    sync: Literal["full", "chunked", "adapter"] = Field(
+        "full", description="What a weight sync sends: all weights at once, all in chunks, or only what LoRA trains."
+    )
+    max_shard_bytes: int = Field(
+        64 * 1024**2, ge=1024, description="With sync chunked: most bytes in one chunk (a larger tensor is one chunk)."
+    )
+    canary_prompts: int = Field(
+        4,
+        ge=0,
+        le=64,
+        description="Prompts a maker answers after each sync, to compare with the trainer; 0 is off.",
+    )
+    log_prob_gap_bound: float = Field(
+        0.25, gt=0, description="Largest log-prob difference, in nats, between trainer and maker on those prompts."
+    )
+
+    start_timeout_seconds: float = Field(
+        300.0, gt=0, le=86400, description="Longest wait for Ray, for a place for every actor, and for their models."
+    )
+    sync_timeout_seconds: float = Field(
+        300.0, gt=0, le=86400, description="Longest weight sync, until every maker has the new version beside the old."
+    )
+    episode_timeout_seconds: float = Field(
+        3600.0, gt=0, le=604800, description="Longest wait for the samples of an episode, or for an evaluation."
+    )
+    lease_seconds: float = Field(
+        900.0, gt=0, le=86400, description="Longest a maker may work on its prompts before it is held for stuck."
+    )
+    heartbeat_seconds: float = Field(
+        60.0, ge=2, le=3600, description="Longest silence of a maker before it is held for dead and started anew."
+    )
+    max_restarts: int = Field(3, ge=0, le=1000, description="Times one maker is started anew before the run ends.")

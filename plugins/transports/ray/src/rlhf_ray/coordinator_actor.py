@@ -1,0 +1,302 @@
+"""`Coordinator`: the one actor that everybody of a run talks to.
+
+It owns the prompts (core's `RolloutCoordinator`), the references of the newest weights, the parts of an evaluation
+and what goes back to the driver. It never computes and never waits for another actor, so it always answers; who asks
+for something that is not there yet waits here, with a deadline. It imports neither torch nor a plugin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from rlhf_core.coordinator import RolloutCoordinator
+from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.evaluate import EvaluationRow
+from rlhf_core.types import PhaseTimes
+
+from .evaluation_jobs import EvaluationJobs
+from .maker_roster import MakerRoster
+from .messages import (
+    Canary,
+    EvaluationWork,
+    Event,
+    LogLine,
+    Made,
+    Overview,
+    RolloutWork,
+    RunOver,
+    TakenEpisode,
+    WeightChunk,
+    WeightEnd,
+    Work,
+)
+from .weight_board import WeightBoard
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """Sizes and deadlines of a run."""
+
+    num_makers: int
+    num_episodes: int
+    prompts_per_episode: int
+    prompts_per_lease: int
+    max_staleness: int
+    lease_seconds: float
+    heartbeat_seconds: float
+
+
+class Coordinator:
+    """Runs as an asyncio actor: every method is quick, or awaits a change of state."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self._settings = settings
+        self._prompts = RolloutCoordinator(
+            num_episodes=settings.num_episodes,
+            prompts_per_episode=settings.prompts_per_episode,
+            max_staleness=settings.max_staleness,
+            # A lease that ran out gets its maker restarted, which releases it; this is the second line.
+            lease_seconds=2 * settings.lease_seconds,
+        )
+        self._changed = asyncio.Condition()
+        self._makers = MakerRoster(settings.heartbeat_seconds, settings.lease_seconds)
+        self._weights = WeightBoard()
+        self._evaluation = EvaluationJobs()
+        self._num_evaluation_prompts = 0
+        self._published = False
+        self._over = False
+        self._interrupted = False
+        self._handed: tuple[int, TakenEpisode] | None = None
+        self._arrived: dict[int, float] = {}
+        self._times = PhaseTimes()
+        self._canary_gap = 0.0
+        self._events: list[Event | LogLine] = []
+
+    # For makers.
+
+    async def register(self, maker: str, pid: int, node: str, num_evaluation_prompts: int) -> None:
+        """The maker's models are loaded; it asks for work from now on."""
+        self._num_evaluation_prompts = num_evaluation_prompts
+        self._makers.register(maker, pid, node)
+        await self._notify()
+
+    async def next_work(self, maker: str, timeout_seconds: float) -> Work | None:
+        """What to do next; None when there was nothing for so long."""
+        self._makers.begins(maker, None)
+        work = await self._until(lambda: self._find_work(maker), timeout_seconds)
+        self._makers.begins(maker, work)
+        return work
+
+    async def submit(self, maker: str, made: Sequence[Made], times: PhaseTimes) -> int:
+        """Finished groups; returns how many were wanted (a group that another maker made first is not)."""
+        self._makers.seen(maker)
+        self._times.add(times)
+        wanted = 0
+        for each in made:
+            accepted = self._prompts.submit(each.group, keep=each.keep)  # type: ignore[arg-type]  # knows its position
+            self._arrived[each.group.position] = time.monotonic()
+            wanted += accepted
+        await self._notify()
+        return wanted
+
+    async def submit_evaluation(self, maker: str, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
+        self._makers.seen(maker)
+        self._evaluation.done(work, rows)
+        await self._notify()
+
+    async def next_weights(
+        self, maker: str, serial: int, index: int, timeout_seconds: float
+    ) -> WeightChunk | WeightEnd | None:
+        """The part of the newest weights that follows what the maker has; None when none came for so long."""
+        self._makers.seen(maker)
+        return await self._until(lambda: self._weights.next_for(serial, index), timeout_seconds)
+
+    async def have_weights(self, maker: str, end: WeightEnd, error: RlhfError | None) -> None:
+        """The maker holds a whole version beside its live weights, or says why not."""
+        self._makers.has_version(maker, end.version)
+        self._weights.acknowledge(maker, end.serial, error)
+        await self._notify()
+
+    async def canary_gap(self, maker: str, gap: float) -> None:
+        """How far the maker's log-probs were from the trainer's after a sync, in nats."""
+        self._makers.seen(maker)
+        self._canary_gap = max(self._canary_gap, gap)
+
+    # For trainers.
+
+    async def wait_for_makers(self, timeout_seconds: float) -> None:
+        """Return once every maker has its models loaded."""
+        wanted = self._settings.num_makers
+        if not await self._until(lambda: len(self._makers.registered) >= wanted, timeout_seconds):
+            there = ", ".join(sorted(self._makers.registered)) or "none"
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for {wanted} makers to load their models; ready: {there}",
+                where="start",
+                hint="larger models need a larger transport.start_timeout_seconds",
+            )
+
+    async def take(self, episode: int, timeout_seconds: float) -> TakenEpisode:
+        """The groups of an episode, once all are in; every trainer rank asks for each episode once."""
+
+        def ready() -> bool:
+            return (self._handed is not None and self._handed[0] == episode) or self._prompts.ready(episode)
+
+        if not await self._until(ready, timeout_seconds):
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for the samples of episode {episode}: {self._prompts.progress(episode)}",
+                where="coordinator",
+                hint="see what the makers did in the log; slow ones need a larger transport.episode_timeout_seconds",
+            )
+        if self._handed is None or self._handed[0] != episode:
+            self._handed = (episode, self._take(episode))
+        return self._handed[1]
+
+    async def publish(self, version: int) -> None:
+        """All makers have `version`: prompts that waited for it may start."""
+        self._prompts.publish(version)
+        self._published = True
+        await self._notify()
+
+    async def begin_weights(self, version: int, adapter_only: bool) -> None:
+        self._weights.begin(version, adapter_only=adapter_only)
+
+    async def add_weights(self, version: int, role: str, reference: list[Any]) -> None:
+        """A chunk: a list of one reference, so that Ray hands the reference over and not what it refers to."""
+        self._weights.add(version, role, reference)
+        await self._notify()
+
+    async def finish_weights(
+        self,
+        version: int,
+        checksums: Mapping[str, str],
+        canary: Canary | None,
+        timeout_seconds: float,
+    ) -> int:
+        """Return, once every living maker has the version, how many they are. Raises what one refused it with."""
+        self._weights.finish(version, checksums=checksums, canary=canary)
+        await self._notify()
+        done = await self._until(lambda: not self._weights.waits_for(self._makers.registered), timeout_seconds)
+        if not done:
+            late = ", ".join(self._weights.waits_for(self._makers.registered))
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for {late} to take policy version {version}",
+                where="weight sync",
+                hint="larger models need a larger transport.sync_timeout_seconds",
+            )
+        return len(self._makers.registered)
+
+    async def evaluate(self, part_size: int, timeout_seconds: float) -> tuple[int, list[EvaluationRow]]:
+        """Have the held-out prompts answered with the newest version. Returns how many they are, and the rows."""
+        self._evaluation.open(self._num_evaluation_prompts, part_size, self._prompts.version)
+        await self._notify()
+        if not await self._until(lambda: self._evaluation.complete, timeout_seconds):
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for an evaluation: {self._evaluation.describe()}", where="evaluation"
+            )
+        return self._num_evaluation_prompts, self._evaluation.rows()
+
+    async def state(self) -> dict[str, Any]:
+        """As `RolloutCoordinator.state_dict`, its groups packed."""
+        return self._prompts.state_dict()
+
+    async def load(self, state: Mapping[str, Any]) -> None:
+        self._prompts.load_state_dict(state)
+
+    async def interrupted(self) -> bool:
+        return self._interrupted
+
+    # For everybody's hooks and logs, and the driver.
+
+    async def report(self, events: Sequence[Event | LogLine]) -> None:
+        """To be replayed by the driver, in this order."""
+        self._events.extend(events)
+        await self._notify()
+
+    async def overview(self, timeout_seconds: float) -> Overview:
+        """How things stand; at once where there are events, else after so long."""
+        await self._until(lambda: self._events, timeout_seconds)
+        events, self._events = self._events, []
+        next_episode = 0 if self._handed is None else self._handed[0] + 1
+        return Overview(
+            version=self._prompts.version,
+            progress=self._describe(next_episode),
+            makers=self._makers.describe(),
+            stuck=self._makers.stuck(),
+            events=events,
+        )
+
+    async def release(self, maker: str) -> int:
+        """The maker is gone: others make its prompts. Returns how many."""
+        self._makers.forget(maker)
+        self._evaluation.release(maker)
+        lost = self._prompts.release(maker)
+        await self._notify()
+        return lost
+
+    async def interrupt(self) -> None:
+        self._interrupted = True
+
+    async def finish(self) -> None:
+        """Nothing more is to be made."""
+        self._over = True
+        await self._notify()
+
+    def _find_work(self, maker: str) -> Work | None:
+        if self._over:
+            return RunOver()
+        # A maker that was given up for dead may still have asked.
+        if not self._published or maker not in self._makers.registered:
+            return None
+        evaluation = self._evaluation.take(maker)
+        if evaluation is not None:
+            return evaluation
+        leases = self._prompts.lease(maker, self._settings.prompts_per_lease)
+        if not leases:
+            return None
+        return RolloutWork(tuple(lease.position for lease in leases), self._prompts.version)
+
+    def _take(self, episode: int) -> TakenEpisode:
+        groups: list[Any] = self._prompts.take(episode)
+        now = time.monotonic()
+        waited = [now - self._arrived.pop(group.position) for group in groups if group.position in self._arrived]
+        share = 1 / self._settings.num_makers
+        times = replace(self._times, rollout_s=self._times.rollout_s * share, reward_s=self._times.reward_s * share)
+        times.forward_s *= share
+        self._times = PhaseTimes()
+        gap, self._canary_gap = self._canary_gap, 0.0
+        metrics = {
+            "sync/canary_gap_max": gap,
+            "transport/queue_s": math.fsum(waited) / max(1, len(waited)),
+            "transport/maker_idle_fraction": self._makers.take_idle_fraction(),
+        }
+        return TakenEpisode(groups, times, metrics)
+
+    def _describe(self, episode: int) -> str:
+        if self._over or self._prompts.finished:
+            return "all episodes are sampled"
+        return f"episode {episode + 1} of {self._settings.num_episodes}: {self._prompts.progress(episode)}"
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _until(self, found: Callable[[], T], timeout_seconds: float) -> T:
+        """The first true answer of `found`, asked after every change; its last answer when the time is up."""
+        deadline = time.monotonic() + timeout_seconds
+        async with self._changed:
+            while not (answer := found()):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return answer
+                try:
+                    await asyncio.wait_for(self._changed.wait(), remaining)
+                except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
+                    return found()
+            return answer

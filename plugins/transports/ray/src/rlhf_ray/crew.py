@@ -1,0 +1,217 @@
+"""The actors of a run: started together, and gone together."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlhf_core.errors import ConfigError, DeadlineError
+from rlhf_core.transport import RunRequest
+
+from .actor_context import ActorSpec
+from .config import RayConfig
+from .coordinator_actor import Coordinator, CoordinatorSettings
+from .failures import explain
+from .maker_actor import maker_class
+from .placement import Demand, Placement
+from .trainer_actor import Rendezvous, trainer_class
+
+logger = logging.getLogger("rlhf.ray")
+
+_END_SECONDS = 15.0
+"""How long makers may take to end by themselves once the run is over."""
+
+
+@dataclass(slots=True)
+class Maker:
+    """A maker, and how often it was started anew."""
+
+    name: str
+    index: int
+    actor: Any
+    work: Any
+    """Reference to the result of its `work`."""
+    attempt: int = 0
+
+    @property
+    def id(self) -> str:
+        """What the coordinator knows it by: each attempt is somebody else."""
+        return self.name if self.attempt == 0 else f"{self.name}.{self.attempt}"
+
+
+@dataclass(slots=True)
+class TrainerPlace:
+    """A trainer and where it runs."""
+
+    name: str
+    actor: Any
+    node: str
+    address: str
+    port: int
+    pid: int
+
+
+@dataclass(slots=True)
+class Crew:
+    """All actors of one run, in a namespace of its own."""
+
+    request: RunRequest
+    config: RayConfig
+    namespace: str
+    listened: frozenset[str]
+    coordinator: Any = None
+    makers: list[Maker] = field(default_factory=list)
+    trainers: list[TrainerPlace] = field(default_factory=list)
+    _placement: Placement | None = None
+    _actors: list[Any] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Find a place for every actor and start it. Raises when there is none, or an actor does not come up."""
+        config = self.config
+        makers = [Demand(f"maker-{i}", config.maker_cpus, config.maker_gpus) for i in range(config.num_makers)]
+        trainers = [
+            Demand(f"trainer-{i}", config.trainer_cpus, config.trainer_gpus) for i in range(config.num_trainers)
+        ]
+        self._placement = Placement([*trainers, *makers], config)
+        self.coordinator = self._actor(Coordinator, "coordinator", {"num_cpus": 0}).remote(self._settings())
+        self._actors.append(self.coordinator)
+        for index, demand in enumerate(makers):
+            self.makers.append(Maker(demand.name, index, None, None))
+            self._start_maker(self.makers[-1])
+        actors = [self._started(trainer_class(), demand.name, demand.name) for demand in trainers]
+        places = self._answers([actor.place.remote() for actor in actors], [demand.name for demand in trainers])
+        self.trainers = [
+            TrainerPlace(demand.name, actor, *place)
+            for demand, actor, place in zip(trainers, actors, places, strict=True)
+        ]
+
+    def fit(self) -> dict[Any, str]:
+        """Start training on every rank; returns references to their results."""
+        first = self.trainers[0]
+        on_node: dict[str, int] = {}
+        fits: dict[Any, str] = {}
+        resume = None if self.request.resume is None else str(self.request.resume.resolve())
+        for rank, trainer in enumerate(self.trainers):
+            # A trainer that has a GPU of its own sees no other.
+            place = 0 if self.config.trainer_gpus else on_node.get(trainer.node, 0)
+            on_node[trainer.node] = on_node.get(trainer.node, 0) + 1
+            rendezvous = Rendezvous(rank, len(self.trainers), first.address, first.port, place)
+            fits[trainer.actor.fit.remote(rendezvous, resume)] = trainer.name
+        return fits
+
+    def restart(self, maker: Maker) -> None:
+        """Put a new maker in the place of one that is gone; its prompts are made again."""
+        ray.kill(maker.actor)
+        self._actors.remove(maker.actor)
+        released = ray.get(self.coordinator.release.remote(maker.id), timeout=_END_SECONDS)
+        maker.attempt += 1
+        logger.warning("%s is started anew; %d of its prompts will be made again", maker.name, released)
+        self._start_maker(maker)
+
+    def finish(self) -> None:
+        """Let the makers end by themselves: their loops' hooks fire and what they opened is closed."""
+        ray.get(self.coordinator.finish.remote(), timeout=_END_SECONDS)
+        _, late = ray.wait([maker.work for maker in self.makers], num_returns=len(self.makers), timeout=_END_SECONDS)
+        if late:
+            logger.warning("%d makers did not end within %g s and are stopped", len(late), _END_SECONDS)
+
+    def close(self) -> None:
+        """Stop every actor, whatever it does, and give its place back."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors.clear()
+        if self._placement is not None:
+            self._placement.release()
+
+    def _start_maker(self, maker: Maker) -> None:
+        maker.actor = self._started(maker_class(), maker.id, maker.name, maker.index)
+        maker.work = maker.actor.work.remote()
+
+    def _started(self, cls: type, name: str, place: str, *arguments: Any) -> Any:
+        assert self._placement is not None
+        actor = self._actor(cls, name, self._placement.options(place)).remote(name, *arguments, self._spec())
+        self._actors.append(actor)
+        return actor
+
+    def _actor(self, cls: type, name: str, options: dict[str, Any]) -> Any:
+        return ray.remote(cls).options(name=name, namespace=self.namespace, max_restarts=0, **options)
+
+    def _settings(self) -> CoordinatorSettings:
+        config, train = self.config, self.request.resolved.run.train
+        share = math.ceil(train.prompts_per_episode / config.num_makers)
+        return CoordinatorSettings(
+            num_makers=config.num_makers,
+            num_episodes=train.episodes,
+            prompts_per_episode=train.prompts_per_episode,
+            prompts_per_lease=config.prompts_per_lease or share,
+            max_staleness=config.max_staleness,
+            lease_seconds=config.lease_seconds,
+            heartbeat_seconds=config.heartbeat_seconds,
+        )
+
+    def _spec(self) -> ActorSpec:
+        return ActorSpec(
+            run=self.request.resolved.to_mapping(),
+            folder=str(self.request.folder.path.resolve()),
+            working_folder=str(Path.cwd()),
+            coordinator=self.coordinator,
+            listened=self.listened,
+            num_threads=_threads(self.config),
+        )
+
+    def _answers(self, references: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        deadline = time.monotonic() + self.config.start_timeout_seconds
+        answers = []
+        for reference, name in zip(references, names, strict=True):
+            try:
+                answers.append(ray.get(reference, timeout=max(1.0, deadline - time.monotonic())))
+            except ray.exceptions.GetTimeoutError:
+                raise DeadlineError(
+                    f"waited {self.config.start_timeout_seconds:g} s for {name} to start; the cluster has "
+                    f"{ray.cluster_resources()}, free are {ray.available_resources()}",
+                    where="transport",
+                    hint="has the cluster room for it? a slow one needs a larger transport.start_timeout_seconds",
+                ) from None
+            except ray.exceptions.RayError as error:
+                raise explain(name, error) from None
+        return answers
+
+
+def _threads(config: RayConfig) -> int | None:
+    """Of each actor's torch: a local Ray's cores shared by those that work at the same time."""
+    if config.address is not None or config.maker_cpus or config.trainer_cpus or "OMP_NUM_THREADS" in os.environ:
+        return None
+    # Strictly on-policy, makers and trainers take turns.
+    turns = (config.num_makers, config.num_trainers)
+    return max(1, (os.cpu_count() or 1) // (max(turns) if config.max_staleness == 0 else sum(turns)))
+
+
+def check(request: RunRequest, config: RayConfig) -> None:
+    """What the run file asks of this transport that it cannot do. Raises `ConfigError`."""
+    resolved = request.resolved
+    if resolved.algorithm.component.feeds != "rollouts":
+        raise ConfigError(
+            f"{resolved.algorithm.name} learns from a dataset, so there is nothing for makers to make",
+            where="transport.name",
+            hint="--transport local",
+        )
+    if config.sync == "adapter" and resolved.run.model.lora is None:
+        raise ConfigError(
+            "sends only what LoRA trains, but the model has no adapter",
+            where="transport.sync",
+            hint="add model.lora, or set transport.sync to full or chunked",
+        )
+    if config.num_trainers > 1 and resolved.strategy.name == "single":
+        raise ConfigError(
+            f"strategy single is one process, not {config.num_trainers}",
+            where="transport.num_trainers",
+            hint="--strategy ddp",
+        )

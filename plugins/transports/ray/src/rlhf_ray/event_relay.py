@@ -1,0 +1,86 @@
+"""Hook events and log lines of actors, on their way to the driver and replayed there.
+
+Hooks given as objects (progress, TensorBoard, a recorder of the caller's) stay in the process where they were made;
+installed hook plugins run inside the actors. So what an object hook sees comes a moment later than it happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ray
+
+from rlhf_core.errors import RlhfError
+from rlhf_core.hooks import HookRelay
+
+from .messages import Event, LogLine
+
+logger = logging.getLogger("rlhf.ray")
+
+_FLUSH_SECONDS = 30.0
+
+
+class EventSender:
+    """Sends this actor's events to the coordinator, in order, without waiting for it."""
+
+    def __init__(self, actor: str, coordinator: Any) -> None:
+        self.actor = actor
+        self._coordinator = coordinator
+        self._lock = threading.Lock()
+        self._last: Any = None
+
+    def send(self, event: Event | LogLine) -> None:
+        with self._lock:
+            self._last = self._coordinator.report.remote([event])
+
+    def flush(self) -> None:
+        """Return when the coordinator has everything sent so far."""
+        with self._lock:
+            last = self._last
+        if last is not None:
+            ray.get(last, timeout=_FLUSH_SECONDS)
+
+    def event(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Send a hook's event (see `HookRelay.tap`)."""
+        portable = {key: _portable(value) for key, value in arguments.items()}
+        self.send(Event(name, pickle.dumps(portable)))
+
+
+class ActorLogHandler(logging.Handler):
+    """Sends log records to the driver, which writes them to the run's log under the actor's name."""
+
+    def __init__(self, sender: EventSender) -> None:
+        super().__init__()
+        self._sender = sender
+        self.setFormatter(logging.Formatter("%(message)s"))
+        # What Ray says of a message is no reason to send another.
+        self.addFilter(lambda record: not record.name.startswith("ray"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line that cannot be sent is no reason to stop working: logging's own handling says so on stderr."""
+        try:
+            self._sender.send(LogLine(self._sender.actor, record.levelno, self.format(record)))
+        except Exception:
+            self.handleError(record)
+
+
+def replay(events: Iterable[Event | LogLine], hooks: HookRelay) -> None:
+    """In the driver: log lines go to the log, events to its hooks. Raises what a hook raises."""
+    for event in events:
+        if isinstance(event, LogLine):
+            logger.log(event.level, "[%s] %s", event.actor, event.text)
+        else:
+            # From an actor of this run, over Ray, which pickles every message itself.
+            arguments: Mapping[str, Any] = pickle.loads(event.arguments)  # noqa: S301
+            hooks.replay(event.name, arguments)
+
+
+def _portable(value: Any) -> Any:
+    """The value itself, or, of an error that may not survive the journey, its text."""
+    if isinstance(value, BaseException) and not isinstance(value, RlhfError):
+        return RlhfError(f"{type(value).__name__}: {value}")
+    return value

@@ -1,0 +1,13 @@
+"""The entry point of `ray`."""
+
+from __future__ import annotations
+
+from rlhf_core import Component
+
+from .config import RayConfig
+
+ray = Component(
+    summary="Makers and trainers are Ray actors that work at the same time, on this machine or on a cluster.",
+    config=RayConfig,
+    build="rlhf_ray.transport:build",
+)

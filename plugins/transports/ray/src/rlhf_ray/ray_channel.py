@@ -1,0 +1,105 @@
+"""The trainers' end: `ExperienceChannel` and `Evaluator` over the coordinator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlhf_core.evaluate import evaluation_metrics
+from rlhf_core.group_trees import coordinator_from_tree, coordinator_to_tree
+from rlhf_core.strategy import Strategy
+from rlhf_core.types import MadeEpisode, PhaseTimes
+
+from .calls import ask
+from .group_wire import pack_group, unpack_group
+from .messages import TakenEpisode
+
+
+class RayChannel:
+    """Episodes from the coordinator; every rank fetches them for itself. Rank 0 speaks for all."""
+
+    def __init__(
+        self,
+        coordinator: Any,
+        strategy: Strategy,
+        *,
+        timeout_seconds: float,
+        metrics: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """`metrics`: what else is to be told with an episode (of the sync before it)."""
+        self._coordinator = coordinator
+        self._strategy = strategy
+        self._timeout_seconds = timeout_seconds
+        self._metrics = metrics
+
+    def episode(self, index: int) -> MadeEpisode:
+        """All groups of the episode. Raises `DeadlineError`, saying what is missing."""
+        started = time.perf_counter()
+        wait = self._timeout_seconds
+        taken: TakenEpisode = ask(self._coordinator, "take", index, wait, wait_seconds=wait)
+        waited = time.perf_counter() - started
+        groups = [unpack_group(packed) for packed in taken.groups]
+        metrics = {"transport/trainer_wait_s": waited, **taken.metrics, **self._metrics()}
+        # Counted on one rank: throughput is summed over ranks.
+        times = taken.times if self._strategy.is_main else PhaseTimes()
+        return MadeEpisode(groups=groups, times=times, metrics=metrics)
+
+    def published(self, version: int) -> None:
+        if self._strategy.is_main:
+            ask(self._coordinator, "publish", version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rank 0's, which alone is written."""
+        if not self._strategy.is_main:
+            return {}
+        state = ask(self._coordinator, "state")
+        return coordinator_to_tree(_with_groups(state, unpack_group))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._strategy.is_main:
+            ask(self._coordinator, "load", _with_groups(coordinator_from_tree(state), pack_group))
+
+    def close(self) -> None:
+        """The coordinator is the driver's to end."""
+
+
+class RayEvaluator:
+    """Has the makers answer the held-out prompts. Collective: all ranks get rank 0's result."""
+
+    def __init__(
+        self,
+        coordinator: Any,
+        strategy: Strategy,
+        *,
+        part_size: int,
+        score: str | None,
+        timeout_seconds: float,
+    ) -> None:
+        self._coordinator = coordinator
+        self._strategy = strategy
+        self._part_size = part_size
+        self._score = score
+        self._timeout_seconds = timeout_seconds
+
+    def evaluate(self) -> dict[str, float]:
+        """As `PolicyEvaluator.evaluate`."""
+        metrics: dict[str, float] = {}
+
+        def on_main() -> None:
+            wait = self._timeout_seconds
+            num_prompts, rows = ask(self._coordinator, "evaluate", self._part_size, wait, wait_seconds=wait)
+            metrics.update(evaluation_metrics(rows, num_prompts, self._score))
+
+        self._strategy.run_on_main(on_main)
+        shared: dict[str, float] = self._strategy.broadcast_object(metrics)
+        return shared
+
+
+def _with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A coordinator's state with every accepted group changed."""
+    opened = {
+        index: {**saved, "accepted": [change(group) for group in saved["accepted"]]}
+        for index, saved in state["open"].items()
+    }
+    return {**state, "open": opened}

@@ -1,0 +1,130 @@
+"""The driver's loop: watches every actor, replays their events, starts dead makers anew, ends the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+
+from rlhf_core.errors import RlhfError
+from rlhf_core.hooks import HookRelay
+from rlhf_core.transport import FitResult, RunRequest
+
+from .crew import Crew, Maker
+from .event_relay import replay
+from .failures import ActorLostError, explain, first_cause, is_lost
+from .messages import Overview
+from .status_file import StatusFile
+
+logger = logging.getLogger("rlhf.ray")
+
+_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 60.0
+"""Longest wait for the coordinator, which never waits for anybody."""
+_GRACE_SECONDS = 5.0
+"""After a trainer's error, for the others to say what they know of its cause."""
+
+
+class Supervisor:
+    """Runs a crew to its end."""
+
+    def __init__(self, crew: Crew, request: RunRequest, hooks: HookRelay, status: StatusFile) -> None:
+        self._crew = crew
+        self._request = request
+        self._hooks = hooks
+        self._status = status
+        self._told_to_stop = False
+
+    def run(self) -> FitResult:
+        """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
+        try:
+            fits = self._crew.fit()
+            while not self._finished(fits):
+                view = self._look(_POLL_SECONDS)
+                self._pass_interrupt_on()
+                self._watch_makers(view)
+            result = self._result(fits)
+            self._look(0.0)
+            self._crew.finish()
+            return result
+        finally:
+            # What the actors had to say last; the coordinator itself may be what is gone.
+            with suppress(ray.exceptions.RayError, ActorLostError):
+                self._look(0.0)
+
+    def _look(self, wait_seconds: float) -> Overview:
+        crew = self._crew
+        try:
+            view: Overview = ray.get(
+                crew.coordinator.overview.remote(wait_seconds), timeout=wait_seconds + _ANSWER_SECONDS
+            )
+        except ray.exceptions.RayError as error:
+            raise explain("coordinator", error) from None
+        replay(view.events, self._hooks)
+        self._status.write(view, crew)
+        return view
+
+    def _pass_interrupt_on(self) -> None:
+        if self._request.interrupted() and not self._told_to_stop:
+            self._told_to_stop = True
+            self._crew.coordinator.interrupt.remote()
+
+    def _finished(self, fits: dict[Any, str]) -> bool:
+        """True when every rank has ended, or one has failed and the others had time to say why."""
+        done, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
+        if not running:
+            return True
+        if not self._errors(done, fits):
+            return False
+        ray.wait(list(fits), num_returns=len(fits), timeout=_GRACE_SECONDS)
+        return True
+
+    def _result(self, fits: dict[Any, str]) -> FitResult:
+        done, _ = ray.wait(list(fits), num_returns=len(fits), timeout=0)
+        errors = self._errors(done, fits)
+        if errors:
+            raise first_cause(errors)
+        result: FitResult = ray.get(next(iter(fits)), timeout=_ANSWER_SECONDS)
+        return result
+
+    def _errors(self, done: list[Any], fits: dict[Any, str]) -> dict[str, RlhfError]:
+        found: dict[str, RlhfError] = {}
+        for reference in done:
+            try:
+                ray.get(reference, timeout=_ANSWER_SECONDS)
+            except ray.exceptions.RayError as error:
+                found[fits[reference]] = explain(fits[reference], error)
+        return found
+
+    def _watch_makers(self, view: Overview) -> None:
+        ended, _ = ray.wait([maker.work for maker in self._crew.makers], num_returns=len(self._crew.makers), timeout=0)
+        for maker in self._crew.makers:
+            if maker.work in ended:
+                self._take_end(maker)
+            elif maker.id in view.stuck:
+                self._replace(maker, f"it is held for dead: it {view.stuck[maker.id]}")
+
+    def _take_end(self, maker: Maker) -> None:
+        try:
+            ray.get(maker.work, timeout=_ANSWER_SECONDS)
+        except ray.exceptions.RayError as error:
+            if not is_lost(error):
+                raise explain(maker.name, error) from None
+            self._replace(maker, str(explain(maker.name, error).message))
+            return
+        raise RlhfError("its loop ended before the run did", where=maker.name)
+
+    def _replace(self, maker: Maker, reason: str) -> None:
+        if maker.attempt >= self._crew.config.max_restarts:
+            raise ActorLostError(
+                f"{reason}; it was started anew {maker.attempt} times already",
+                where=maker.name,
+                hint="see the log for why; transport.max_restarts bounds the attempts",
+            )
+        logger.warning("%s: %s", maker.name, reason)
+        started = time.monotonic()
+        self._crew.restart(maker)
+        logger.info("%s replaced in %.2f s", maker.name, time.monotonic() - started)

@@ -1,0 +1,129 @@
+"""A trainer of a run: one rank of the process group, running core's loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray
+
+from rlhf_core.build import build_algorithm, build_run_prompts, build_strategy, build_trained_models
+from rlhf_core.hooks import HookRelay
+from rlhf_core.hookspecs import TrainerHooks
+from rlhf_core.models import load_tokenizer
+from rlhf_core.runfolder import RunFolder
+from rlhf_core.session import SessionParts, TrainerSession
+from rlhf_core.transport import FitResult
+
+from .actor_context import ActorContext, ActorSpec
+from .calls import ask
+from .maker_worker import trained_names
+from .ray_channel import RayChannel, RayEvaluator
+from .ray_sync import RayWeightSync, SyncOptions
+
+if TYPE_CHECKING:
+    from rlhf_core.build import TrainerModels
+    from rlhf_core.prompts import PromptStream
+    from rlhf_core.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the trainers meet, and this one's place among them."""
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    local_rank: int
+
+    def environment(self) -> dict[str, str]:
+        """As a launcher sets it."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+class TrainerActor:
+    """One rank. Rank 0 writes the run folder and speaks with the coordinator for all."""
+
+    def __init__(self, name: str, spec: ActorSpec) -> None:
+        self._context = ActorContext(name, spec)
+        self._coordinator = spec.coordinator
+        self._config = self._context.config
+
+    def place(self) -> tuple[str, str, int, int]:
+        """Node id, address, a free port there, and this process's id."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            port = int(probe.getsockname()[1])
+        return ray.get_runtime_context().get_node_id(), address, port, os.getpid()
+
+    def fit(self, rendezvous: Rendezvous, resume: str | None) -> FitResult:
+        """Train to the end (see `TrainerSession.fit`)."""
+        os.environ.update(rendezvous.environment())
+        self._context.settle()
+        resolved = self._context.resolved
+        strategy = build_strategy(resolved)
+        with ExitStack() as stack:
+            stack.callback(self._context.sender.flush)
+            stack.callback(strategy.teardown)
+            strategy.setup()
+            tokenizer = load_tokenizer(resolved.run.model)
+            algorithm = build_algorithm(resolved, tokenizer)
+            models = build_trained_models(resolved, algorithm, strategy, tokenizer)
+            prompts = build_run_prompts(resolved, tokenizer)
+            if strategy.is_main:
+                wait = self._config.start_timeout_seconds
+                ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
+            session = TrainerSession(
+                resolved,
+                RunFolder(Path(self._context.spec.folder)),
+                strategy=strategy,
+                algorithm=algorithm,
+                models=models,
+                parts=self._parts(strategy, models, prompts),
+                hooks=self._context.hooks(TrainerHooks) if strategy.is_main else HookRelay(),
+            )
+            return session.fit(None if resume is None else Path(resume))
+
+    def _parts(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> SessionParts:
+        config, run = self._config, self._context.resolved.run
+        trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
+        options = SyncOptions.of(config.sync, config.max_shard_bytes, trained, config.sync_timeout_seconds)
+        canary = [prompts.prompt(position).prompt_ids for position in range(config.canary_prompts)]
+        sync = RayWeightSync(self._coordinator, strategy, models.trained, options, canary)
+        channel = RayChannel(
+            self._coordinator, strategy, timeout_seconds=config.episode_timeout_seconds, metrics=sync.metrics
+        )
+        evaluator = None
+        if run.eval is not None:
+            evaluator = RayEvaluator(
+                self._coordinator,
+                strategy,
+                part_size=run.eval.batch_size,
+                score=run.eval.score,
+                timeout_seconds=config.episode_timeout_seconds,
+            )
+        is_main = strategy.is_main
+        return SessionParts(
+            channel=channel,
+            prompts=prompts,
+            sync=sync,
+            evaluator=evaluator,
+            interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
+        )
+
+
+def trainer_class() -> type:
+    """`TrainerActor` under a short name, which is what Ray shows in the process table."""
+    return type("Trainer", (TrainerActor,), {"__module__": __name__, "__doc__": TrainerActor.__doc__})
