@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pr
 
 
 def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
+    """What the component `ppo` names."""
     pretraining = None
     if config.ptx_path is not None and config.ptx_coef > 0:
         pretraining = PretrainingFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens)
@@ -45,13 +46,20 @@ class PPO(RolloutAlgorithm):
         temperature: float = 1.0,
         max_new_tokens: int | None = None,
         pretraining: PretrainingData | None = None,
+        pin_memory: bool = False,
     ) -> None:
+        """`pin_memory`: collate into page-locked memory, from which a GPU copies while it computes."""
         self._config = config
         self._temperature = temperature
         self._norm_length = config.norm_length or max_new_tokens
         self._pretraining = pretraining
+        self._pin_memory = pin_memory
         self._controller = _controller(config)
         self._last_kl: tuple[float, int] | None = None
+
+    def use_pretraining(self, data: PretrainingData) -> None:
+        """Where the ptx loss takes its text from, for who knows it later than the options."""
+        self._pretraining = data
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -113,7 +121,9 @@ class PPO(RolloutAlgorithm):
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
         batch = super().collate(items)
-        return batch if self._pretraining is None else self._pretraining.attach(batch, items)
+        if self._pretraining is not None:
+            batch = self._pretraining.attach(batch, items)
+        return pinned(batch) if self._pin_memory else batch
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
         count = aggregate_count(batch.action_mask, self._config.aggregation)
@@ -192,6 +202,16 @@ class PPO(RolloutAlgorithm):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
+
+
+def pinned(batch: Experience) -> Experience:
+    """The same batch with what lies on the CPU in page-locked memory."""
+    changed: dict[str, Any] = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, Tensor) and value.is_cpu:
+            changed[field.name] = value.pin_memory()
+    return replace(batch, **changed)
 
 
 def _controller(config: PPOConfig) -> KLController:

@@ -41,7 +41,8 @@ class Critic(nn.Module):
         `save_pretrained` of a critic wrote brings its head along.
         """
         if isinstance(path_or_model, nn.Module):
-            model: Any = path_or_model.get_base_model() if hasattr(path_or_model, "peft_config") else path_or_model
+            given: Any = path_or_model
+            model = given.get_base_model() if hasattr(given, "peft_config") else given
             trunk = copy.deepcopy(model.base_model)
             return cls(trunk, trunk.config.hidden_size)
         trunk = AutoModel.from_pretrained(path_or_model, dtype=dtype, use_safetensors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
@@ -61,16 +61,25 @@ class PretrainingFile:
 
 
 class PretrainingLoader:
-    """Batches of a data loader (`input_ids`, `attention_mask`, maybe `labels` with -100 where nothing is learnt)."""
+    """Batches of a data loader (`input_ids`, `attention_mask`, maybe `labels` with -100 where nothing is learnt).
 
-    def __init__(self, loader: Iterable[Mapping[str, Tensor]]) -> None:
-        self._batches = _for_ever(loader)
+    One goes with each micro-batch that counts, so what an update learns from depends on how it is split, as it does
+    in ColossalChat; the loss is divided by all predicted tokens of the update either way.
+    """
+
+    def __init__(self, batches: Iterator[Mapping[str, Tensor]]) -> None:
+        """`batches` is endless."""
+        self._batches = batches
+        self._last: Mapping[str, Tensor] | None = None
 
     def attach(self, batch: Experience, items: Sequence[BufferItem]) -> PretrainingExperience:
-        text = next(self._batches)
+        counts = any(bool(item.action_mask.any()) for item in items)
+        if counts or self._last is None:  # a stand-in that keeps ranks in step takes no text from the others
+            self._last = next(self._batches)
+        text = {name: torch.as_tensor(values) for name, values in self._last.items()}
         real = text["attention_mask"].bool()
         learnt = real & (text["labels"] != -100) if "labels" in text else real
-        return with_pretraining(batch, text["input_ids"], real, learnt)
+        return with_pretraining(batch, text["input_ids"], real, learnt if counts else torch.zeros_like(real))
 
 
 def with_pretraining(batch: Experience, ids: Tensor, real: Tensor, learnt: Tensor) -> PretrainingExperience:
@@ -109,13 +118,3 @@ def _read_texts(path: Path) -> Iterator[str]:
         if not isinstance(text, str) or not text:
             raise DataError('"text" must be text, and not empty', where=f"{path}:{number}")
         yield text
-
-
-def _for_ever(loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Mapping[str, Tensor]]:
-    while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty:
-            raise DataError("gives no batch", where="pretraining loader")

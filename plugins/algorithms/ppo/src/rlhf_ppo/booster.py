@@ -1,0 +1,188 @@
+"""A ColossalAI `Booster` that the user made, seen as a `Strategy`.
+
+Nothing of ColossalAI is imported: whatever has a Booster's methods (`backward`, `no_sync`, `save_model`, …) is one.
+Models and optimizers have been through `booster.boost` already, so this never wraps anything itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from rlhf_core.errors import UserInputError
+from rlhf_core.functional.forward import innermost
+from rlhf_core.process_group import ProcessGroup
+from rlhf_core.strategy import ReduceOp, Strategy, Trained
+from rlhf_core.strategy_parts import LossScale, diverged, torch_step
+from rlhf_core.weight_files import group_into_shards, state_dict_shards_of
+
+_METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer", "load_optimizer")
+_SHARDING = frozenset({"GeminiPlugin"})
+"""Plugins whose models are not whole in one process."""
+_REFUSED = {"TorchFSDPPlugin": "fsdp"}
+"""Plugins that cannot give an engine its weights, and the strategy of ours that does the same."""
+_TIMEOUT_SECONDS = 1800.0
+
+
+def is_booster(candidate: object) -> bool:
+    """Whether it has what we use of a Booster."""
+    return all(callable(getattr(candidate, name, None)) for name in _METHODS)
+
+
+def tensor_parallel_size(booster: object) -> int:
+    """Processes that share one layer: above 1 with a tensor-parallel plugin only."""
+    return int(getattr(getattr(booster, "plugin", None), "tp_size", 1) or 1)
+
+
+class BoosterStrategy(Strategy):
+    """One Booster and the model and optimizer it boosted.
+
+    Clipping is the plugin's business, as everywhere in ColossalAI. Optimizer state is saved and loaded by the Booster,
+    in ColossalAI's own format.
+    """
+
+    def __init__(self, booster: Any, model: nn.Module, optimizer: Optimizer) -> None:
+        plugins = {kind.__name__ for kind in type(booster.plugin).__mro__}
+        for name, ours in _REFUSED.items():
+            if name in plugins:
+                raise UserInputError(
+                    f"{name} keeps no weights that an engine could sample from",
+                    where="PPOTrainer.actor_booster",
+                    hint=f"give the strategy `{ours}` of this framework in its place",
+                )
+        self._booster = booster
+        self._optimizer = optimizer
+        self._shards = bool(plugins & _SHARDING)
+        self._device = _device_of(model)
+        self._group = ProcessGroup(self._device, _TIMEOUT_SECONDS)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._group.join()
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._group.world_size
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def shards_parameters(self) -> bool:
+        return self._shards
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self._shards else torch.float32
+
+    @property
+    def gradient_average_factor(self) -> int:
+        return self.world_size
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        """The one the user made."""
+        return self._optimizer
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None = None,
+        *,
+        max_grad_norm: float | None = None,
+    ) -> Trained:
+        """The model has been boosted already."""
+        return Trained(model, optimizer, scheduler)
+
+    def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        plugin = self._booster.plugin
+        if is_last or plugin is None or not plugin.support_no_sync():
+            return nullcontext()
+        context: AbstractContextManager[Any] = self._booster.no_sync(model, self._optimizer)
+        return context
+
+    def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
+        with self._group.guard("the gradients of the other processes"):
+            self._booster.backward(loss, optimizer)
+
+    def step(self, trained: Trained) -> float:
+        optimizer: Any = trained.optimizer
+        if not self._knows_norm(optimizer):
+            # A plain wrapper, or none: the gradients are torch's.
+            inner = getattr(optimizer, "optim", optimizer)
+            return torch_step(inner, trained.scheduler, None, LossScale(enabled=False))
+        with self._group.guard("the optimizer step of the other processes"):
+            optimizer.step()
+        norm = float(optimizer.get_grad_norm() or 0.0)
+        optimizer.zero_grad()
+        if not math.isfinite(norm):
+            raise diverged(norm)
+        if trained.scheduler is not None:
+            trained.scheduler.step()
+        return norm
+
+    def _knows_norm(self, optimizer: Any) -> bool:
+        """ZeRO, Gemini and hybrid optimizers clip, and know the norm, in their step; the base wrapper does not."""
+        method = getattr(type(optimizer), "get_grad_norm", None)
+        return method is not None and method.__qualname__.partition(".")[0] != "OptimizerWrapper"
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        return self._group.all_reduce(tensor.to(self._device), op).to(tensor.device)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return self._group.all_gather_objects(value)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        inner = innermost(model)
+        # `innermost` looks inside PEFT too; the adapter belongs to the model.
+        return next((m for m in model.modules() if hasattr(m, "peft_config") and hasattr(m, "disable_adapter")), inner)
+
+    def state_dict_shards(
+        self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        if not self._shards:
+            return state_dict_shards_of(self.unwrap(model), max_shard_bytes, only)
+        gathered: Any = model
+        parts = gathered.state_dict_shard(max_shard_size=max(1, max_shard_bytes >> 20), only_rank_0=False)
+        named = ((name, tensor) for part, _ in parts for name, tensor in part.items() if only is None or only(name))
+        return group_into_shards(named, max_shard_bytes)
+
+    def save_model(self, model: nn.Module, path: Path) -> None:
+        self._booster.save_model(model, str(path), shard=True, use_safetensors=True)
+
+    def load_model(self, model: nn.Module, path: Path) -> None:
+        self._booster.load_model(model, str(path))
+
+    def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        self._booster.save_optimizer(optimizer, str(path), shard=True)
+
+    def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        self._booster.load_optimizer(optimizer, str(path))
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where its process computes; parameters that a plugin has put away on the host do not count."""
+    device = next(model.parameters()).device
+    if device.type == "cpu" and torch.cuda.is_available() and torch.distributed.is_initialized():
+        backend = torch.distributed.get_backend()
+        return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else device
+    return device

@@ -1,0 +1,146 @@
+"""The strategies of actor and critic as one: each call goes to the one that prepared what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from rlhf_core.errors import UserInputError
+from rlhf_core.strategy import ReduceOp, Strategy, Trained
+from rlhf_core.tensor_files import load_tree, save_tree
+
+from .booster import BoosterStrategy, is_booster
+
+_SCHEDULE_FILE = "scheduler.safetensors"
+
+
+def as_strategy(booster: object, trained: Trained, *, where: str) -> Strategy:
+    """A core `Strategy` as it is, a ColossalAI `Booster` behind an adapter. Raises `UserInputError` on others."""
+    if isinstance(booster, Strategy):
+        return booster
+    if is_booster(booster):
+        return BoosterStrategy(booster, trained.model, trained.optimizer)
+    raise UserInputError(
+        f"{type(booster).__name__} is neither a strategy nor a ColossalAI Booster",
+        where=where,
+        hint="give what prepared the model: a rlhf_core.Strategy, or a colossalai.booster.Booster",
+    )
+
+
+class RoleStrategies(Strategy):
+    """`policy` and `critic`, each with the strategy that prepared it. Processes and devices are the policy's."""
+
+    def __init__(self, strategies: Mapping[str, Strategy], trained: Mapping[str, Trained]) -> None:
+        self._main = strategies["policy"]
+        self._by_id = {
+            id(part): strategies[role] for role, each in trained.items() for part in (each.model, each.optimizer)
+        }
+        sizes = {strategy.world_size for strategy in strategies.values()}
+        factors = {strategy.gradient_average_factor for strategy in strategies.values()}
+        if len(sizes) > 1 or len(factors) > 1:
+            raise UserInputError(
+                f"actor and critic are trained by different numbers of processes: {sorted(sizes | factors)}",
+                where="PPOTrainer.critic_booster",
+                hint="prepare both with strategies over the same processes",
+            )
+
+    def _of(self, part: object) -> Strategy:
+        return self._by_id.get(id(part), self._main)
+
+    @property
+    def rank(self) -> int:
+        return self._main.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._main.world_size
+
+    @property
+    def device(self) -> torch.device:
+        return self._main.device
+
+    @property
+    def shards_parameters(self) -> bool:
+        return self._main.shards_parameters
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return self._main.parameter_dtype
+
+    @property
+    def gradient_average_factor(self) -> int:
+        return self._main.gradient_average_factor
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self._main.autocast()
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        return self._main.make_optimizer(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: LRScheduler | None = None,
+        *,
+        max_grad_norm: float | None = None,
+    ) -> Trained:
+        return self._main.prepare(model, optimizer, scheduler, max_grad_norm=max_grad_norm)
+
+    def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        return self._of(model).accumulate(model, is_last)
+
+    def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
+        self._of(optimizer).backward(loss, optimizer)
+
+    def step(self, trained: Trained) -> float:
+        return self._of(trained.optimizer).step(trained)
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        return self._main.all_reduce(tensor, op)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return self._main.all_gather_objects(value)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return self._of(model).unwrap(model)
+
+    def state_dict_shards(
+        self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        return self._of(model).state_dict_shards(model, max_shard_bytes, only)
+
+    def save_model(self, model: nn.Module, path: Path) -> None:
+        self._of(model).save_model(model, path)
+
+    def load_model(self, model: nn.Module, path: Path) -> None:
+        self._of(model).load_model(model, path)
+
+    def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        self._of(optimizer).save_optimizer(optimizer, path)
+
+    def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        self._of(optimizer).load_optimizer(optimizer, path)
+
+    def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        """The whole state: schedulers here are the user's, of any class."""
+        if self.is_main:
+            save_tree(path / _SCHEDULE_FILE, scheduler.state_dict())
+
+    def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        scheduler.load_state_dict(load_tree(path / _SCHEDULE_FILE))

@@ -1,0 +1,373 @@
+"""`PPOTrainer`: PPO on models, optimizers and data loaders that the caller made, through the one training loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.batching import collate, split
+from rlhf_core.episode_record import EpisodeRecord
+from rlhf_core.errors import RlhfError, UserInputError
+from rlhf_core.hooks import HookRelay
+from rlhf_core.hookspecs import FitInfo
+from rlhf_core.models import disable_dropout
+from rlhf_core.run_state import RunState
+from rlhf_core.trainer import Trainer
+from rlhf_core.types import Experience
+
+from .collection import ExperienceSource
+from .config import PPOConfig
+from .fit_record import open_record
+from .generation_options import sampling_params
+from .pretraining import PretrainingLoader
+from .prompt_batches import CycledLoader, read_prompts
+from .trainer_checkpoint import TrainerCheckpoints
+from .trainer_parts import TrainerContext, build_generation, build_source, build_updater
+from .trainer_setup import Batching, Models, Objective, Optimizers, Rollouts, check_numbers, check_tensor_parallel
+
+logger = logging.getLogger("rlhf")
+
+ROWS_PER_COLLECT_STEP = 1 << 20
+"""Room for prompts of one collect step in the numbering of samples: (step, rank, row) never meet."""
+
+
+class PPOTrainer:
+    """ColossalChat's PPO trainer, with its parameters, methods and defaults.
+
+    Models, optimizers and schedulers come prepared (`strategy.prepare` or `booster.boost`); the boosters are what
+    prepared them, and may be one object. `reward_model` is a neural reward model, a function of rollouts or the name of
+    an installed reward. `initial_model` is the KL reference; None with a LoRA actor is the actor with its adapter off.
+
+    `train_batch_size` is per trainer process and is what runs forward at once; `accumulation_steps` such batches make
+    one optimizer step, with the loss normalised over all their tokens. `buffer_limit` counts batches (0: no limit).
+    `sample_buffer`: an update step draws one random batch instead of passing over the buffer in order.
+    `apply_loss_mask=False` divides each answer's loss by the longest answer possible instead of by real tokens.
+    `generate_kwargs`: `max_length` (prompt and response together), `max_new_tokens`, `temperature`, `top_k`, `top_p`,
+    `do_sample`, `stop`, `stop_token_ids`.
+
+    Added here: `options`, what the algorithm can do beyond the seed's parameters (those win where both name a thing);
+    `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
+
+    A subclass may override `_before_fit`, `_make_experience`, `_training_step`, `_learn` and `_save_checkpoint`.
+    Dropout is switched off in actor and critic: the ratio compares one function with itself.
+    """
+
+    def __init__(
+        self,
+        actor_booster: Any,
+        critic_booster: Any,
+        actor: nn.Module,
+        critic: nn.Module,
+        reward_model: Any,
+        initial_model: nn.Module | None,
+        actor_optim: Optimizer,
+        critic_optim: Optimizer,
+        actor_lr_scheduler: LRScheduler | None,
+        critic_lr_scheduler: LRScheduler | None,
+        tokenizer: PreTrainedTokenizerBase,
+        kl_coef: float = 0.1,
+        ptx_coef: float = 0.9,
+        train_batch_size: int = 8,
+        buffer_limit: int = 0,
+        buffer_cpu_offload: bool = True,
+        eps_clip: float = 0.2,
+        vf_coef: float = 1.0,
+        value_clip: float = 0.2,
+        sample_buffer: bool = False,
+        dataloader_pin_memory: bool = True,
+        offload_inference_models: bool = True,
+        apply_loss_mask: bool = True,
+        accumulation_steps: int = 1,
+        save_interval: int = 0,
+        save_dir: str | None = None,
+        use_tp: bool = False,
+        coordinator: Any = None,
+        callbacks: list[Any] = [],  # noqa: B006 - the seed's default; it is only read
+        *,
+        options: PPOConfig | None = None,
+        engine: str = "hf",
+        samples_per_prompt: int = 1,
+        seed: int = 0,
+        **generate_kwargs: Any,
+    ) -> None:
+        options = PPOConfig() if options is None else options
+        models = Models(actor_booster, critic_booster, actor, critic, reward_model, initial_model)
+        optimizers = Optimizers(actor_optim, critic_optim, actor_lr_scheduler, critic_lr_scheduler)
+        objective = Objective(kl_coef, ptx_coef, eps_clip, vf_coef, value_clip, apply_loss_mask, options)
+        pin_memory = dataloader_pin_memory
+        batching = Batching(
+            train_batch_size, accumulation_steps, buffer_limit, buffer_cpu_offload, sample_buffer, pin_memory
+        )
+        sampling = sampling_params(generate_kwargs, tokenizer)
+        rollouts = Rollouts(sampling, engine, samples_per_prompt, seed, offload_inference_models)
+        check_numbers(batching, rollouts, save_interval, save_dir)
+        check_tensor_parallel(use_tp, actor_booster, critic_booster)
+        self._begin(models, optimizers, objective, batching, rollouts, tokenizer)
+        self._save_interval = save_interval
+        self._checkpoints = save_dir and TrainerCheckpoints(Path(save_dir), self._context)
+        self.coordinator = coordinator
+        for callback in callbacks:
+            self._context.hooks.register(callback)
+
+    def _begin(
+        self,
+        models: Models,
+        optimizers: Optimizers,
+        objective: Objective,
+        batching: Batching,
+        rollouts: Rollouts,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        trained = optimizers.trained(models)
+        strategy = models.strategy(trained)
+        models.check(strategy, objective.kl_coef)
+        pin_memory = batching.pin_memory and strategy.device.type == "cuda"
+        self._context = TrainerContext(
+            models=models,
+            batching=batching,
+            rollouts=rollouts,
+            tokenizer=tokenizer,
+            trained=trained,
+            strategy=strategy,
+            algorithm=objective.algorithm(rollouts.sampling, pin_memory=pin_memory),
+            hooks=HookRelay(),
+        )
+        self._ptx_coef = objective.ptx_coef
+        self.actor, self.critic, self.tokenizer = models.actor, models.critic, tokenizer
+        self.num_train_step = 0
+        """Optimizer steps so far, over all fits and what came before a resume."""
+        self._version = 0
+        self._num_collected = 0
+        self._first_episode = 0
+        self._batches_before = {"prompt": 0, "pretrain": 0}
+        """Batches that were taken from the loaders before a resume."""
+        self._wall_before_s = 0.0
+        self._started = time.perf_counter()
+        self._fit = ExitStack()
+
+    def fit(
+        self,
+        num_episodes: int,
+        num_collect_steps: int,
+        num_update_steps: int,
+        prompt_dataloader: Iterable[Any],
+        pretrain_dataloader: Iterable[Mapping[str, Any]] | None = None,
+        log_dir: str | None = None,
+        use_wandb: bool = False,
+    ) -> None:
+        """Train for `num_episodes`: each collects `num_collect_steps` batches of prompts, then makes
+        `num_update_steps` passes over what was collected (or, with `sample_buffer`, random batches of it).
+
+        `log_dir` gets `metrics.jsonl` and TensorBoard events. After `load_checkpoint`, `num_episodes` counts those
+        before it too. Raises `UserInputError` for `ptx_coef > 0` without a `pretrain_dataloader`.
+        """
+        counts = {
+            "num_episodes": num_episodes,
+            "num_collect_steps": num_collect_steps,
+            "num_update_steps": num_update_steps,
+        }
+        for name, count in counts.items():
+            if count < 1:
+                raise UserInputError(f"must be at least 1, got {count}", where=f"PPOTrainer.fit, {name}")
+        with ExitStack() as self._fit:
+            self._before_fit(prompt_dataloader, pretrain_dataloader, log_dir, use_wandb)
+            self._generation = build_generation(self._context, self._fit)
+            self._updater = build_updater(self._context)
+            self._source = build_source(
+                self._context,
+                self._generation,
+                collect=self._make_experience,
+                num_collect_steps=num_collect_steps,
+                num_update_steps=num_update_steps,
+                version=lambda: self._version,
+                on_episode=self._record.rollouts,
+            )
+            self._generation.publish(self._version, self._context)
+            self._loop = _Loop(self, self._source, self._context.hooks, _Recorder(self, self._record))
+            self._loop.fit(self._fit_info(num_episodes))
+        self._first_episode = 0
+
+    def load_checkpoint(self, path: str | Path | None = None) -> int:
+        """Go on from a checkpoint that `_save_checkpoint` wrote: the folder `step-N`, or the newest of `save_dir`.
+
+        Returns the episode that the next `fit` starts with. Raises `CheckpointError`.
+        """
+        if path is not None:
+            checkpoints, chosen = TrainerCheckpoints(Path(path).parent, self._context), Path(path)
+        elif self._checkpoints:
+            checkpoints, chosen = self._checkpoints, None
+        else:
+            raise UserInputError("there is no save_dir to load from", where="PPOTrainer.save_dir", hint="give a path")
+        state, progress = checkpoints.load(chosen)
+        self._context.algorithm.load_state_dict(state.algorithm)
+        self.num_train_step, self._version = state.step, state.policy_version
+        self._first_episode, self._wall_before_s = state.next_episode, state.wall_s
+        self._num_collected = int(progress["num_collected"])
+        self._batches_before = {name: int(progress[name]) for name in self._batches_before}
+        return state.next_episode
+
+    # The seed's steps, for a subclass to override.
+
+    def _before_fit(
+        self,
+        prompt_dataloader: Iterable[Any],
+        pretrain_dataloader: Iterable[Mapping[str, Any]] | None = None,
+        log_dir: str | None = None,
+        use_wandb: bool = False,
+    ) -> None:
+        """Take the loaders, open the logs, put the models in training mode."""
+        before, self._batches_before = self._batches_before, dict.fromkeys(self._batches_before, 0)
+        self.prompt_dataloader = CycledLoader(prompt_dataloader, where="prompt_dataloader", skip=before["prompt"])
+        self.pretrain_dataloader: CycledLoader[Mapping[str, Any]] | None = None
+        if self._ptx_coef > 0:
+            if pretrain_dataloader is None:
+                raise UserInputError(
+                    f"ptx_coef is {self._ptx_coef}, but fit got no pretrain_dataloader",
+                    where="PPOTrainer.ptx_coef",
+                    hint="give fit a pretrain_dataloader, or the trainer ptx_coef=0.0",
+                )
+            loader = CycledLoader(pretrain_dataloader, where="pretrain_dataloader", skip=before["pretrain"])
+            self.pretrain_dataloader = loader
+            self._context.algorithm.use_pretraining(PretrainingLoader(loader))
+        self._record = open_record(
+            log_dir,
+            use_wandb=use_wandb,
+            is_main=self._context.strategy.is_main,
+            step=self.num_train_step,
+            hooks=self._context.hooks,
+            stack=self._fit,
+        )
+        for model in (self.actor, self.critic):
+            disable_dropout(model)
+            model.train()
+
+    def _make_experience(self, collect_step: int) -> Experience:
+        """Answers to the next batch of prompts, with rewards, reference log-probs and values; on the CPU."""
+        strategy = self._context.strategy
+        place = self._num_collected * strategy.world_size + strategy.rank
+        self._num_collected += 1
+        prompts = read_prompts(next(self.prompt_dataloader), self.tokenizer, place * ROWS_PER_COLLECT_STEP)
+        items = [item for group in self._generation.maker.make(prompts) for item in group.items]
+        if not items:
+            raise RlhfError("the reward dropped every sample of a collect step", where="PPOTrainer.reward_model")
+        return collate(sorted(items, key=lambda item: item.sample_id))
+
+    def _learn(self, update_step: int) -> None:
+        """Train on the buffer once over (or on one random batch of it): `_training_step` for each batch."""
+        self._generation.release_inference_models()
+        self._loop.learn_now()
+
+    def _training_step(self, experience: Experience) -> None:
+        """One optimizer step of actor and critic on at most accumulation_steps x train_batch_size samples."""
+        items = split(experience, to_cpu=self._context.batching.buffer_cpu_offload)
+        with self._record.timer.phase("train"):
+            self._loop.metrics = self._updater.update(items, gap_version=self._source.gap_version)
+
+    def _save_checkpoint(self, episode: int = 0) -> None:
+        """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states. `episode` are done."""
+        if not self._checkpoints:
+            raise UserInputError("there is no folder to save to", where="PPOTrainer.save_dir")
+        state = RunState(
+            step=self.num_train_step,
+            next_episode=episode,
+            policy_version=self._version,
+            eval_before=None,
+            algorithm=self._context.algorithm.state_dict(),
+            combiner={},
+            wall_s=self._wall_before_s + time.perf_counter() - self._started,
+        )
+        path = self._checkpoints.save(state, {"num_collected": self._num_collected, **self._batches_taken()})
+        if self._context.strategy.is_main:
+            self._context.hooks.fire("checkpoint_saved", path=path, step=state.step, episode=episode - 1)
+            self._say(f"saved actor and critic with running states to {path}")
+
+    def _batches_taken(self) -> dict[str, int]:
+        pretrain = self.pretrain_dataloader
+        return {
+            "prompt": self.prompt_dataloader.num_taken,
+            "pretrain": 0 if pretrain is None else pretrain.num_taken,
+        }
+
+    def _say(self, message: str) -> None:
+        if self.coordinator is None:
+            logger.info("%s", message)
+        else:
+            self.coordinator.print_on_master(message)
+
+    def _fit_info(self, num_episodes: int) -> FitInfo:
+        strategy = self._context.strategy
+        return FitInfo(
+            algorithm="ppo",
+            num_episodes=num_episodes,
+            first_episode=self._first_episode,
+            num_parameters={
+                role: sum(p.numel() for p in strategy.unwrap(each.model).parameters())
+                for role, each in self._context.trained.items()
+            },
+            world_size=strategy.world_size,
+            device=str(strategy.device),
+        )
+
+    def _finish_episode(self, episode: int, record: EpisodeRecord) -> Mapping[str, float]:
+        """Adapt the KL coefficient, publish the policy, save when due. Returns the values of the last line."""
+        self._context.algorithm.end_episode()
+        self._version += 1
+        with self._context.hooks.span("sync", version=self._version), record.timer.phase("sync"):
+            self._generation.publish(self._version, self._context)
+        metrics = record.end_episode(self._context.strategy)
+        due = self._save_interval > 0 and (episode + 1) % self._save_interval == 0
+        record.flush(durable=due)
+        if due:
+            self._save_checkpoint(episode + 1)
+        return metrics
+
+
+class _Loop(Trainer[Experience]):
+    """Core's loop, which asks the trainer's `_learn` and `_training_step` for a pass and for a step."""
+
+    def __init__(self, owner: PPOTrainer, source: ExperienceSource, hooks: HookRelay, recorder: _Recorder) -> None:
+        super().__init__(source, self._step_of_owner, hooks=hooks, recorder=recorder, num_updates=owner.num_train_step)
+        self._owner = owner
+        self._pass: tuple[Iterable[Experience], int, int] = ((), 0, 0)
+        self.metrics: Mapping[str, float] = {}
+        """Of the step made last; the seed's `_training_step` returns nothing."""
+
+    def learn(self, batches: Iterable[Experience], episode: int, epoch: int) -> None:
+        self._pass = (batches, episode, epoch)
+        self._owner._learn(epoch)
+
+    def learn_now(self) -> None:
+        """The pass that `_learn` was called for."""
+        super().learn(*self._pass)
+
+    def _step_of_owner(self, experience: Experience) -> Mapping[str, float]:
+        self.metrics = {}
+        self._owner.num_train_step = self.num_updates
+        self._owner._training_step(experience)
+        return self.metrics
+
+
+class _Recorder:
+    """Is told by the loop what an episode does."""
+
+    def __init__(self, owner: PPOTrainer, record: EpisodeRecord) -> None:
+        self._owner = owner
+        self._record = record
+
+    def start_episode(self, episode: int, metrics: Mapping[str, float]) -> None:
+        self._record.start_episode(episode, self._owner._version, metrics)
+
+    def update(self, metrics: Mapping[str, float]) -> None:
+        self._record.update(metrics)
+
+    def end_episode(self, episode: int) -> Mapping[str, float]:
+        return self._owner._finish_episode(episode, self._record)

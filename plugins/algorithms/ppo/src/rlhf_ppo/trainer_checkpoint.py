@@ -1,0 +1,66 @@
+"""Checkpoints of `PPOTrainer`: `save_dir/step-N/`, whole or not at all, in the layout of a run's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.checkpoint import CheckpointStore, find_damage
+from rlhf_core.errors import CheckpointError
+from rlhf_core.models import is_lora
+from rlhf_core.run_state import RunState, load_channel_state, load_run_state, save_run_state
+
+from .trainer_parts import TrainerContext
+
+_KEEP_ALL = 1 << 30
+
+
+class TrainerCheckpoints:
+    """Writes and reads the state of a trainer. Every call is collective."""
+
+    def __init__(
+        self,
+        folder: Path,
+        context: TrainerContext,
+    ) -> None:
+        self._folder = folder
+        self._store = CheckpointStore(folder, keep=_KEEP_ALL)
+        self._strategy = context.strategy
+        self._trained = context.trained
+        self._tokenizer = context.tokenizer
+
+    def save(self, state: RunState, progress: Mapping[str, Any]) -> Path:
+        """Write `step-<state.step>`; `progress` is where the loaders stand. Returns the folder."""
+        partial = self._folder / f".partial-step-{state.step}"
+        self._strategy.run_on_main(lambda: _discard(self._store.begin(state.step)))
+        try:
+            save_run_state(partial, state, progress, self._trained, self._strategy)
+            self._strategy.run_on_main(lambda: self._complete_policy(partial / "policy"))
+        except BaseException:
+            if self._strategy.is_main:
+                self._store.abandon(state.step)
+            raise
+        self._strategy.run_on_main(lambda: _discard(self._store.commit(state.step)))
+        return self._folder / f"step-{state.step}"
+
+    def load(self, path: Path | None) -> tuple[RunState, dict[str, Any]]:
+        """Bring models, optimizers and schedulers to `path`, or to the newest whole checkpoint. Raises
+        `CheckpointError` when there is none or it is damaged."""
+        chosen = path if path is not None else self._store.newest()
+        if chosen is None:
+            raise CheckpointError("holds no checkpoint", where=str(self._folder), hint="is save_interval above 0?")
+        if problem := find_damage(chosen):
+            raise CheckpointError(problem, where=str(chosen), hint="load an older step-N")
+        return load_run_state(chosen, self._trained, self._strategy), load_channel_state(chosen) or {}
+
+    def _complete_policy(self, folder: Path) -> None:
+        """Config and tokenizer beside a plain policy's weights: transformers can load the folder as it is."""
+        policy: Any = self._strategy.unwrap(self._trained["policy"].model)
+        if not is_lora(policy):
+            policy.config.save_pretrained(folder)
+            self._tokenizer.save_pretrained(folder)
+
+
+def _discard(_: object) -> None:
+    """For a callback whose result nobody wants."""

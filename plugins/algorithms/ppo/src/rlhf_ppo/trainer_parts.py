@@ -1,0 +1,182 @@
+"""What a fit of `PPOTrainer` runs with, from what the trainer was given: core's own parts, none of them new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from rlhf_core.components import EngineContext
+from rlhf_core.hooks import HookRelay
+from rlhf_core.maker import PolicyExperienceMaker
+from rlhf_core.models import adapter_off, is_lora
+from rlhf_core.plugins import load, resolve_build
+from rlhf_core.protocols import RolloutEngine, WeightSync
+from rlhf_core.rewards import RewardCombiner, RewardScorer
+from rlhf_core.scoring_pass import ScoringPass
+from rlhf_core.sources import BatchPlan, RolloutSource
+from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.sync import CopiedWeights, SharedWeights
+from rlhf_core.types import BufferItem, Experience
+from rlhf_core.update import Updater
+
+from .algorithm import PPO
+from .collection import CollectedEpisodes, ExperienceSource, RandomBatches
+from .seed_rewards import NeuralReward, seed_reward
+from .trainer_setup import Batching, Models, Rollouts
+
+_SHARD_BYTES = 512 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerContext:
+    """What lasts as long as the trainer."""
+
+    models: Models
+    batching: Batching
+    rollouts: Rollouts
+    tokenizer: PreTrainedTokenizerBase
+    trained: dict[str, Trained]
+    strategy: Strategy
+    algorithm: PPO
+    hooks: HookRelay
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What makes experience: held open by the fit's exit stack."""
+
+    maker: PolicyExperienceMaker
+    sync: WeightSync
+    scorer: RewardScorer
+    neural_reward: NeuralReward | None
+
+    def publish(self, version: int, context: TrainerContext) -> None:
+        """Bring the actor's weights to the engine, as `version`."""
+        self.sync.publish(version, context.strategy.state_dict_shards(context.models.actor, _SHARD_BYTES))
+
+    def release_inference_models(self) -> None:
+        """`offload_inference_models`: what only makes experience leaves the device before training."""
+        if self.neural_reward is not None:
+            self.neural_reward.release()
+
+
+def build_updater(context: TrainerContext) -> Updater:
+    """What makes one optimizer step of all the samples it is given, `train_batch_size` of them at a time."""
+    size = context.batching.train_batch_size
+    return Updater(context.algorithm, context.strategy, context.trained, micro_batch_size=size)
+
+
+def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
+    """Engine, rewards, reference and the maker over them; `stack` closes what must be."""
+    rollouts, strategy = context.rollouts, context.strategy
+    engine, sync = _engine(context)
+    stack.callback(engine.close)
+    offload = rollouts.offload_inference_models
+    reward = seed_reward(context.models.reward, strategy.device, offload=offload, seed=rollouts.seed)
+    scorer = RewardScorer([reward])
+    stack.callback(scorer.close)
+    maker = PolicyExperienceMaker(
+        engine=engine,
+        tokenizer=context.tokenizer,
+        sampling=rollouts.sampling,
+        samples_per_prompt=rollouts.samples_per_prompt,
+        scorer=scorer,
+        hooks=context.hooks,
+        scoring_pass=_scoring_pass(context),
+    )
+    return Generation(maker, sync, scorer, reward.function if isinstance(reward.function, NeuralReward) else None)
+
+
+def build_source(
+    context: TrainerContext,
+    generation: Generation,
+    *,
+    collect: Callable[[int], Experience],
+    num_collect_steps: int,
+    num_update_steps: int,
+    version: Callable[[], int],
+    on_episode: Callable[..., None],
+) -> ExperienceSource:
+    """Episodes collected by `collect`, cut into batches as the trainer's options say."""
+    batching, strategy = context.batching, context.strategy
+    channel = CollectedEpisodes(
+        collect,
+        num_collect_steps=num_collect_steps,
+        batch_size=batching.train_batch_size,
+        buffer_limit=batching.buffer_limit,
+        take_times=generation.maker.take_times,
+        strategy=strategy,
+    )
+    size = batching.samples_per_update * strategy.world_size
+    plan = BatchPlan(size, num_update_steps, strategy.rank, strategy.world_size)
+    if batching.sample_buffer:
+        plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
+    source = RolloutSource(
+        channel,
+        context.algorithm,
+        RewardCombiner(generation.scorer.weights),
+        plan,
+        version=version,
+        complete=_complete,
+        on_episode=on_episode,
+    )
+    return ExperienceSource(source, device=None if batching.buffer_cpu_offload else strategy.device)
+
+
+def _complete(items: list[BufferItem]) -> list[BufferItem]:
+    """The maker has run the trainer's models already."""
+    return items
+
+
+def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:
+    """The engine shares the actor where that is whole in this process, else it has a copy that is kept in step."""
+    strategy, actor = context.strategy, context.models.actor
+    selected = load("engines", context.rollouts.engine)
+    inner = strategy.unwrap(actor)
+    model = _empty_copy(inner).to(strategy.device) if strategy.shards_parameters else inner
+    engine_context = EngineContext(
+        model=model, tokenizer=context.tokenizer, device=strategy.device, seed=context.rollouts.seed
+    )
+    engine = cast(RolloutEngine, resolve_build(selected)(selected.component.config(), engine_context))
+    return engine, CopiedWeights(engine.receiver()) if strategy.shards_parameters else SharedWeights(engine)
+
+
+def _empty_copy(model: nn.Module) -> nn.Module:
+    """A model of the same architecture, for weights to come; what is sharded cannot be copied as it is."""
+    adapted: Any = model
+    base = adapted.get_base_model() if is_lora(model) else adapted
+    copy: nn.Module = AutoModelForCausalLM.from_config(base.config, dtype=next(model.parameters()).dtype)
+    if is_lora(model):
+        from peft import get_peft_model
+
+        copy = get_peft_model(copy, next(iter(adapted.peft_config.values())))
+    return copy.eval().requires_grad_(False)
+
+
+def _scoring_pass(context: TrainerContext) -> ScoringPass:
+    models, strategy = context.models, context.strategy
+    reference: nn.Module | None = None
+    reference_context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    offload = context.rollouts.offload_inference_models and not strategy.shards_parameters
+    if "reference" in context.algorithm.roles:
+        actor = strategy.unwrap(models.actor)
+        if models.initial is None or models.initial is models.actor:
+            reference, reference_context, offload = models.actor, partial(adapter_off, actor), False
+        else:
+            reference = models.initial.eval().requires_grad_(False)
+            if not offload and not strategy.shards_parameters:
+                reference.to(strategy.device)
+    return ScoringPass(
+        strategy,
+        temperature=context.rollouts.sampling.temperature,
+        reference=reference,
+        reference_context=reference_context,
+        critic=models.critic,
+        offload=offload,
+    )

@@ -1,0 +1,183 @@
+"""What a `PPOTrainer` was given, in groups, and what is checked of it before anything is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from rlhf_core.errors import UserInputError
+from rlhf_core.models import is_lora
+from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.types import SamplingParams
+
+from .algorithm import PPO
+from .booster import tensor_parallel_size
+from .config import PPOConfig
+from .role_strategies import RoleStrategies, as_strategy
+
+_WHERE = "PPOTrainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Models, and what prepared the trained ones."""
+
+    actor_booster: Any
+    critic_booster: Any
+    actor: nn.Module
+    critic: nn.Module
+    reward: Any
+    initial: nn.Module | None
+
+    def strategy(self, trained: dict[str, Trained]) -> RoleStrategies:
+        """Both boosters as one strategy. Raises `UserInputError` on what is none."""
+        actor = as_strategy(self.actor_booster, trained["policy"], where=f"{_WHERE}.actor_booster")
+        shared = self.critic_booster is self.actor_booster and isinstance(actor, Strategy)
+        own = isinstance(self.critic_booster, Strategy)
+        if shared and own:
+            critic = actor
+        else:
+            critic = as_strategy(self.critic_booster, trained["critic"], where=f"{_WHERE}.critic_booster")
+        return RoleStrategies({"policy": actor, "critic": critic}, trained)
+
+    def check(self, strategy: Strategy, kl_coef: float) -> None:
+        """A KL penalty needs something to stay near to. Raises `UserInputError`."""
+        lora = is_lora(strategy.unwrap(self.actor))
+        same = self.initial is self.actor
+        if kl_coef > 0 and not lora and (self.initial is None or same):
+            what = "is the actor itself" if same else "is None and the actor has no LoRA adapter to switch off"
+            raise UserInputError(
+                f"kl_coef is {kl_coef}, but initial_model {what}",
+                where=f"{_WHERE}.initial_model",
+                hint="give a copy of the start policy (copy.deepcopy before training), or kl_coef=0.0",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizers:
+    """Optimizers and schedules of actor and critic."""
+
+    actor: Optimizer
+    critic: Optimizer
+    actor_schedule: LRScheduler | None
+    critic_schedule: LRScheduler | None
+
+    def trained(self, models: Models) -> dict[str, Trained]:
+        """Role -> model, optimizer, schedule."""
+        return {
+            "policy": Trained(models.actor, self.actor, self.actor_schedule),
+            "critic": Trained(models.critic, self.critic, self.critic_schedule),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is optimised: the seed's parameters, and the algorithm's other options."""
+
+    kl_coef: float
+    ptx_coef: float
+    eps_clip: float
+    vf_coef: float
+    value_clip: float | None
+    apply_loss_mask: bool
+    options: PPOConfig
+
+    def algorithm(self, sampling: SamplingParams, *, pin_memory: bool) -> PPO:
+        """PPO under these options. Raises `UserInputError` on a value out of bounds."""
+        longest = min(sampling.max_new_tokens, sampling.max_length or sampling.max_new_tokens)
+        return PPO(self.config(), temperature=sampling.temperature, max_new_tokens=longest, pin_memory=pin_memory)
+
+    def config(self) -> PPOConfig:
+        if self.options.ptx_path is not None or self.options.ptx_coef > 0:
+            raise UserInputError(
+                "pretraining text comes with fit", where=f"{_WHERE}.options", hint="ptx_coef=…, pretrain_dataloader=…"
+            )
+        if not 0 <= self.ptx_coef < 1:
+            raise UserInputError(f"must be at least 0 and below 1, got {self.ptx_coef}", where=f"{_WHERE}.ptx_coef")
+        seed: dict[str, Any] = {
+            "kl_coef": self.kl_coef,
+            "clip_eps": self.eps_clip,
+            "vf_coef": self.vf_coef,
+            "value_clip": self.value_clip,
+        }
+        if not self.apply_loss_mask:
+            seed["aggregation"] = "sequence-mean-token-sum-norm"
+        try:
+            config = PPOConfig.model_validate({**self.options.model_dump(), **seed})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"])).replace("clip_eps", "eps_clip")
+            raise UserInputError(f"{first['msg']}, got {first['input']!r}", where=f"{_WHERE}.{name}") from None
+        return config.model_copy(update={"ptx_coef": self.ptx_coef})
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How collected samples become updates."""
+
+    train_batch_size: int
+    """Samples that run forward together, on each trainer."""
+    accumulation_steps: int
+    """Such batches in one optimizer step."""
+    buffer_limit: int
+    buffer_cpu_offload: bool
+    sample_buffer: bool
+    pin_memory: bool
+
+    @property
+    def samples_per_update(self) -> int:
+        """On each trainer."""
+        return self.train_batch_size * self.accumulation_steps
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """How answers are made."""
+
+    sampling: SamplingParams
+    engine: str
+    samples_per_prompt: int
+    seed: int
+    offload_inference_models: bool
+
+
+def check_numbers(batching: Batching, rollouts: Rollouts, save_interval: int, save_dir: str | None) -> None:
+    """Bounds of what is counted. Raises `UserInputError`."""
+    at_least = {
+        "train_batch_size": (batching.train_batch_size, 1),
+        "accumulation_steps": (batching.accumulation_steps, 1),
+        "buffer_limit": (batching.buffer_limit, 0),
+        "samples_per_prompt": (rollouts.samples_per_prompt, 1),
+        "save_interval": (save_interval, 0),
+    }
+    for name, (value, lowest) in at_least.items():
+        if value < lowest:
+            raise UserInputError(f"must be at least {lowest}, got {value}", where=f"{_WHERE}.{name}")
+    if save_interval > 0 and save_dir is None:
+        raise UserInputError(
+            f"save_interval is {save_interval}, but there is no folder to save to",
+            where=f"{_WHERE}.save_dir",
+            hint='save_dir="./checkpoints"',
+        )
+
+
+def check_tensor_parallel(use_tp: bool, *boosters: object) -> None:
+    """Raises `UserInputError` where tensor parallelism is asked for, or is on: nothing here can train with it."""
+    sizes = [tensor_parallel_size(booster) for booster in boosters]
+    if max(sizes) > 1:
+        raise UserInputError(
+            f"its plugin shares each layer among {max(sizes)} processes, which rollouts cannot be made with",
+            where=f"{_WHERE}.actor_booster",
+            hint="use a data-parallel plugin (TorchDDP, LowLevelZero, Gemini), or tp_size=1",
+        )
+    if use_tp:
+        raise UserInputError(
+            "use_tp is True, but no booster has a tensor-parallel plugin",
+            where=f"{_WHERE}.use_tp",
+            hint="use_tp=False",
+        )
