@@ -1,0 +1,1 @@
+"""Remote rewards for the rlhf framework: a client, and a server for any installed reward."""

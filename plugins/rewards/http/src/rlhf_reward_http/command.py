@@ -1,0 +1,169 @@
+"""`rlhf serve-reward`: an installed reward behind the HTTP protocol."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rlhf_core.rewards import RewardScorer
+    from rlhf_core.types import Rollout
+
+    from .server import RewardServer, Score, ServerLimits
+
+
+@click.command("serve-reward")
+@click.argument("name")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Option of the reward, or of how it is run (batch_size, timeout_seconds, isolate, …). Repeatable.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need --token-env.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0 takes a free one.")
+@click.option("--token-env", metavar="VARIABLE", help="Environment variable with the token that requests must bring.")
+@click.option("--device", default="auto", show_default=True, help="Where the reward computes: auto, cpu, cuda, cuda:N.")
+@click.option("--max-in-flight", type=click.IntRange(min=1), default=8, show_default=True, help="Requests at once.")
+@click.option(
+    "--max-connections", type=click.IntRange(min=1), default=256, show_default=True, help="Open connections at most."
+)
+@click.option(
+    "--max-body-bytes", type=click.IntRange(min=1024), default=8 * 2**20, show_default=True, help="Largest request."
+)
+@click.option(
+    "--stop-seconds", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Grace for those in flight."
+)
+def serve_reward(
+    name: str,
+    options: tuple[str, ...],
+    host: str,
+    port: int,
+    token_env: str | None,
+    device: str,
+    max_in_flight: int,
+    max_connections: int,
+    max_body_bytes: int,
+    stop_seconds: float,
+) -> None:
+    """Serve the reward NAME (or FILE.py:FUNCTION) to runs that use the reward `http`.
+
+    \b
+    Examples:
+      rlhf serve-reward model --option path=runs/reward-model/model
+      rlhf serve-reward ./my_reward.py:brevity --option target_tokens=64 --port 9000
+    """
+    from contextlib import closing
+
+    from .server import ServerLimits
+
+    token = _token(token_env, host)
+    limits = ServerLimits(max_in_flight=max_in_flight, max_connections=max_connections, max_body_bytes=max_body_bytes)
+    with closing(_scorer(name, options, device, max_in_flight)) as scorer:
+        server = _bind(host, port, _scores_of(scorer), limits, token)
+        _serve(server, name, stop_seconds)
+
+
+def _token(variable: str | None, host: str) -> str | None:
+    from rlhf_core.errors import UserInputError
+
+    from .client import is_loopback
+
+    if variable is None:
+        if is_loopback(f"http://[{host}]" if ":" in host else f"http://{host}"):
+            return None
+        raise UserInputError(
+            f"{host} can be reached from other machines", where="--host", hint="add --token-env VARIABLE"
+        )
+    token = os.environ.get(variable)
+    if not token:
+        raise UserInputError(
+            f"the environment variable {variable} is not set", where="--token-env", hint=f"export {variable}=…"
+        )
+    return token
+
+
+def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) -> RewardScorer:
+    from rlhf_core.components import RewardContext
+    from rlhf_core.config_errors import Problems
+    from rlhf_core.config_resolve import resolve_reward
+    from rlhf_core.errors import ConfigError
+    from rlhf_core.rewards import RewardScorer, reward_spec
+
+    entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, options)), "name": name}
+    problems = Problems()
+    reward = resolve_reward(entry, problems, name)
+    problems.raise_if_any("rlhf serve-reward")
+    assert reward is not None
+    if reward.policy.cache:
+        raise ConfigError(
+            "a server keeps no cache", where="--option cache", hint="say cache: true in the entry of the run that asks"
+        )
+    context = RewardContext(device=device, seed=0)
+    return RewardScorer([reward_spec(reward.selected, reward.config, context, reward.policy, name=reward.name)])
+
+
+def _parse_option(text: str) -> tuple[str, Any]:
+    from rlhf_core.config_load import parse_yaml
+    from rlhf_core.errors import ConfigError
+
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError(f'"{text}" is not key=value', where="--option", hint="--option target_tokens=64")
+    return key, parse_yaml(value, f"--option {key}")
+
+
+def _scores_of(scorer: RewardScorer) -> Score:
+    def score(rollouts: Sequence[Rollout]) -> list[float | None]:
+        return [None if row is None else next(iter(row.values())) for row in scorer.score(rollouts)]
+
+    return score
+
+
+def _bind(host: str, port: int, score: Score, limits: ServerLimits, token: str | None) -> RewardServer:
+    from rlhf_core.errors import UserInputError
+
+    from .server import RewardServer
+
+    try:
+        return RewardServer((host, port), score, limits=limits, token=token)
+    except OSError as error:
+        raise UserInputError(
+            f"cannot listen at {host} port {port}: {error.strerror or error}",
+            where="rlhf serve-reward",
+            hint="choose another --port; 0 takes a free one",
+        ) from None
+
+
+def _serve(server: RewardServer, name: str, stop_seconds: float) -> None:
+    """Until SIGINT or SIGTERM; a second one ends the process at once."""
+    from .protocol import SCORE_PATH
+
+    asked = threading.Event()
+
+    def ask_to_stop(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        asked.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask_to_stop)
+    thread = threading.Thread(target=server.serve_forever, name="serve-reward", daemon=True)
+    thread.start()
+    host, port = server.server_address[:2]
+    shown = f"[{host!s}]" if ":" in str(host) else str(host)
+    click.echo(f'serving reward "{name}" at http://{shown}:{port}{SCORE_PATH}')
+    asked.wait()
+    whole = server.stop(stop_seconds)
+    counts = server.counts
+    click.echo(
+        f"stopped after {counts.scored_requests} requests with {counts.scored_samples} samples "
+        f"({counts.failed} failed, {counts.refused} told to come again, at most {counts.most_in_flight} in flight)"
+    )
+    if not whole:
+        click.echo(f"requests still running after {stop_seconds:g} s were cut off", err=True)

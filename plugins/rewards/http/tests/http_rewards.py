@@ -1,0 +1,91 @@
+"""Samples, rewards for a served process to run, and servers for the tests."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+from rlhf_core.types import Rollout
+from rlhf_reward_http.server import RewardServer, ServerLimits
+
+
+def make_rollout(sample_id, completion=None, **fields):
+    values = {
+        "prompt": "1+1=",
+        "messages": None,
+        "prompt_ids": (1, 2, 3),
+        "completion": str(sample_id) if completion is None else completion,
+        "completion_ids": (5, 2),
+        "logprobs": (-0.5, -0.25),
+        "answer": None,
+        "metadata": {},
+        "policy_version": 0,
+        "finish_reason": "stop",
+    }
+    return Rollout(sample_id=sample_id, **(values | fields))
+
+
+def number(rollouts) -> list[float]:
+    return [float(each.sample_id) for each in rollouts]
+
+
+def slow_number(rollouts, *, seconds: float = 0.02) -> list[float]:
+    time.sleep(seconds)
+    return number(rollouts)
+
+
+def raises(rollouts) -> list[float]:
+    raise ValueError("no such judge")
+
+
+@contextmanager
+def serving(score, *, token=None, port=0, **limits):
+    """A server in this process, stopped at the end."""
+    server = RewardServer(("127.0.0.1", port), score, limits=ServerLimits(**limits), token=token)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop(10.0)
+        thread.join(10.0)
+
+
+def url_of(server, path="/v1/score"):
+    return f"http://127.0.0.1:{server.server_address[1]}{path}"
+
+
+class ServedProcess:
+    """`rlhf serve-reward` in a process of its own."""
+
+    def __init__(self, *arguments, env=None):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from rlhf_cli.main import main; main()", "serve-reward", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | (env or {}),
+        )
+        line = self.process.stdout.readline()
+        self.url = line.strip().rpartition(" ")[2]
+        if not self.url.startswith("http"):
+            raise AssertionError(f"not serving: {line!r} {self.process.stderr.read()}")
+
+    @property
+    def port(self):
+        return int(self.url.split(":")[2].split("/")[0])
+
+    def peak_bytes(self):
+        with open(f"/proc/{self.process.pid}/status") as lines:
+            (peak,) = [line for line in lines if line.startswith("VmHWM")]
+        return int(peak.split()[1]) * 1024
+
+    def stop(self, number=signal.SIGTERM):
+        """The exit code, and what it said on stdout and stderr."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err

@@ -1,0 +1,83 @@
+"""What stands in a request and in a response."""
+
+import json
+
+import pytest
+from http_rewards import make_rollout
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_reward_http.protocol import (
+    ProtocolError,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    error_text,
+)
+
+TEXTS = st.text(max_size=20)
+VALUES = st.recursive(st.none() | st.booleans() | st.integers() | TEXTS, st.lists, max_leaves=4)
+ROLLOUTS = st.builds(
+    make_rollout,
+    st.integers(0, 2**63 - 1),
+    TEXTS,
+    prompt=TEXTS,
+    messages=st.none() | st.just(({"role": "user", "content": "é"},)),
+    answer=VALUES,
+    metadata=st.dictionaries(TEXTS, VALUES, max_size=3),
+    finish_reason=st.sampled_from(["stop", "length"]),
+    action_mask=st.none() | st.just((True, False)),
+    group_id=st.integers(0, 9),
+)
+
+
+@given(rollouts=st.lists(ROLLOUTS, max_size=3))
+def test_samples_arrive_as_they_were_sent(rollouts):
+    assert decode_request(encode_request(rollouts)) == rollouts
+
+
+def test_the_least_a_request_may_say():
+    (rollout,) = decode_request(b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"b"}]}')
+    assert (rollout.prompt, rollout.completion, rollout.completion_ids, rollout.metadata) == ("a", "b", (), {})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "should be a JSON object"),
+        (b"{}", "protocol None, this is 1"),
+        (b'{"protocol":2,"samples":[]}', "protocol 2, this is 1"),
+        (b'{"protocol":1}', "`samples` should be a list"),
+        (b'{"protocol":1,"samples":[3]}', r"samples\.0 should be an object"),
+        (b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a"}]}', r"samples\.0\.completion is required"),
+        (b'{"protocol":1,"samples":[{"sample_id":true,"prompt":"a","completion":""}]}', r"sample_id should be int"),
+        (
+            b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"","messages":"hi"}]}',
+            "messages should be list or null",
+        ),
+    ],
+)
+def test_a_request_that_is_none_says_what_is_wrong(body, said):
+    with pytest.raises(ProtocolError, match=said):
+        decode_request(body)
+
+
+def test_what_json_cannot_hold_is_named():
+    with pytest.raises(ProtocolError, match="sample 4 cannot be sent as JSON: a set has no place in it"):
+        encode_request([make_rollout(4, metadata={"seen": {1, 2}})])
+    with pytest.raises(ProtocolError, match="sample 4 cannot be sent"):
+        encode_request([make_rollout(4, answer=float("nan"))])
+
+
+def test_scores_and_errors():
+    assert decode_response(encode_response([1.0, None, -2.5]), 3) == [1.0, None, -2.5]
+    with pytest.raises(ProtocolError, match="1 scores for 2 samples"):
+        decode_response(encode_response([1.0]), 2)
+    with pytest.raises(ProtocolError, match="`scores` should be a list"):
+        decode_response(json.dumps({"protocol": 1, "scores": 1}).encode(), 1)
+    assert error_text(b'{"error":"out of\\n judges"}') == "out of judges"
+    assert error_text(b"<html>" + b"x" * 9999) == "<html>" + "x" * 494
