@@ -232,6 +232,8 @@ class PromptEncoder:
     def _render(self, record: Record, name: str) -> tuple[str, tuple[Message, ...] | None]:
         """The text the model continues and, for a chat, its messages."""
         prompt = record.get("prompt")
+        if prompt is None and "messages" in record:
+            prompt = _before_last_answer(record["messages"], name)
         if isinstance(prompt, str) and not self._text_as_chat:
             return prompt, None
         if isinstance(prompt, str):
@@ -256,6 +258,15 @@ class PromptEncoder:
         except TemplateError as error:  # templates refuse what the model was not trained on
             raise DataError(f"the tokenizer's chat template refuses the messages: {error}", where=name) from error
         return str(text)
+
+
+def _before_last_answer(messages: object, name: str) -> object:
+    """Of a whole conversation (`messages`), what comes before the assistant's last turn."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise DataError(f"`messages` is {_kind(messages)}, not a list of chat messages", where=name)
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+    last = len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else len(roles)
+    return messages[:last]
 
 
 def _check_messages(prompt: object, record: Record, name: str) -> tuple[Message, ...]:

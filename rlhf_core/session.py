@@ -88,6 +88,7 @@ class TrainerSession:
         self._version = 0
         self._eval_before: float | None = None
         self._eval_after: float | None = None
+        self._evaluated_at: int | None = None
         self._started = time.perf_counter()
         self._wall_before = 0.0
         self._record: EpisodeRecord | None = None
@@ -113,7 +114,7 @@ class TrainerSession:
             )
             if train.episodes > first_episode:
                 self._trainer.fit(self._fit_info(first_episode))
-        if self._eval_after is None:
+        if self._evaluated_at != self._trainer.num_updates:
             self._eval_after = self._evaluate(self._trainer.num_updates).get("eval/score")
         self._save_model()
         return FitResult(self._eval_before, self._eval_after, self._trainer.num_updates)
@@ -304,6 +305,7 @@ class TrainerSession:
             if isinstance(self._algorithm, DatasetAlgorithm):
                 metrics.update(self._evaluate_dataset(self._algorithm))
             span.set("metrics", metrics)
+        self._evaluated_at = step
         return metrics
 
     def _evaluate_dataset(self, algorithm: DatasetAlgorithm[Any, Any]) -> dict[str, float]:

@@ -1,62 +1,33 @@
-"""Supervised fine-tuning: cross-entropy on the completion's tokens, none on the prompt's."""
+"""Supervised fine-tuning: cross-entropy on answers, none on prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import DatasetAlgorithm, LossOutput, LossTerm, Mean
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
-from rlhf_core.functional.forward import causal_lm_logits
 from rlhf_core.functional.losses import masked_cross_entropy
 from rlhf_core.functional.masking import masked_sum
-from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import Role
 
+from .chat import conversation_example
 from .config import SFTConfig
+from .examples import Example, ExampleBatch, answer_example, collate_examples, target_logits
+from .packing import plan_rows
 
 
 def build(config: SFTConfig, context: AlgorithmContext) -> SFT:
+    """SFT under its options."""
     return SFT(config)
 
 
-@dataclass(frozen=True, slots=True)
-class SFTItem:
-    """One example, unpadded."""
-
-    input_ids: Tensor
-    """[S] int64, prompt then completion."""
-    loss_mask: Tensor
-    """[S] bool, True = a token that is learnt."""
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.input_ids.numel())
-
-
-@dataclass(frozen=True, slots=True)
-class SFTBatch:
-    """Examples padded on the right."""
-
-    input_ids: Tensor
-    """[B, S] int64."""
-    attention_mask: Tensor
-    """[B, S] bool, True = a real token."""
-    loss_mask: Tensor
-    """[B, S] bool, True = a token that is learnt."""
-
-    def __len__(self) -> int:
-        return int(self.input_ids.shape[0])
-
-
-class SFT(DatasetAlgorithm[SFTItem, SFTBatch]):
+class SFT(DatasetAlgorithm[Example, ExampleBatch]):
     """Mean cross-entropy over the learnt tokens of the global batch, in nats."""
 
     def __init__(self, config: SFTConfig) -> None:
@@ -70,43 +41,57 @@ class SFT(DatasetAlgorithm[SFTItem, SFTBatch]):
     def terms(self) -> Mapping[str, LossTerm]:
         return {"policy": LossTerm("policy")}
 
-    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> SFTItem | None:
-        """`prompt` (text or chat messages) and `completion` (text) to one example; None when it is too long."""
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example | None:
+        """`prompt` (text or chat messages) and `completion` (text), or `messages` (a whole conversation)."""
         completion = record.get("completion")
-        if not isinstance(completion, str) or not completion:
+        if completion is None and isinstance(record.get("messages"), list | tuple):
+            example = conversation_example(record["messages"], tokenizer, turns=self._config.turns)
+        elif isinstance(completion, str) and completion:
+            example = answer_example(record, completion, tokenizer, add_eos=self._config.add_eos, where="sft")
+        else:
             raise DataError(
                 f"the record has no completion text (its keys: {', '.join(sorted(record))})",
                 where="sft",
-                hint='each line needs {"prompt": …, "completion": "…"}',
+                hint='each line needs {"prompt": …, "completion": "…"} or {"messages": […]}',
             )
-        prompt_ids = list(PromptEncoder(tokenizer).prompt(record, 0, "sft").prompt_ids)
-        answer_ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
-        if self._config.add_eos and tokenizer.eos_token_id is not None:
-            answer_ids = [*answer_ids, tokenizer.eos_token_id]
-        ids = torch.tensor(prompt_ids + answer_ids, dtype=torch.int64)
-        if len(ids) > self._config.max_tokens:
-            return None
-        return SFTItem(ids, torch.arange(len(ids)) >= len(prompt_ids))
+        return example if example.num_tokens <= self._config.max_tokens else None
 
-    def collate(self, items: Sequence[SFTItem]) -> SFTBatch:
-        ids = pad_sequence([item.input_ids for item in items], batch_first=True)
-        mask = pad_sequence([item.loss_mask for item in items], batch_first=True)
-        lengths = torch.tensor([item.num_tokens for item in items])
-        return SFTBatch(ids, torch.arange(ids.shape[1]) < lengths[:, None], mask)
+    def collate(self, items: Sequence[Example]) -> ExampleBatch:
+        if not self._config.packing:
+            return collate_examples(items)
+        rows = plan_rows([item.num_tokens for item in items], self._config.max_tokens)
+        return pack([[items[index] for index in row] for row in rows])
 
-    def to_device(self, batch: SFTBatch, device: torch.device) -> SFTBatch:
-        return SFTBatch(batch.input_ids.to(device), batch.attention_mask.to(device), batch.loss_mask.to(device))
+    def to_device(self, batch: ExampleBatch, device: torch.device) -> ExampleBatch:
+        return batch.to(device)
 
-    def masked(self, item: SFTItem) -> SFTItem:
-        return replace(item, loss_mask=torch.zeros_like(item.loss_mask))
+    def masked(self, item: Example) -> Example:
+        return item.masked()
 
-    def counts(self, batch: SFTBatch) -> Mapping[str, float]:
-        return {"policy": float(batch.loss_mask[:, 1:].sum())}
+    def counts(self, batch: ExampleBatch) -> Mapping[str, float]:
+        return {"policy": float(batch.target_mask.sum())}
 
-    def loss(self, models: Mapping[str, nn.Module], batch: SFTBatch) -> LossOutput:
-        logits = causal_lm_logits(models["policy"], batch.input_ids, batch.attention_mask)[:, :-1]
-        mask, labels = batch.loss_mask[:, 1:], batch.input_ids[:, 1:]
-        losses = masked_cross_entropy(logits, labels, mask)
+    def loss(self, models: Mapping[str, nn.Module], batch: ExampleBatch) -> LossOutput:
+        logits, mask = target_logits(models["policy"], batch), batch.target_mask
+        losses = masked_cross_entropy(logits, batch.targets, mask)
         with torch.no_grad():
-            right = (logits.argmax(-1) == labels) & mask
+            right = (logits.argmax(-1) == batch.targets) & mask
         return LossOutput({"policy": masked_sum(losses, mask)}, {"sft/token_accuracy": Mean(right.sum(), mask.sum())})
+
+
+def pack(rows: Sequence[Sequence[Example]]) -> ExampleBatch:
+    """Each row's examples one after the other; the first token of each is never learnt."""
+    joined, positions = [], []
+    for row in rows:
+        masks = [each.loss_mask.clone() for each in row]
+        for mask in masks:
+            mask[0] = False
+        joined.append(Example(torch.cat([each.input_ids for each in row]), torch.cat(masks)))
+        positions.append(torch.cat([torch.arange(each.num_tokens) for each in row]))
+    batch = collate_examples(joined)
+    return ExampleBatch(
+        batch.input_ids,
+        batch.attention_mask,
+        batch.loss_mask,
+        torch.nn.utils.rnn.pad_sequence(positions, batch_first=True),
+    )

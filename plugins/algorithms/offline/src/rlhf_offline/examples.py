@@ -1,0 +1,102 @@
+"""One text to learn from, unpadded, and batches of them: what all offline algorithms are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.functional.forward import causal_lm_logits
+from rlhf_core.functional.losses import masked_cross_entropy
+from rlhf_core.prompts import PromptEncoder
+
+from .packing import packed_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One example, unpadded."""
+
+    input_ids: Tensor
+    """[S] int64, prompt then answer."""
+    loss_mask: Tensor
+    """[S] bool, True = a token that is learnt."""
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.input_ids.numel())
+
+    def masked(self) -> Example:
+        """The same, counting for nothing."""
+        return replace(self, loss_mask=torch.zeros_like(self.loss_mask))
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleBatch:
+    """Examples, padded on the right."""
+
+    input_ids: Tensor
+    """[B, S] int64."""
+    attention_mask: Tensor
+    """[B, S] bool, True = a real token."""
+    loss_mask: Tensor
+    """[B, S] bool, True = a token that is learnt."""
+    position_ids: Tensor | None = None
+    """[B, S] int64 where rows hold several examples: each counts from 0; padding is 0."""
+
+    def __len__(self) -> int:
+        return int(self.input_ids.shape[0])
+
+    def to(self, device: torch.device) -> ExampleBatch:
+        positions = None if self.position_ids is None else self.position_ids.to(device)
+        return ExampleBatch(
+            self.input_ids.to(device), self.attention_mask.to(device), self.loss_mask.to(device), positions
+        )
+
+    @property
+    def targets(self) -> Tensor:
+        """[B, S - 1] int64: what each position but the last predicts."""
+        return self.input_ids[:, 1:]
+
+    @property
+    def target_mask(self) -> Tensor:
+        """[B, S - 1] bool: which of the targets are learnt. The first token has nothing to be predicted from."""
+        return self.loss_mask[:, 1:]
+
+
+def answer_example(
+    record: Mapping[str, Any], answer: str, tokenizer: PreTrainedTokenizerBase, *, add_eos: bool, where: str
+) -> Example:
+    """The record's `prompt` (text or chat messages) followed by `answer`, of which alone is learnt."""
+    prompt_ids = list(PromptEncoder(tokenizer).prompt(record, 0, where).prompt_ids)
+    answer_ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+    if add_eos and tokenizer.eos_token_id is not None:
+        answer_ids.append(tokenizer.eos_token_id)
+    ids = torch.tensor(prompt_ids + answer_ids, dtype=torch.int64)
+    return Example(ids, torch.arange(len(ids)) >= len(prompt_ids))
+
+
+def collate_examples(examples: Sequence[Example], *, pad_id: int = 0) -> ExampleBatch:
+    """One example a row, padded to the longest."""
+    ids = pad_sequence([each.input_ids for each in examples], batch_first=True, padding_value=pad_id)
+    mask = pad_sequence([each.loss_mask for each in examples], batch_first=True)
+    lengths = torch.tensor([each.num_tokens for each in examples])
+    return ExampleBatch(ids, torch.arange(ids.shape[1]) < lengths[:, None], mask)
+
+
+def target_logits(model: nn.Module, batch: ExampleBatch) -> Tensor:
+    """[B, S - 1, V]: the logits of `batch.targets`."""
+    if batch.position_ids is not None:
+        return packed_logits(model, batch.input_ids, batch.position_ids)[:, :-1]
+    return causal_lm_logits(model, batch.input_ids, batch.attention_mask)[:, :-1]
+
+
+def answer_log_probs(model: nn.Module, batch: ExampleBatch) -> Tensor:
+    """[B] float32 nats: the log-prob of each row's learnt tokens together, 0 where there are none."""
+    losses = masked_cross_entropy(target_logits(model, batch), batch.targets, batch.target_mask)
+    return -losses.sum(-1)

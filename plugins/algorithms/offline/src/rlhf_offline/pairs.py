@@ -1,0 +1,114 @@
+"""Preference pairs: a chosen and a rejected answer to one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.algorithm import Mean, Metric
+from rlhf_core.errors import DataError
+from rlhf_core.functional.masking import masked_sum
+from rlhf_core.functional.preference import PairLoss
+
+from .examples import Example, ExampleBatch, answer_example, collate_examples
+
+_HINT = 'each line needs {"prompt": …, "chosen": "…", "rejected": "…"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One pair, unpadded."""
+
+    chosen: Example
+    rejected: Example
+    margin: float = 0.0
+    """By how much the chosen one should win."""
+    counts: bool = True
+    """False for a stand-in that must not count."""
+    reference: Tensor | None = None
+    """[2] float32: what a frozen model says of chosen and rejected."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its two rows, padded to the longer."""
+        return 2 * max(self.chosen.num_tokens, self.rejected.num_tokens)
+
+    def masked(self) -> Pair:
+        """The same, counting for nothing."""
+        return replace(self, counts=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PairBatch:
+    """B pairs as 2B padded rows."""
+
+    examples: ExampleBatch
+    """All chosen answers, then all rejected ones in the same order."""
+    margins: Tensor
+    """[B] float32."""
+    counts: Tensor
+    """[B] bool, True = counts in the loss."""
+    reference: Tensor | None
+    """[B, 2] float32."""
+
+    def __len__(self) -> int:
+        return int(self.counts.numel())
+
+    def to(self, device: torch.device) -> PairBatch:
+        reference = None if self.reference is None else self.reference.to(device)
+        return PairBatch(self.examples.to(device), self.margins.to(device), self.counts.to(device), reference)
+
+
+def encode_pair(
+    record: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_tokens: int,
+    add_eos: bool,
+    use_margin: bool,
+    where: str,
+) -> Pair | None:
+    """`prompt`, `chosen` and `rejected` (texts) to a pair; None when an answer is too long or both are the same."""
+    for key in ("chosen", "rejected"):
+        if not isinstance(record.get(key), str) or not record[key]:
+            raise DataError(
+                f"the record has no text `{key}` (its keys: {', '.join(sorted(record))})", where=where, hint=_HINT
+            )
+    margin = record.get("margin") if use_margin else 0.0
+    if isinstance(margin, bool) or not isinstance(margin, int | float):
+        raise DataError(
+            f"the record's `margin` is {margin!r}, not a number", where=where, hint="or set use_margin: false"
+        )
+    chosen, rejected = (
+        answer_example(record, record[key], tokenizer, add_eos=add_eos, where=where) for key in ("chosen", "rejected")
+    )
+    too_long = max(chosen.num_tokens, rejected.num_tokens) > max_tokens
+    return None if too_long or record["chosen"] == record["rejected"] else Pair(chosen, rejected, float(margin))
+
+
+def collate_pairs(pairs: Sequence[Pair], *, pad_id: int = 0) -> PairBatch:
+    """Padded to the longest answer of all. Reference numbers are there for all pairs or for none."""
+    rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    known = [pair.reference for pair in pairs if pair.reference is not None]
+    return PairBatch(
+        collate_examples(rows, pad_id=pad_id),
+        torch.tensor([pair.margin for pair in pairs], dtype=torch.float32),
+        torch.tensor([pair.counts for pair in pairs], dtype=torch.bool),
+        torch.stack(known) if len(known) == len(pairs) else None,
+    )
+
+
+def pair_metrics(result: PairLoss, counts: Tensor) -> dict[str, Metric]:
+    """Means over the pairs that count ([B] bool)."""
+    number = counts.sum()
+    rewards = {"chosen_reward": result.chosen_rewards, "rejected_reward": result.rejected_rewards}
+    metrics: dict[str, Metric] = {
+        "preference/accuracy": Mean((result.is_right & counts).sum(), number),
+        "preference/margin": Mean(masked_sum(result.margins, counts), number),
+    }
+    return metrics | {f"preference/{name}": Mean(masked_sum(each, counts), number) for name, each in rewards.items()}

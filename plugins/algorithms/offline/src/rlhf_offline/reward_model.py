@@ -1,0 +1,97 @@
+"""Reward models: a score for each answer, learnt from which of two people preferred (Bradley-Terry)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.algorithm import DatasetAlgorithm, LossOutput, LossTerm, ModelKind
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.errors import UserInputError
+from rlhf_core.functional.masking import masked_sum
+from rlhf_core.functional.preference import bradley_terry_loss
+from rlhf_core.types import Role
+
+from .config import RewardModelConfig
+from .pairs import Pair, PairBatch, collate_pairs, encode_pair, pair_metrics
+
+
+def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
+    """The algorithm; gives the run's tokenizer a pad token that is not EOS, where it has none.
+
+    transformers reads the score at the rightmost token that is not padding. Every text ends in EOS, so with a pad
+    token of its own that is the last real token, here and for whoever loads the saved folder.
+    """
+    tokenizer = context.tokenizer
+    if tokenizer.eos_token_id is None:
+        raise UserInputError(
+            "the tokenizer has no end-of-sequence token, where the score is read",
+            where="model.path",
+            hint="set eos_token in the model's tokenizer_config.json",
+        )
+    if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        tokenizer.pad_token = _other_token(tokenizer)
+    return RewardModel(config, pad_id=tokenizer.pad_token_id)
+
+
+class RewardModel(DatasetAlgorithm[Pair, PairBatch]):
+    """Mean Bradley-Terry loss over the pairs of the global batch."""
+
+    def __init__(self, config: RewardModelConfig, *, pad_id: int) -> None:
+        self._config = config
+        self._pad_id = pad_id
+
+    @property
+    def model_kind(self) -> ModelKind:
+        return "sequence-classification"
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        return frozenset({"policy"})
+
+    @property
+    def terms(self) -> Mapping[str, LossTerm]:
+        return {"policy": LossTerm("policy")}
+
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
+        """`prompt` (text or chat messages), `chosen` and `rejected` (texts), with `use_margin` a `margin`."""
+        config = self._config
+        return encode_pair(
+            record,
+            tokenizer,
+            max_tokens=config.max_tokens,
+            add_eos=True,
+            use_margin=config.use_margin,
+            where="reward-model",
+        )
+
+    def collate(self, items: Sequence[Pair]) -> PairBatch:
+        return collate_pairs(items, pad_id=self._pad_id)
+
+    def to_device(self, batch: PairBatch, device: torch.device) -> PairBatch:
+        return batch.to(device)
+
+    def masked(self, item: Pair) -> Pair:
+        return item.masked()
+
+    def counts(self, batch: PairBatch) -> Mapping[str, float]:
+        return {"policy": float(batch.counts.sum())}
+
+    def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
+        rows = batch.examples
+        output = models["policy"](input_ids=rows.input_ids, attention_mask=rows.attention_mask.long(), use_cache=False)
+        chosen, rejected = output.logits.squeeze(-1).float().chunk(2)
+        result = bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self._config.centring_coef)
+        return LossOutput({"policy": masked_sum(result.losses, batch.counts)}, pair_metrics(result, batch.counts))
+
+
+def _other_token(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A token that no text ends with: a special one, or else any but EOS."""
+    for token in (tokenizer.unk_token, tokenizer.bos_token):
+        if token is not None and token != tokenizer.eos_token:
+            return str(token)
+    return str(tokenizer.convert_ids_to_tokens(0 if tokenizer.eos_token_id != 0 else 1))
