@@ -128,7 +128,8 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -
         if (Path(config.path) / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
 
-            return AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()  # type: ignore[no-any-return]
+            merged = AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()
+            return merged.requires_grad_(True)  # type: ignore[no-any-return]  # peft had frozen the base
         if kind == "sequence-classification" and is_score_folder(config.path):
             return AutoModelForSequenceClassification.from_pretrained(config.path, num_labels=1, **options)  # type: ignore[no-any-return]
         return AutoModelForCausalLM.from_pretrained(config.path, **options)

@@ -13,15 +13,18 @@ from .runfolder import RunFolder
 
 @contextmanager
 def undone_when_refused(folder: Path) -> Iterator[None]:
-    """Around a new run in `folder`. A `UserInputError` before the first update puts the folder back as it was, so
-    that the same `--output` works once the input is mended; after it, a plain `RlhfError` takes its place.
+    """Around a new run in `folder`.
+
+    A `UserInputError` before the first update puts the folder back as it was, so that the same `--output` works once
+    the input is mended; after it, a plain `RlhfError` takes its place.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     before = set(folder.iterdir()) if folder.is_dir() else set()
+    had_updates = _has_updates(folder)
     try:
         yield
     except UserInputError as error:
-        if _has_updates(folder):
+        if _has_updates(folder) and not had_updates:
             raise RlhfError(error.message, where=error.where, hint=error.hint) from error
         for path in set(folder.iterdir()) - before if folder.is_dir() else ():
             _remove(path)
@@ -33,7 +36,7 @@ def undone_when_refused(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def failed_when_refused() -> Iterator[None]:
-    """Around a run that goes on from a checkpoint: wrong input is then a failure of a run that has started."""
+    """Around the rest of a run that goes on from a checkpoint: wrong input is then a failure of what has started."""
     try:
         yield
     except UserInputError as error:

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -110,7 +110,7 @@ def _launch(
         )
     if resume is not None:
         find_checkpoint(resume, output)
-    with _guarded(output, resume):
+    with undone_when_refused(output) if resume is None else nullcontext():
         if resume is None:
             RunFolder.create(output).close()
         run_in_processes(resolved, output, resume, num_processes, [hook for hook in hooks if isinstance(hook, str)])
@@ -193,10 +193,6 @@ def find_checkpoint(resume: str, output: Path) -> Path:
     return found
 
 
-def _guarded(output: Path, resume: str | None) -> AbstractContextManager[None]:
-    return undone_when_refused(output) if resume is None else failed_when_refused()
-
-
 def _execute(
     resolved: ResolvedRun, prompts: PromptStream, relay: HookRelay, output: Path, resume: str | None, rank: int
 ) -> TrainResult:
@@ -206,8 +202,7 @@ def _execute(
         if rank != 0:
             folder = RunFolder(output)
         else:
-            stack.enter_context(_guarded(output, resume))
-            folder = stack.enter_context(RunFolder.create(output) if resume is None else RunFolder.open(output))
+            folder = _opened(output, resume, stack)
             stack.enter_context(folder.logging())
         interrupted = stack.enter_context(InterruptFlag())
         request = RunRequest(
@@ -223,6 +218,16 @@ def _execute(
         else:
             run_as_main(request)
     return read_result(output)
+
+
+def _opened(output: Path, resume: str | None, stack: ExitStack) -> RunFolder:
+    """The run folder, locked; `stack` guards it against input that turns out to be wrong."""
+    if resume is None:
+        stack.enter_context(undone_when_refused(output))
+        return stack.enter_context(RunFolder.create(output))
+    folder = stack.enter_context(RunFolder.open(output))
+    stack.enter_context(failed_when_refused())
+    return folder
 
 
 def run_as_main(request: RunRequest) -> None:

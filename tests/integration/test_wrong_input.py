@@ -1,0 +1,245 @@
+"""Wrong input: exit 2 where it can be found before the run, else 1; one message, no traceback, nothing half-written."""
+
+import json
+import logging
+
+import pytest
+import yaml
+from run_files import tree, write_run
+
+from rlhf_cli.main import run as rlhf
+from rlhf_core.testing.models import save_tiny_model, tiny_model, tiny_tokenizer
+from rlhf_core.testing.runs import tiny_run
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+@pytest.fixture(autouse=True)
+def _own_logger():
+    logger = logging.getLogger("rlhf")
+    handlers, level = logger.handlers[:], logger.level
+    yield
+    logger.handlers, logger.level = handlers, level
+
+
+def refused(arguments, capsys, code=2):
+    """Run the command; its one message."""
+    assert rlhf([str(each) for each in arguments]) == code
+    err = capsys.readouterr().err
+    assert err.count("error: ") == 1, err
+    assert "Traceback" not in err
+    return err
+
+
+def train(tmp_path, changes, capsys, code=2, *flags):
+    """A tiny run that must fail; the message. With code 2 no trace of a run folder may be left."""
+    output = tmp_path / "out" / "run"
+    message = refused(["train", write_run(tmp_path, changes), "--output", output, *flags], capsys, code)
+    assert (tmp_path / "out").exists() == (code != 2)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"modle": {}}, 'did you mean "model"'),
+        ({"train": {"episodez": 3}}, 'did you mean "episodes"'),
+        ({"train": {"episodes": "many"}}, "train.episodes"),
+        ({"optimizer": {"lr": -1}}, "optimizer.lr"),
+        ({"algorithm": {"name": "ppo", "clip_eps": 2}}, "algorithm.clip_eps"),
+        ({"algorithm": {"name": "ppp"}}, 'did you mean "ppo"'),
+        ({"rewards": [{"name": "exact-mach"}]}, 'did you mean "exact-match"'),
+        ({"rewards": []}, "learns from rewards"),
+        ({"model": {"path": "builtin:none"}}, "builtin:tiny-digits"),
+        ({"model": {"path": "./nowhere"}}, "no folder './nowhere'"),
+        ({"prompts": {"name": "jsonl", "path": "nowhere.jsonl"}}, "nowhere.jsonl"),
+        ({"eval": {"num_prompts": 64}}, "none is left to train on"),
+        ({"eval": {"prompts": {"name": "jsonl", "path": "nowhere.jsonl"}}}, "nowhere.jsonl"),
+        ({"engine": {"max_cache_tokens": 64, "max_new_tokens": 128}}, "engine.max_cache_tokens"),
+        ({"rewards": [{"name": "./nowhere.py:f"}]}, "nowhere.py"),
+    ],
+)
+def test_a_wrong_run_file(tmp_path, capsys, changes, says):
+    assert says in train(tmp_path, changes, capsys)
+
+
+def test_several_mistakes_are_told_together(tmp_path, capsys):
+    message = train(tmp_path, {"train": {"episodes": 0}, "optimizer": {"lr": "x"}}, capsys)
+    assert "train.episodes" in message
+    assert "optimizer.lr" in message
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("", "empty"),
+        ('{"prompt": "1>"}\n{"prompt": \n', "2"),
+        ('{"prompt": "1>"}\n[1]\n', "2"),
+        ('{"prompt": "1>"}\n{"question": "1>"}\n', "2"),
+        ('{"prompt": 5}\n', "1"),
+        ('{"prompt": "1>"}\n\n', "2"),
+        ('{"prompt": "1>"}\n{"prompt": ""}\n', "2"),
+        ('{"prompt": [{"role": "user", "content": "1>"}]}\n', "chat template"),
+    ],
+)
+def test_wrong_prompts_name_the_line(tmp_path, capsys, lines, says):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(lines)
+    message = train(tmp_path, {"prompts": {"name": "jsonl", "path": str(path)}}, capsys)
+    assert "prompts.jsonl" in message
+    assert says in message
+
+
+def test_records_without_completion_cannot_be_fine_tuned_on(tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "1>"}\n' * 8)
+    changes = {"prompts": {"name": "jsonl", "path": str(path)}, "algorithm": {"name": "sft"}, "rewards": None}
+    assert "no completion" in train(tmp_path, changes, capsys)
+
+
+class TestModelFolders:
+    def folder(self, tmp_path):
+        return save_tiny_model(tmp_path / "model")
+
+    def message(self, folder, tmp_path, capsys):
+        return train(tmp_path, {"model": {"path": str(folder)}}, capsys)
+
+    def test_no_tokenizer(self, tmp_path, capsys):
+        folder = save_tiny_model(tmp_path / "model", with_tokenizer=False)
+        assert "has no tokenizer" in self.message(folder, tmp_path, capsys)
+
+    def test_no_weights(self, tmp_path, capsys):
+        folder = self.folder(tmp_path)
+        (folder / "model.safetensors").unlink()
+        assert "holds no *.safetensors" in self.message(folder, tmp_path, capsys)
+
+    def test_no_config(self, tmp_path, capsys):
+        folder = self.folder(tmp_path)
+        (folder / "config.json").unlink()
+        assert "no config.json" in self.message(folder, tmp_path, capsys)
+
+    def test_torn_weights(self, tmp_path, capsys):
+        folder = self.folder(tmp_path)
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        assert "cannot load" in self.message(folder, tmp_path, capsys)
+
+    def test_a_broken_tokenizer(self, tmp_path, capsys):
+        folder = self.folder(tmp_path)
+        (folder / "tokenizer.json").write_text("{")
+        assert "cannot load the tokenizer" in self.message(folder, tmp_path, capsys)
+
+    def test_another_models_tokenizer(self, tmp_path, capsys):
+        folder = tmp_path / "model"
+        tiny_model().save_pretrained(folder)
+        tiny_tokenizer("0123456789>,abcdef").save_pretrained(folder)
+        assert "belongs to another model" in self.message(folder, tmp_path, capsys)
+
+    def test_a_file(self, tmp_path, capsys):
+        (tmp_path / "model").write_text("x")
+        assert "is a file" in self.message(tmp_path / "model", tmp_path, capsys)
+
+
+@pytest.mark.parametrize("text", ["model: [", "- a\n", "model: {path: x}\nmodel: {}\n"])
+def test_broken_yaml(tmp_path, capsys, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    assert "run.yaml" in refused(["train", path, "--output", tmp_path / "out"], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_file_that_is_not_there(tmp_path, capsys):
+    assert "nowhere.yaml" in refused(["train", tmp_path / "nowhere.yaml"], capsys)
+
+
+def test_wrong_flags(tmp_path, capsys):
+    assert "ddp" in train(tmp_path, {}, capsys, 2, "--num-processes", "2")
+    assert "no reward" in train(tmp_path, {}, capsys, 2, "--reward", "exact-match:x")
+    assert "key.path=value" in train(tmp_path, {}, capsys, 2, "--set", "nothing")
+    assert "no checkpoint" in train(tmp_path, {}, capsys, 2, "--resume", "auto")
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(tmp_path, capsys):
+    run = write_run(tmp_path, {"train": {"episodes": 1}})
+    output = tmp_path / "run"
+    assert rlhf(["train", str(run), "--output", str(output), "--quiet"]) == 0
+    capsys.readouterr()
+    before = tree(output)
+    assert "--resume auto" in refused(["train", run, "--output", output], capsys)
+    after = tree(output)
+    before.pop(".lock"), after.pop(".lock")
+    assert after == before
+
+
+def test_other_files_in_the_output_folder_are_left_alone(tmp_path, capsys):
+    output = tmp_path / "mine"
+    (output / "notes").mkdir(parents=True)
+    (output / "notes" / "a.txt").write_text("keep")
+    folder = save_tiny_model(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"torn")
+    before = tree(output)
+    refused(["train", write_run(tmp_path, {"model": {"path": str(folder)}}), "--output", output], capsys)
+    assert tree(output) == before
+    assert rlhf(["train", str(write_run(tmp_path)), "--output", str(output), "--quiet"]) == 0
+
+
+REWARDS = {
+    "raises": ("raise KeyError('boom')", "KeyError"),
+    "few": ("return [0.0]", "1"),
+    "nan": ("return [float('nan')] * len(rollouts)", "nan"),
+    "text": ("return ['a'] * len(rollouts)", "'a'"),
+    "nothing": ("return None", "None"),
+}
+
+
+@pytest.mark.parametrize("kind", REWARDS)
+@pytest.mark.parametrize("with_eval", [False, True])
+def test_a_reward_that_fails_ends_the_run_by_name(tmp_path, capsys, kind, with_eval):
+    body, says = REWARDS[kind]
+    path = tmp_path / "mine.py"
+    path.write_text(f"def score(rollouts):\n    {body}\n")
+    changes = {"rewards": [{"name": f"{path}:score"}], "eval": {"num_prompts": 4} if with_eval else None}
+    message = train(tmp_path, changes, capsys, 1)
+    assert "score" in message
+    assert says in message
+    folder = tmp_path / "out" / "run"
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+    assert (folder / "metrics.jsonl").read_bytes() == b"" if not with_eval else True
+    assert not (folder / "model").exists()
+    assert "Traceback" in (folder / "run.log").read_text()
+
+
+def test_divergence_names_the_key_to_lower(tmp_path, capsys):
+    message = train(tmp_path, {"optimizer": {"lr": 1e30, "max_grad_norm": None}}, capsys, 1)
+    assert "optimizer.lr" in message
+
+
+def test_wrong_input_found_late_is_a_failed_run(tmp_path, capsys):
+    path = tmp_path / "prompts.jsonl"
+    records = [{"prompt": "1>", "completion": "1"}, *[{"prompt": "1>"}] * 7]
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    run = tiny_run({"prompts": {"name": "jsonl", "path": str(path)}, "algorithm": {"name": "sft"}, "rewards": None})
+    run["train"] = {"episodes": 8, "prompts_per_episode": 1, "train_batch_size": 1}
+    for seed in range(20):  # the order of the records is the seed's
+        run["train"]["seed"] = seed
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+        output = tmp_path / f"run-{seed}"
+        code = rlhf(["train", str(tmp_path / "run.yaml"), "--output", str(output), "--quiet"])
+        assert "no completion" in capsys.readouterr().err
+        if code == 1:
+            assert (output / "metrics.jsonl").stat().st_size > 0
+            return
+        assert code == 2
+        assert not output.exists()
+    raise AssertionError("no seed put the good record first")
+
+
+def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path)
+    before = tree(tmp_path)
+    assert rlhf(["train", str(run), "--dry-run"]) == 0
+    assert rlhf(["train", str(run), "--dry-run", "--output", "out"]) == 0
+    assert rlhf(["train", "--dry-run"]) == 0
+    assert tree(tmp_path) == before
+    assert "nothing was written" in capsys.readouterr().out
