@@ -18,6 +18,7 @@ BASE = {
     "checkpoint": {"every_episodes": 1, "keep": 10},
     "eval": {"every_episodes": 2, "num_prompts": 4},
 }
+LONG = {**BASE, "train": {**TRAIN, "episodes": 400}}
 SCHEDULE = {"lr": 1e-3, "critic_lr": 2e-3, "schedule": "linear", "warmup_episodes": 1}
 
 VARIANTS = {
@@ -157,8 +158,6 @@ class InterruptIn:
 
 @pytest.mark.usefixtures("no_plots")
 class TestProcesses:
-    LONG = {**BASE, "train": {**TRAIN, "episodes": 400}}
-
     def begin(self, tmp_path, changes):
         """`rlhf train` in a process of its own, with two checkpoints on disk."""
         folder = tmp_path / "run"
@@ -176,7 +175,7 @@ class TestProcesses:
         return process, folder
 
     def go_on(self, folder, episodes):
-        changes = {**self.LONG, "train": {**TRAIN, "episodes": episodes}}
+        changes = {**LONG, "train": {**TRAIN, "episodes": episodes}}
         resumed = start(changes, folder, resume="auto")
         whole = start(changes, folder.parent / "whole")
         assert metrics(folder) == metrics(whole.run_folder)
@@ -188,13 +187,13 @@ class TestProcesses:
         return newest // 2 + 2
 
     def test_a_run_that_is_killed_goes_on(self, tmp_path):
-        process, folder = self.begin(tmp_path, self.LONG)
+        process, folder = self.begin(tmp_path, LONG)
         process.kill()
         process.communicate(timeout=30)
         self.go_on(folder, self.episodes_to_go(folder))
 
     def test_ctrl_c_writes_a_checkpoint_and_stops(self, tmp_path):
-        process, folder = self.begin(tmp_path, {**self.LONG, "checkpoint": {"every_episodes": 1, "keep": 3}})
+        process, folder = self.begin(tmp_path, {**LONG, "checkpoint": {"every_episodes": 1, "keep": 3}})
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 130

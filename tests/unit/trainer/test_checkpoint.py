@@ -1,0 +1,162 @@
+"""Checkpoints are whole or not at all, and nothing but a whole one is ever continued from."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_core import checkpoint
+from rlhf_core.checkpoint import CheckpointStore, find_damage
+from rlhf_core.errors import CheckpointError
+
+
+def write(store, step, text="x"):
+    folder = store.begin(step)
+    (folder / "policy").mkdir()
+    (folder / "policy" / "weights").write_text(text * 100)
+    (folder / "state.json").write_text(json.dumps({"step": step}))
+    return store.commit(step)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "checkpoints", keep=3)
+
+
+def names(tmp_path):
+    return sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+
+
+def test_a_checkpoint_appears_only_when_it_is_committed(store, tmp_path):
+    folder = store.begin(4)
+    (folder / "a").write_text("x")
+    assert store.steps() == []
+    assert store.newest() is None
+    path = store.commit(4)
+    assert path == tmp_path / "checkpoints" / "step-4"
+    assert find_damage(path) is None
+    assert names(tmp_path) == ["last", "step-4"]
+
+
+def test_the_newest_are_kept_and_last_names_the_newest(store, tmp_path):
+    for step in (2, 10, 4, 30):
+        write(store, step)
+    assert store.steps() == [4, 10, 30]
+    assert (tmp_path / "checkpoints/last").read_text().strip() == "step-30"
+    assert store.newest().name == "step-30"
+
+
+def test_an_abandoned_one_leaves_nothing(store, tmp_path):
+    (store.begin(1) / "half").write_text("x")
+    store.abandon(1)
+    assert names(tmp_path) == []
+
+
+def test_the_same_step_written_again_replaces_it(store):
+    write(store, 5, "a")
+    path = write(store, 5, "b")
+    assert (path / "policy/weights").read_text() == "b" * 100
+    assert find_damage(path) is None
+
+
+def test_going_on_from_a_step_removes_what_is_newer_and_half_written(store, tmp_path):
+    for step in (1, 2, 3):
+        write(store, step)
+    (store.begin(4) / "half").write_text("x")
+    store.discard_after(2)
+    assert names(tmp_path) == ["last", "step-1", "step-2"]
+    assert (tmp_path / "checkpoints/last").read_text().strip() == "step-2"
+
+
+def test_strangers_in_the_folder_do_not_matter(store, tmp_path):
+    write(store, 1)
+    (tmp_path / "checkpoints/step-latest").mkdir()
+    (tmp_path / "checkpoints/step-9").write_text("a file")
+    (tmp_path / "checkpoints/step-1/.DS_Store").write_text("x")
+    assert store.steps() == [1]
+    assert store.newest().name == "step-1"
+
+
+DAMAGE = st.one_of(
+    st.tuples(st.just("truncate"), st.integers(0, 3), st.integers(0, 400)),
+    st.tuples(st.just("flip"), st.integers(0, 3), st.integers(0, 400)),
+    st.tuples(st.just("remove"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("empty listing"), st.just(0), st.just(0)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(damage=DAMAGE)
+def test_a_damaged_checkpoint_is_skipped(tmp_path_factory, damage):
+    folder = tmp_path_factory.mktemp("run")
+    store = CheckpointStore(folder, keep=3)
+    write(store, 1)
+    newest = write(store, 2)
+    before = {path: path.read_bytes() for path in newest.rglob("*") if path.is_file()}
+    kind, which, place = damage
+    files = sorted(path for path in newest.rglob("*") if path.is_file())
+    victim = files[which % len(files)]
+    data = victim.read_bytes()
+    if kind == "truncate":
+        victim.write_bytes(data[: place % len(data)])
+    elif kind == "flip":
+        place %= len(data)
+        victim.write_bytes(data[:place] + bytes([data[place] ^ 0x11]) + data[place + 1 :])
+    elif kind == "remove":
+        victim.unlink()
+    else:
+        (newest / "files.json").write_text("{}")
+    found = store.newest()
+    intact = all(path.exists() and path.read_bytes() == old for path, old in before.items())
+    if found == newest:  # a flipped blank in the listing, say: what was saved is as it was
+        assert intact or victim.name == "files.json"
+        assert all(path.read_bytes() == old for path, old in before.items() if path.name != "files.json")
+    else:
+        assert found == folder / "step-1"
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("listing", ["[]", "3", "null", "", "{", '"a"'])
+def test_a_listing_that_is_none_is_damage(store, listing):
+    path = write(store, 1)
+    (path / "files.json").write_text(listing)
+    assert "files.json" in find_damage(path)
+
+
+def fail(error_number, when):
+    def broken(*args, **kwargs):
+        if when(*args):
+            raise OSError(error_number, "no")
+        return original(*args, **kwargs)
+
+    original = checkpoint._fsync
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("error_number", "says"),
+    [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk is full"), (errno.EIO, "no")],
+)
+@pytest.mark.parametrize("at", ["weights", "files.json", ".partial-step-2"])
+def test_a_full_disk_keeps_the_checkpoint_before(store, tmp_path, monkeypatch, error_number, says, at):
+    before = write(store, 1)
+    folder = store.begin(2)
+    (folder / "weights").write_text("x")
+    monkeypatch.setattr(checkpoint, "_fsync", fail(error_number, lambda path: at in Path(path).name))
+    with pytest.raises(CheckpointError, match=says) as caught:
+        store.commit(2)
+    monkeypatch.undo()
+    assert "the checkpoint before it is intact" in str(caught.value)
+    assert store.newest() == before
+    assert names(tmp_path) == ["last", "step-1"]
+    assert (tmp_path / "checkpoints/last").read_text().strip() == "step-1"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        CheckpointStore(tmp_path / "checkpoints", keep=1).begin(1)
