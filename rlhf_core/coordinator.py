@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import RlhfError
+from .errors import RewardError, RlhfError
 from .types import RolloutGroup
 
 
@@ -44,6 +44,8 @@ class _Episode:
     """position -> attempts so far, of groups not in yet."""
     accepted: dict[int, RolloutGroup] = field(default_factory=dict)
     refused: int = 0
+    emptied: int = 0
+    """Of those refused, the groups without a sample; counted from the last resume on, for the error only."""
 
 
 class RolloutCoordinator:
@@ -112,6 +114,7 @@ class RolloutCoordinator:
             episode.accepted[group.position] = group
         else:
             episode.refused += 1
+            episode.emptied += not group.items
         if not episode.outstanding:
             self._refill(found, episode)
         return True
@@ -206,6 +209,12 @@ class RolloutCoordinator:
         if missing <= 0:
             return
         if episode.refused > self._max_refill_factor * self._prompts_per_episode:
+            if episode.emptied == episode.refused:
+                raise RewardError(
+                    f"episode {index} has no sample left: the reward policy dropped those of {episode.emptied} prompts",
+                    where="rewards",
+                    hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
+                )
             raise RlhfError(
                 f"episode {index} drew {episode.refused} prompts that were all refused, and still lacks {missing}",
                 where="dynamic sampling",

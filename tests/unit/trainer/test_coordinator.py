@@ -147,12 +147,19 @@ class TestDynamicSampling:
             owner.submit(empty(position), keep=position not in refused)
         assert positions(owner.lease("a", 9)) == list(range(4, 4 + len(refused)))
 
-    def test_refills_are_bounded_and_say_why(self):
+    @pytest.mark.parametrize(
+        ("make", "said"),
+        [
+            (make_group, "dynamic sampling: episode 0 drew 8 prompts that were all refused"),
+            (empty, "rewards: episode 0 has no sample left: the reward policy dropped those of 8 prompts"),
+        ],
+    )
+    def test_refills_are_bounded_and_say_why(self, make, said):
         owner = coordinator(prompts=2, max_refill_factor=3)
-        with pytest.raises(RlhfError, match="8 prompts that were all refused"):
+        with pytest.raises(RlhfError, match=said):
             for _ in range(20):
                 for lease in owner.lease("a", 9):
-                    owner.submit(empty(lease.position), keep=False)
+                    owner.submit(make(lease.position), keep=False)
 
 
 class TestState:

@@ -1,0 +1,132 @@
+"""Rewards that fail in the middle of a run: it ends by name and keeps what was done, or goes on as the policy says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from run_files import metrics, samples, start
+
+from rlhf_core.errors import RewardError
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+FILE = Path(__file__).with_name("faulty_run_rewards.py")
+ISOLATED = {"isolate": True}
+SMALL = ISOLATED | {"memory_limit_bytes": 300_000_000}
+HURRIED = {"timeout_seconds": 0.3}
+
+# Whole calls fail, so all 8 samples of the second episode do.
+CALLS = {
+    "raises": ({}, "raised KeyError: 'no such model'"),
+    "wrong_count": ({}, "returned 7 values for 8 samples"),
+    "hangs": (HURRIED, "gave no answer within 0.3 s"),
+    "segfaults": (ISOLATED, "ended by SIGSEGV"),
+    "allocates_without_end": (SMALL, "bytes of memory, more than its limit of 300,000,000"),
+}
+# Every other score is none, so 4 of 8 do.
+SCORES = {
+    "nan": ({}, "answered nan is not finite"),
+    "infinity": ({}, "answered -inf is not finite"),
+    "strings": ({}, "answered 'good' (str) is no number"),
+}
+FAULTS = CALLS | SCORES
+
+
+def run_file(name, policy, **changes):
+    reward = {"name": f"{FILE}:{name}", "label": "judge", **policy}
+    return {"rewards": [reward], "checkpoint": {"every_episodes": 1}, **changes}
+
+
+def check_folder(folder, episodes):
+    """Whole episodes only: two updates and eight samples each, and one good checkpoint after each."""
+    assert [line["episode"] for line in metrics(folder)] == [episode for episode in range(episodes) for _ in range(2)]
+    assert sorted(each["sample_id"] for each in samples(folder)) == list(range(8 * episodes))
+    kept = sorted(path.name for path in (folder / "checkpoints").glob("*") if path.name != "last")
+    assert kept == [f"step-{2 * (episode + 1)}" for episode in range(episodes)]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_run_ends_by_name_with_what_was_done_and_goes_on_with_the_reward_mended(tmp_path, name):
+    policy, said = FAULTS[name]
+    with pytest.raises(RewardError) as caught:
+        start(run_file(name, policy), tmp_path / "run")
+    assert caught.value.exit_code == 1
+    for part in ('reward "judge": faulty_run_rewards.py', said, "at sample "):
+        assert part in str(caught.value)
+    check_folder(tmp_path / "run", episodes=1)
+    assert not (tmp_path / "run" / "model").exists()
+    mended = start(run_file("right", {}), tmp_path / "run", resume="auto")
+    assert mended.summary["status"] == "done"
+    check_folder(tmp_path / "run", episodes=2)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_run_survives_where_failures_score_0(tmp_path, name):
+    policy, _ = FAULTS[name]
+    result = start(run_file(name, policy | {"on_failure": "zero"}), tmp_path / "run")
+    assert result.summary["status"] == "done"
+    check_folder(tmp_path / "run", episodes=2)
+    zeros = 4 if name in SCORES else 8
+    assert sum(each["rewards"]["judge"] == 0.0 for each in samples(tmp_path / "run") if each["sample_id"] >= 8) >= zeros
+    first, last = result.metrics[1], result.metrics[3]
+    assert (first["reward_calls/judge/calls"], last["reward_calls/judge/zeroed"]) == (1, zeros)
+    assert last["reward_calls/judge/failures"] == (1 if name in CALLS else zeros)
+    assert "reward_calls/judge/failures" not in first
+    assert not [key for line in result.metrics[::2] for key in line if key.startswith("reward_calls/")]
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_samples_without_a_score_may_be_left_out(tmp_path, name):
+    result = start(run_file(name, {"on_failure": "drop"}), tmp_path / "run")
+    assert result.summary["status"] == "done"
+    assert [each["sample_id"] for each in samples(tmp_path / "run")] == [*range(8), 8, 10, 12, 14]
+    assert result.metrics[-1]["reward_calls/judge/dropped"] == 4
+    assert result.metrics[-1]["reward/judge"] == (8 + 0 + 2 + 4) / 4
+
+
+def test_an_episode_of_which_nothing_is_left_is_an_error(tmp_path):
+    with pytest.raises(RewardError, match="episode 1 has no sample left: the reward policy dropped"):
+        start(run_file("raises", {"on_failure": "drop"}), tmp_path / "run")
+    check_folder(tmp_path / "run", episodes=1)
+
+
+def test_a_slow_reward_only_takes_its_time(tmp_path):
+    result = start(run_file("slow", {"batch_size": 2, "concurrency": 4}), tmp_path / "run")
+    check_folder(tmp_path / "run", episodes=2)
+    for line in result.metrics[1::2]:
+        assert line["reward_calls/judge/calls"] == 4
+        assert line["reward_calls/judge/seconds"] >= 4 * 0.05
+        assert "reward_calls/judge/failures" not in line
+
+
+def few_answers(policy):
+    """Answers of one token to two prompts: many come twice."""
+    prompts = {"name": "sort-digits", "num_digits": 1, "size": 2, "max_prompt_tokens": 16}
+    train = {"episodes": 4, "prompts_per_episode": 8, "samples_per_prompt": 2, "train_batch_size": 8}
+    return run_file("never_the_same", policy, prompts=prompts, engine={"max_new_tokens": 1}, train=train)
+
+
+def scores_by_answer(folder):
+    """(prompt, completion) -> the set of its scores."""
+    found = {}
+    for each in samples(folder):
+        if each["completion"]:  # an empty text may be any special token
+            found.setdefault((each["prompt"], each["completion"]), set()).add(each["rewards"]["judge"])
+    return found
+
+
+def test_a_reward_that_changes_its_mind_is_held_to_its_first_score_by_the_cache(tmp_path):
+    free = start(few_answers({}), tmp_path / "free")
+    assert max(len(scores) for scores in scores_by_answer(free.run_folder).values()) > 1
+    cached = start(few_answers({"cache": True}), tmp_path / "cached")
+    assert {len(scores) for scores in scores_by_answer(cached.run_folder).values()} == {1}
+    assert sum(line.get("reward_calls/judge/cache_hits", 0) for line in cached.metrics) > 0
+
+
+def test_one_reward_of_several_is_named_and_nothing_is_half_written(tmp_path):
+    rewards = [{"name": f"{FILE}:right"}, {"name": f"{FILE}:raises"}, {"name": f"{FILE}:hangs", **HURRIED}]
+    with pytest.raises(RewardError, match='reward "raises"'):
+        start({"rewards": rewards, "checkpoint": {"every_episodes": 1}}, tmp_path / "run")
+    check_folder(tmp_path / "run", episodes=1)
+    assert not list((tmp_path / "run").rglob(".partial*"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
