@@ -1,0 +1,192 @@
+"""Detached runs of a tiny model, and faults that strike inside the actors."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+Run = Callable[..., dict[str, Any]]
+
+FAULTS = '''
+"""Hooks that kill the process they run in, once, when a file says so."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+FOLDER = Path(os.environ["RLHF_TEST_FAULTS"])
+
+
+def is_struck(name):
+    """The process that takes the file away is the one that is struck."""
+    try:
+        (FOLDER / name).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def strike(name, signal_number=signal.SIGKILL):
+    if is_struck(name):
+        os.kill(os.getpid(), signal_number)
+
+
+def rlhf_rollout_batch_end(num_samples):
+    strike("maker-generates")
+    strike("maker-hangs", signal.SIGSTOP)
+
+
+def rlhf_maker_loop_start(maker):
+    from rlhf_ray.holder_weights import StagedWeights
+
+    plain = StagedWeights.stage
+
+    def stage(self, version, *arguments, **options):
+        plain(self, version, *arguments, **options)
+        strike(f"maker-receives-{version}")
+
+    def commit(self, version, *arguments, **options):
+        committed(self, version, *arguments, **options)
+        if is_struck(f"maker-corrupts-{version}"):
+            for parameter in self._targets["policy"].module.parameters():
+                parameter.data.mul_(1.5)
+
+    committed = StagedWeights.commit
+    StagedWeights.stage = stage
+    StagedWeights.commit = commit
+
+
+def rlhf_sync_start(version):
+    if "rlhf_ray.ray_sync" not in sys.modules:
+        return
+    from rlhf_ray import ray_sync
+
+    plain = getattr(ray_sync.pack, "plain", ray_sync.pack)
+
+    def pack(shard):
+        strike(f"trainer-syncs-{version}")
+        return plain(shard)
+
+    pack.plain = plain
+    ray_sync.pack = pack
+'''
+
+
+SPREAD = '''
+"""A reward with some spread even for a random model, so that advantages are not rounding errors made large."""
+
+
+def spread(rollouts):
+    return [sum(token % 5 for token in r.completion_ids) / (4.0 * len(r.completion_ids)) for r in rollouts]
+'''
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder on the path of this process and of Ray's, with an installed hook plugin that brings the faults."""
+    folder = tmp_path_factory.mktemp("site")
+    info = folder / "fake_faults-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-faults\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlhf.hooks]\nfaults = fake_faults\n")
+    (folder / "fake_faults.py").write_text(dedent(FAULTS))
+    (folder / "spread.py").write_text(dedent(SPREAD))
+    (folder / "faults").mkdir()
+    before = {key: os.environ.get(key) for key in ("PYTHONPATH", "RLHF_TEST_FAULTS", "OMP_NUM_THREADS")}
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before["PYTHONPATH"]]))
+    os.environ["RLHF_TEST_FAULTS"] = str(folder / "faults")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+    for key, value in before.items():
+        os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
+
+
+@pytest.fixture(scope="session")
+def local_ray(site: Path) -> Iterator[None]:
+    """One Ray for all runs of this process, as the transport starts it."""
+    from rlhf_ray.cluster import connected
+    from rlhf_ray.config import RayConfig
+
+    with connected(RayConfig()):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take longer than these runs, and are tested elsewhere."""
+    monkeypatch.setattr("rlhf_core.run_hooks.ReportWriter.rlhf_run_end", lambda self, run_folder: None)
+
+
+@pytest.fixture
+def faults(site: Path) -> Iterator[Callable[[str], Path]]:
+    """`faults(name)` arms a fault; every armed one must have struck when the test ends."""
+    folder = site / "faults"
+    armed: list[Path] = []
+
+    def arm(name: str) -> Path:
+        (folder / name).touch()
+        armed.append(folder / name)
+        return folder / name
+
+    yield arm
+    left = [path for path in armed if path.exists()]
+    for path in left:
+        path.unlink()
+    assert not left, f"these faults never struck: {[path.name for path in left]}"
+
+
+@pytest.fixture
+def run_file(site: Path) -> Callable[..., dict[str, Any]]:
+    """`run_file(transport options…)`: a run of a tiny random model, in seconds; `local` without any."""
+
+    def make(train: Mapping[str, Any] | None = None, lora: bool = False, **transport: Any) -> dict[str, Any]:
+        sizes = {"episodes": 3, "prompts_per_episode": 8, "samples_per_prompt": 2, "train_batch_size": 8}
+        return {
+            "model": {"path": "builtin:tiny-digits", "lora": {"r": 4} if lora else None},
+            "prompts": {"name": "sort-digits"},
+            "eval": {"every_episodes": 3, "num_prompts": 12, "batch_size": 8},
+            "algorithm": {"name": "ppo", "kl_coef": 0.05},
+            "optimizer": {"lr": 1e-3},
+            "rewards": [f"{site / 'spread.py'}:spread"],
+            "engine": {"max_new_tokens": 8},
+            "train": {**sizes, **(train or {})},
+            "checkpoint": {"every_episodes": 1},
+            "logging": {"tensorboard": False},
+            "transport": {"name": "ray", **transport} if transport else "local",
+        }
+
+    return make
+
+
+@pytest.fixture
+def samples() -> Callable[[Path], list[dict[str, Any]]]:
+    def read(folder: Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+    return read
+
+
+@pytest.fixture
+def check_samples(samples: Callable[[Path], list[dict[str, Any]]]) -> Callable[[Path], None]:
+    """Every sample of the run was trained on exactly once, in the episode that its prompt belongs to."""
+
+    def check(folder: Path) -> None:
+        import yaml
+
+        train = yaml.safe_load((folder / "config.yaml").read_text())["train"]
+        lines = samples(folder)
+        per_episode = train["prompts_per_episode"] * train["samples_per_prompt"]
+        assert sorted(line["sample_id"] for line in lines) == list(range(train["episodes"] * per_episode))
+        assert all(line["episode"] == line["sample_id"] // per_episode for line in lines)
+
+    return check

@@ -1,0 +1,97 @@
+"""Actors that are killed, really, at the worst moments; and what a run does then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core import train
+from rlhf_core.errors import RlhfError, SyncError
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+RunFile = Callable[..., dict[str, Any]]
+
+
+def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
+    tmp_path: Path,
+    run_file: RunFile,
+    faults: Callable[[str], Path],
+    check_samples: Callable[[Path], None],
+) -> None:
+    """One dies with prompts in the making, one (maybe the same) while weights arrive."""
+    faults("maker-generates")
+    faults("maker-receives-2")
+    run = run_file({"episodes": 4}, num_makers=2, max_staleness=1, sync="chunked", max_shard_bytes=200_000)
+    result = train(run, output=tmp_path / "ray")
+    assert result is not None
+    check_samples(tmp_path / "ray")
+    assert result.summary["status"] == "done"
+    assert all(line["staleness/max"] <= 1 for line in result.metrics)
+    log = (tmp_path / "ray" / "run.log").read_text()
+    assert log.count("is started anew") == 2
+
+
+def test_a_trainer_that_dies_inside_a_sync_ends_the_run_with_its_cause_and_a_resume_goes_on(
+    tmp_path: Path,
+    run_file: RunFile,
+    faults: Callable[[str], Path],
+    check_samples: Callable[[Path], None],
+) -> None:
+    faults("trainer-syncs-2")
+    run = run_file(num_makers=2, max_staleness=1, sync="chunked", max_shard_bytes=200_000)
+    started = time.monotonic()
+    with pytest.raises(RlhfError, match=r"trainer-0: its process is gone"):
+        train(run, output=tmp_path / "ray")
+    assert time.monotonic() - started < 120
+    assert train(run, output=tmp_path / "ray", resume="auto") is not None
+    check_samples(tmp_path / "ray")
+
+
+def test_weights_that_are_not_the_trainers_stop_the_run(
+    tmp_path: Path, run_file: RunFile, site: Path, faults: Callable[[str], Path]
+) -> None:
+    """The canary: a maker whose weights were changed behind its back answers otherwise than the trainer."""
+    faults("maker-corrupts-1")
+    with pytest.raises(SyncError, match=r"(?s)maker-0.*version 1.*log_prob_gap_bound"):
+        train(run_file(max_staleness=0), output=tmp_path / "ray")
+
+
+def test_a_maker_that_keeps_dying_ends_the_run(tmp_path: Path, run_file: RunFile) -> None:
+    reward = tmp_path / "deadly.py"
+    reward.write_text("import os, signal\n\ndef deadly(rollouts):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
+    run = run_file(max_staleness=0, max_restarts=1)
+    run["rewards"] = [f"{reward}:deadly"]
+    with pytest.raises(RlhfError, match=r"(?s)maker-0.*started anew 1 times already"):
+        train(run, output=tmp_path / "ray")
+
+
+@pytest.mark.slow
+def test_a_maker_that_hangs_is_held_for_dead(
+    tmp_path: Path, run_file: RunFile, faults: Callable[[str], Path], check_samples: Callable[[Path], None]
+) -> None:
+    """Stopped by a signal, it neither works nor says so; its prompts are made elsewhere."""
+    faults("maker-hangs")
+    run = run_file(num_makers=2, max_staleness=1, heartbeat_seconds=8)
+    assert train(run, output=tmp_path / "ray") is not None
+    check_samples(tmp_path / "ray")
+    assert "gave no sign of life" in (tmp_path / "ray" / "run.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(20))
+def test_twenty_times_in_a_row(
+    turn: int,
+    tmp_path: Path,
+    run_file: RunFile,
+    faults: Callable[[str], Path],
+    check_samples: Callable[[Path], None],
+) -> None:
+    faults(["maker-generates", "maker-receives-1", "maker-receives-2", "maker-receives-3"][turn % 4])
+    run = run_file({"episodes": 4}, num_makers=2, max_staleness=turn % 3, sync=["full", "chunked"][turn % 2])
+    assert train(run, output=tmp_path / "ray") is not None
+    check_samples(tmp_path / "ray")

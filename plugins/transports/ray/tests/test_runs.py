@@ -1,0 +1,153 @@
+"""Whole detached runs in this process's Ray."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core import train
+from rlhf_core.errors import ConfigError, RlhfError
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+OF_THE_PLACE = ("time/", "tokens_per_second/", "memory/", "transport/", "sync/", "reward_calls/")
+"""Metrics that say where and how fast, not what was learnt."""
+
+
+def learnt(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if not k.startswith(OF_THE_PLACE)} for line in lines]
+
+
+def assert_equal(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert len(lines) == len(expected) > 0
+    for line, other in zip(learnt(lines), learnt(expected), strict=True):
+        assert line.keys() == other.keys()
+        for name, value in line.items():
+            assert value == pytest.approx(other[name], abs=1e-6, rel=1e-6), name
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[dict[str, Any]]]:
+    return {}
+
+
+@pytest.fixture
+def local(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]], reference: dict[bool, list[dict[str, Any]]]
+) -> Callable[[bool], list[dict[str, Any]]]:
+    """Metrics of the same run in one process, with or without LoRA."""
+
+    def run(lora: bool = False) -> list[dict[str, Any]]:
+        if lora not in reference:
+            result = train(run_file(lora=lora), output=tmp_path / "local")
+            assert result is not None
+            reference[lora] = result.metrics
+        return reference[lora]
+
+    return run
+
+
+def test_on_policy_it_is_the_local_run(
+    tmp_path: Path,
+    run_file: Callable[..., dict[str, Any]],
+    check_samples: Callable[[Path], None],
+) -> None:
+    """Strictly on-policy, nothing that is learnt depends on where it was: values, noise, evaluation, order."""
+    local = train(run_file(), output=tmp_path / "local")
+    result = train(run_file(max_staleness=0, sync="chunked", max_shard_bytes=200_000), output=tmp_path / "ray")
+    assert result is not None and local is not None
+    assert_equal(result.metrics, local.metrics)
+    assert result.summary["eval_before"] == pytest.approx(local.summary["eval_before"], abs=1e-6)
+    check_samples(tmp_path / "ray")
+    assert all(0 <= line["sync/canary_gap_max"] < 1e-5 for line in result.metrics)
+    assert not (tmp_path / "ray" / "ray.json").exists()
+    assert (tmp_path / "ray" / "model" / "model.safetensors").exists()
+
+
+def test_with_two_makers_and_adapter_only_syncs_it_is_the_local_run_with_fewer_bytes(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
+) -> None:
+    local = train(run_file(lora=True), output=tmp_path / "local")
+    result = train(run_file(lora=True, num_makers=2, max_staleness=0, sync="adapter"), output=tmp_path / "ray")
+    assert result is not None and local is not None
+    assert_equal(result.metrics, local.metrics)
+    check_samples(tmp_path / "ray")
+    assert all(line["sync/makers"] == 2 for line in result.metrics)
+    whole_bytes = sum(path.stat().st_size for path in (tmp_path / "ray" / "model").glob("*.safetensors"))
+    assert 0 < result.metrics[0]["sync/bytes"] < whole_bytes
+
+
+class Recorder:
+    """An object hook: it stays in this process and sees what happened in the actors."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.lengths: list[int] = []
+
+    def rlhf_fit_start(self, info: Any) -> None:
+        self.events.append(f"fit of {info.world_size}")
+
+    def rlhf_episode_end(self, episode: int, metrics: Any) -> None:
+        self.events.append(f"episode {episode}")
+
+    def rlhf_make_experience_end(self, groups: Any) -> None:
+        self.lengths += [item.num_response_tokens for group in groups for item in group.items]
+
+    def rlhf_fit_end(self, error: BaseException | None) -> None:
+        self.events.append(f"end {error}")
+
+
+def test_several_makers_and_trainers_keep_the_staleness_bound(
+    tmp_path: Path,
+    run_file: Callable[..., dict[str, Any]],
+    check_samples: Callable[[Path], None],
+    samples: Callable[[Path], list[dict[str, Any]]],
+) -> None:
+    recorder = Recorder()
+    run = run_file({"episodes": 4}, num_makers=2, num_trainers=2, max_staleness=1)
+    run["strategy"] = "ddp"
+    result = train(run, output=tmp_path / "ray", hooks=[recorder])
+    assert result is not None
+    check_samples(tmp_path / "ray")
+    assert all(0 <= line["staleness/max"] <= 1 for line in result.metrics)
+    assert any(line["staleness/mean"] > 0 for line in result.metrics)
+    assert all(line["episode"] - line["policy_version"] in (0, 1) for line in samples(tmp_path / "ray"))
+    assert all(math.isfinite(line["loss/policy"]) for line in result.metrics)
+    assert recorder.events == ["fit of 2", *(f"episode {i}" for i in range(4)), "end None"]
+    assert len(recorder.lengths) >= 64
+
+
+def test_a_graph_without_room_is_an_error_that_says_what_was_asked_and_what_there_is(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]]
+) -> None:
+    run = run_file(num_makers=2, maker_cpus=900, start_timeout_seconds=2)
+    with pytest.raises(RlhfError, match=r"(?s)maker-0, maker-1.*1800 CPU.*nodes of the cluster have .* CPU"):
+        train(run, output=tmp_path / "ray")
+
+
+def test_what_the_transport_cannot_do_is_said_before_anything_starts(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]]
+) -> None:
+    with pytest.raises(ConfigError, match="no adapter"):
+        train(run_file(sync="adapter"), output=tmp_path / "a")
+    with pytest.raises(ConfigError, match="strategy single is one process"):
+        train(run_file(num_trainers=2), output=tmp_path / "b")
+
+
+def test_an_error_in_a_maker_names_it_and_keeps_its_traceback(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]]
+) -> None:
+    reward = tmp_path / "broken.py"
+    reward.write_text("def broken(rollouts):\n    raise KeyError('no such thing')\n")
+    run = run_file(max_staleness=0)
+    run["rewards"] = [f"{reward}:broken"]
+    with pytest.raises(RlhfError, match=r"(?s)maker-0.*no such thing"):
+        train(run, output=tmp_path / "ray")
+    log = (tmp_path / "ray" / "run.log").read_text()
+    assert "[maker-0] failed" in log
+    assert "Traceback" in log
+    assert "KeyError" in log
