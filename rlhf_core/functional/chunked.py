@@ -110,7 +110,7 @@ class _ChunkedHead(torch.autograd.Function):
                 if hidden_grad is not None:
                     hidden_grad[chunk] = narrow @ weight
                 if weight_grad is not None:
-                    weight_grad += narrow.T @ hidden[chunk]
+                    _add_product(weight_grad, narrow.T, hidden[chunk])
         return (
             hidden_grad,
             None if weight_grad is None else weight_grad.to(weight.dtype),
@@ -120,3 +120,11 @@ class _ChunkedHead(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, without a second tensor of its size where the types allow it."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .lean_head import can_be_lean, lean_head
 from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .masking import position_ids_of
 
@@ -43,6 +44,9 @@ def policy_forward(
     distributions that it was computed from.
     """
     num_actions, mask = experience.num_actions, experience.action_mask
+    inner = innermost(signature_of if signature_of is not None else model)
+    if experience.support_ids is None and can_be_lean(inner, mask.numel()):
+        return _lean_forward(model, inner, experience, temperature, with_entropy, entropy_grad)
     logits = causal_lm_logits(
         model,
         experience.sequences,
@@ -59,6 +63,31 @@ def policy_forward(
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             entropies = _scatter(entropy(logits, temperature, support), mask)
     return PolicyOutput(log_probs=log_probs, entropy=entropies)
+
+
+def _lean_forward(
+    model: nn.Module,
+    inner: nn.Module,
+    experience: Experience,
+    temperature: float,
+    with_entropy: bool,
+    entropy_grad: bool,
+) -> PolicyOutput:
+    """The same numbers in chunks over tokens: for large vocabularies, whose logits would not fit."""
+    num_actions = experience.num_actions
+    labels = experience.sequences[:, experience.prompt_length :]
+    with lean_head(inner, labels, experience.action_mask, temperature, with_entropy=with_entropy):
+        packed = causal_lm_logits(
+            model,
+            experience.sequences,
+            experience.attention_mask,
+            logits_to_keep=num_actions + 1,
+            signature_of=inner,
+        )
+    log_probs, entropies = packed[:, :num_actions].float().unbind(-1)
+    if not with_entropy:
+        return PolicyOutput(log_probs, None)
+    return PolicyOutput(log_probs, entropies if entropy_grad else entropies.detach())
 
 
 def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
