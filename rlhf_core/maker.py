@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .errors import RlhfError
 from .hooks import HookRelay
 from .protocols import RolloutEngine
 from .rewards import RewardScorer, Scores
@@ -109,7 +110,9 @@ class PolicyExperienceMaker:
         started = time.perf_counter()
         with self._hooks.span("rollout_batch", num_samples=len(requests)) as span:
             for completion in self._engine.generate(requests, self._sampling):
-                prompt = by_id[completion.sample_id]
+                prompt = by_id.pop(completion.sample_id, None)
+                if prompt is None:
+                    raise _engine_error(f"answered sample {completion.sample_id}, which is not or no longer asked for")
                 group = arrived[prompt.position]
                 group.append(completion)
                 num_tokens += len(completion.token_ids)
@@ -118,6 +121,8 @@ class PolicyExperienceMaker:
                 if len(finished) * self._samples_per_prompt >= SCORED_TOGETHER:
                     scoring.append(self._submit(finished))
                     finished = []
+            if by_id:
+                raise _engine_error(f"left {len(by_id)} of {len(requests)} samples without an answer")
             if finished:
                 scoring.append(self._submit(finished))
             span.set("num_tokens", num_tokens)
@@ -161,6 +166,10 @@ class PolicyExperienceMaker:
                 rollouts=tuple(rollout for rollout, _ in kept),
                 items=tuple(item for _, item in kept),
             )
+
+
+def _engine_error(what: str) -> RlhfError:
+    return RlhfError(f"the engine {what}", where="rollout", hint="report this to the authors of the engine plugin")
 
 
 def _sample_id(completion: Completion) -> int:

@@ -142,6 +142,7 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelK
     import torch
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -151,6 +152,8 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelK
                 # A score model's head is trained whole, beside the adapter.
                 task_type="CAUSAL_LM" if kind == "causal-lm" else "SEQ_CLS",
                 r=config.r,
+                # Stated, or peft warns of every such layer.
+                fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
                 lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft only ever divides it by r
                 lora_dropout=config.dropout,
                 target_modules=list(config.target_modules) if config.target_modules else "all-linear",
@@ -166,6 +169,7 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelK
 
 
 def is_lora(model: nn.Module) -> bool:
+    """Whether PEFT adapters are on the model."""
     return hasattr(model, "disable_adapter") and hasattr(model, "peft_config")
 
 

@@ -43,7 +43,9 @@ class Updater:
         self._micro_batch_size = micro_batch_size
 
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
-        """Train on this rank's `items` (maybe none) and step. Collective. Returns the update's metrics.
+        """Train on this rank's `items` (at least one; maybe a masked stand-in) and step. Collective.
+
+        Returns the update's metrics; `<role>/lr` is the rate it was made with.
 
         gap_version: measure `rollout/logprob_gap_max` over samples of this policy version; to be given before
         the first step of an episode only, when the trainer's weights are those that sampled.
@@ -51,11 +53,12 @@ class Updater:
         with _explained_memory():
             meter = self._run(items, gap_version, backward=True)
             self._check_finite(meter)
+            rates = {role: float(trained.optimizer.param_groups[0]["lr"]) for role, trained in self._trained.items()}
             norms = {role: self._strategy.step(trained) for role, trained in self._trained.items()}
         metrics = meter.result()
-        for role, trained in self._trained.items():
+        for role in self._trained:
             metrics[f"{role}/grad_norm"] = norms[role]
-            metrics[f"{role}/lr"] = float(trained.optimizer.param_groups[0]["lr"])
+            metrics[f"{role}/lr"] = rates[role]
         return metrics
 
     def evaluate(self, items: Sequence[Any]) -> dict[str, float]:
@@ -134,7 +137,9 @@ class Updater:
         for name, metric in output.metrics.items():
             meter.add(name, metric)
         if gap_version is not None and output.log_probs is not None and isinstance(batch, Experience):
-            meter.add(GAP_KEY, Max(_log_prob_gap(output.log_probs, batch, gap_version)))
+            gap = _log_prob_gap(output.log_probs, batch, gap_version)
+            if gap is not None:
+                meter.add(GAP_KEY, Max(gap))
 
     def _check_finite(self, meter: _Meter) -> None:
         """Agree over ranks that every loss is a number before anybody steps."""
@@ -161,13 +166,16 @@ def _explained_memory() -> Iterator[None]:
         raise OutOfMemoryError(
             f"the update does not fit into memory ({str(error).splitlines()[0][:160]})",
             where="update",
-            hint="lower train.micro_batch_tokens (the result stays the same), or set model.gradient_checkpointing: true",
+            hint="lower train.micro_batch_tokens (the result stays the same), or set "
+            "model.gradient_checkpointing: true",
         ) from error
 
 
-def _log_prob_gap(log_probs: Tensor, batch: Experience, version: int) -> Tensor:
-    """Largest |trainer - engine| log-prob over actions sampled by `version`; 0 without any."""
+def _log_prob_gap(log_probs: Tensor, batch: Experience, version: int) -> Tensor | None:
+    """Largest |trainer - engine| log-prob over actions sampled by `version`; None without any."""
     current = (batch.policy_versions == version)[:, None] & batch.action_mask
+    if not current.any():
+        return None
     gap = (log_probs.cpu() - batch.action_log_probs.cpu()).abs()
     return gap.masked_fill(~current.cpu(), 0.0).max()
 

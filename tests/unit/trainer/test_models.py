@@ -1,0 +1,200 @@
+"""Loading, adapting and saving policies."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from rlhf_core.config import LoraConfig, ModelConfig
+from rlhf_core.errors import UserInputError
+from rlhf_core.models import (
+    add_lora,
+    check_model,
+    disable_dropout,
+    load_policy,
+    load_tokenizer,
+    merged_weights,
+    save_plain_model,
+)
+from rlhf_core.testing.models import save_tiny_model, tiny_model, tiny_tokenizer
+
+IDS = torch.arange(4, 14)[None]
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS).logits
+
+
+def load(path, **options):
+    return load_policy(ModelConfig(path=str(path), **options), dtype=torch.float32, seed=3)
+
+
+def randomised(model, seed=5):
+    """Every trained weight of an adapter drawn anew: a fresh B is 0 and would hide a mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def gpt2():
+    """Conv1D layers, whose weights lie the other way round, with biases and a tied head."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(
+            GPT2Config(vocab_size=16, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=2)
+        )
+
+
+@pytest.mark.parametrize("make", [tiny_model, gpt2])
+@pytest.mark.parametrize("targets", [None, "some"])
+def test_the_merged_folder_is_the_adapter_on_its_base(tmp_path, make, targets):
+    base = make()
+    before = logits(base)
+    names = {"some": ["c_attn"] if make is gpt2 else ["q_proj", "down_proj"], None: None}[targets]
+    with torch.random.fork_rng(devices=[]):
+        model = randomised(add_lora(base, LoraConfig(r=3, alpha=7.0, target_modules=names), seed=0))
+    adapted = logits(model)
+    live = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model")
+    merged = load(tmp_path / "model")
+    assert (adapted - before).abs().max() > 1e-2
+    assert torch.allclose(logits(merged), adapted, atol=1e-5)
+    assert all(torch.equal(tensor, live[name]) for name, tensor in model.state_dict().items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "model"]
+    assert json.loads((tmp_path / "adapter/adapter_config.json").read_text())["r"] == 3
+
+
+def test_merging_adds_every_increment_once():
+    model = randomised(add_lora(tiny_model(), LoraConfig(r=2, alpha=4.0, target_modules=["q_proj"]), seed=0))
+    merged = merged_weights(model, dict(model.state_dict()))
+    assert merged.keys() == tiny_model().state_dict().keys()
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    increment = layer.lora_B["default"].weight @ layer.lora_A["default"].weight * 2.0
+    expected = layer.base_layer.weight + increment
+    assert torch.allclose(merged["model.layers.0.self_attn.q_proj.weight"], expected, atol=1e-6)
+
+
+def test_an_adapter_folder_is_merged_before_anything_else(tmp_path):
+    base = save_tiny_model(tmp_path / "base")
+    model = randomised(add_lora(load(base), LoraConfig(r=2), seed=0))
+    model.peft_config["default"].base_model_name_or_path = str(base)
+    adapted = logits(model)
+    model.save_pretrained(tmp_path / "adapter")
+    tiny_tokenizer().save_pretrained(tmp_path / "adapter")
+    check_model(ModelConfig(path=str(tmp_path / "adapter")))
+    merged = load(tmp_path / "adapter")
+    assert torch.allclose(logits(merged), adapted, atol=1e-5)
+    assert all(parameter.requires_grad for parameter in merged.parameters())
+    again = load(tmp_path / "adapter", lora={"r": 2})
+    with again.disable_adapter():
+        assert torch.allclose(logits(again), adapted, atol=1e-5)
+
+
+def test_a_new_adapter_starts_at_the_base_and_depends_on_the_seed_alone(tmp_path):
+    base = save_tiny_model(tmp_path / "base")
+    torch.manual_seed(1)
+    one = load(base, lora={"r": 2})
+    state = torch.random.get_rng_state()
+    two = load(base, lora={"r": 2})
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    assert torch.equal(logits(one), logits(load(base)))
+    trained = {name for name, p in one.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+
+
+def test_adapters_on_embeddings_are_refused():
+    with pytest.raises(UserInputError, match="embedding layers"):
+        add_lora(tiny_model(), LoraConfig(target_modules=["embed_tokens"]), seed=0)
+
+
+def test_a_model_saved_over_another_replaces_it(tmp_path):
+    save_plain_model(tiny_model(seed=1), dict(tiny_model(seed=1).state_dict()), tiny_tokenizer(), tmp_path / "model")
+    (tmp_path / "model" / "left-over.safetensors").write_bytes(b"x")
+    other = tiny_model(seed=2)
+    save_plain_model(other, dict(other.state_dict()), tiny_tokenizer(), tmp_path / "model")
+    assert torch.equal(logits(load(tmp_path / "model")), logits(other))
+    assert not (tmp_path / "model" / "left-over.safetensors").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path):
+    model = tiny_model(seed=1)
+    save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model")
+
+    class Broken:
+        def save_pretrained(self, path):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        save_plain_model(tiny_model(seed=2), dict(tiny_model(seed=2).state_dict()), Broken(), tmp_path / "model")
+    assert torch.equal(logits(load(tmp_path / "model")), logits(model))
+
+
+def test_every_dropout_is_off():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention_dropout = 0.1
+            self.dropout = 0.2
+            self.layer_dropout = 0.3
+            self.resid_pdrop = 0.4
+            self.scaling = 0.5
+            self.drop = nn.Dropout(0.6)
+
+    module = nn.Sequential(Attention(), nn.Dropout(0.7))
+    disable_dropout(module)
+    first = module[0]
+    assert (first.attention_dropout, first.dropout, first.layer_dropout, first.resid_pdrop) == (0, 0, 0, 0)
+    assert (first.scaling, first.drop.p, module[1].p) == (0.5, 0, 0)
+
+
+def test_a_gpt2_gives_the_same_logits_while_training(tmp_path):
+    gpt2().save_pretrained(tmp_path)
+    model = load(tmp_path)
+    still = logits(model)
+    with torch.no_grad():
+        assert torch.equal(model.train()(input_ids=IDS).logits, still)
+
+
+def test_a_tokenizer_without_pad_pads_with_eos(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(ModelConfig(path=str(tmp_path)))
+    assert loaded.pad_token_id == loaded.eos_token_id == 2
+
+
+def test_a_builtin_is_the_same_for_the_same_seed_and_leaves_the_global_generator_alone():
+    state = torch.random.get_rng_state()
+    one, two = (load("builtin:tiny-digits") for _ in range(2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(logits(one), logits(two))
+    other = load_policy(ModelConfig(path="builtin:tiny-digits"), dtype=torch.bfloat16, seed=4)
+    assert other.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("builtin:tiny", "builtin:tiny-digits"),
+        ("./nowhere", "no folder"),
+        ("a/b/c", "no folder"),
+        (__file__, "is a file"),
+    ],
+)
+def test_wrong_paths_are_told_without_loading(path, says):
+    with pytest.raises(UserInputError, match=says):
+        check_model(ModelConfig(path=path))
+
+
+def test_a_hub_name_can_only_be_known_when_it_is_loaded():
+    check_model(ModelConfig(path="somebody/some-model"))
