@@ -26,7 +26,7 @@ def measure(side: str, tokens: int, hidden: int, vocabulary: int) -> dict[str, f
     from rlhf_core.functional.logprobs import entropy, token_log_probs
 
     torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(vocabulary, hidden) / hidden**0.5)
+    weight = torch.nn.Parameter(torch.randn(vocabulary, hidden).div_(hidden**0.5))
     states = torch.randn(tokens, hidden, requires_grad=True)
     labels = torch.randint(0, vocabulary, (tokens,))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
