@@ -7,6 +7,7 @@ in one of them is written down by it and raised here, with its rank.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -21,8 +22,6 @@ from .config_resolve import ResolvedRun
 from .errors import RlhfError
 from .interrupts import INTERRUPT_FILE
 
-_HANDLED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-
 
 def run_in_processes(
     resolved: ResolvedRun, output: Path, resume: str | None, num_processes: int, hooks: Sequence[str]
@@ -32,6 +31,7 @@ def run_in_processes(
     `hooks`: `module:attr` of hook factories, called in rank 0. Raises what the first failed process raised, naming
     its rank; torch elastic stops the others.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -49,12 +49,39 @@ def run_in_processes(
             rdzv_endpoint="127.0.0.1:0",
             max_restarts=0,
             monitor_interval=0.2,
+            **_own_signals(LaunchConfig),
         )
-        with _interrupts_as_file(Path(scratch) / "interrupted"), _threads_shared(num_processes):
+        interrupted = Path(scratch) / "interrupted"
+        with _interrupts_as_file(interrupted), _threads_shared(num_processes), _quiet_elastic():
             try:
                 elastic_launch(config, sys.executable)("-m", "rlhf_core.launched", str(request))
+            except SignalException as error:
+                raise KeyboardInterrupt from error
             except ChildFailedError as error:
-                raise _first_error(Path(scratch)) or _killed(error) from None
+                known = _first_error(Path(scratch))
+                if known is None and interrupted.exists():  # the signal met a process that was still starting
+                    raise KeyboardInterrupt from None
+                raise known or _killed(error) from None
+
+
+def _own_signals(config: type[Any]) -> dict[str, Any]:
+    """Elastic would end the processes at the first Ctrl-C, before they have written a checkpoint.
+
+    A torch that has no such option (before 2.9) does so.
+    """
+    return {"signals_to_handle": "SIGHUP,SIGQUIT"} if "signals_to_handle" in config.__dataclass_fields__ else {}
+
+
+@contextmanager
+def _quiet_elastic() -> Iterator[None]:
+    """What elastic says of a failed process is said here, in one message."""
+    elastic = logging.getLogger("torch.distributed.elastic")
+    before = elastic.level
+    elastic.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        elastic.setLevel(before)
 
 
 @contextmanager
@@ -66,15 +93,13 @@ def _interrupts_as_file(path: Path) -> Iterator[None]:
             raise KeyboardInterrupt
         path.touch()
 
-    before = signal.signal(signal.SIGINT, handle)
-    # Elastic would end the processes at the first Ctrl-C, before they have written a checkpoint.
-    os.environ[_HANDLED] = "SIGTERM,SIGHUP,SIGQUIT"
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ[INTERRUPT_FILE] = str(path)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        os.environ.pop(_HANDLED, None)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         os.environ.pop(INTERRUPT_FILE, None)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .config_resolve import resolve
-from .errors import UserInputError
+from .errors import InterruptedRun, UserInputError
 from .runfolder import RunFolder, default_path, find_newest
 from .training import TrainResult, find_checkpoint, train
 
@@ -50,9 +50,14 @@ def run_quickstart(
     train(run, dry_run=True, num_processes=num_processes)
     folder = output / WARM_START
     if not _is_done(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+        if RunFolder(folder).holds_run:
+            shutil.rmtree(folder)
         logger.info("stage 1 of 2: supervised warm start")
-        train(warm_start, output=folder, hooks=hooks)
+        try:
+            train(warm_start, output=folder, hooks=hooks)
+        except InterruptedRun as error:
+            again = f"start again with --output {output}: the warm start is short and is made anew"
+            raise InterruptedRun("stopped in the warm start", hint=again) from error
     logger.info("stage 2 of 2: %s from the warm-started model", resolve(run).algorithm.name)
     second = {**run, "model": {**run["model"], "path": str(folder / "model")}}
     return train(second, output=output, resume=resume, num_processes=num_processes, hooks=hooks)

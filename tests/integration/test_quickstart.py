@@ -1,0 +1,76 @@
+"""The two stages of the quickstart, on runs that take a second."""
+
+import json
+import os
+import signal
+
+import pytest
+from run_files import tree
+
+from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
+from rlhf_core.quickstart import run_quickstart
+from rlhf_core.testing.runs import tiny_run
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+WARM_START = tiny_run({"algorithm": {"name": "sft"}, "rewards": None, "train": {"samples_per_prompt": 1}})
+PPO = tiny_run({"checkpoint": {"every_episodes": 1}, "eval": {"num_prompts": 4}})
+
+
+class Interrupt:
+    def rlhf_episode_start(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+class Fail:
+    def __init__(self, only):
+        self.only = only
+
+    def rlhf_episode_end(self, episode, metrics):
+        if self.only in metrics:
+            raise RlhfError("stopped by the test")
+
+
+def status(folder):
+    return json.loads((folder / "summary.json").read_text())["status"]
+
+
+def test_both_stages_are_ordinary_runs_in_one_folder(tmp_path):
+    result = run_quickstart(WARM_START, PPO, output=tmp_path / "run")
+    assert result.run_folder == tmp_path / "run"
+    assert status(tmp_path / "run") == status(tmp_path / "run/warm-start") == "done"
+    assert "warm-start/model" in (tmp_path / "run/config.yaml").read_text()
+    assert result.summary["eval_before"] is not None
+    with pytest.raises(UserInputError, match="already holds a run"):
+        run_quickstart(WARM_START, PPO, output=tmp_path / "run")
+
+
+def test_a_finished_warm_start_is_used_again(tmp_path):
+    with pytest.raises(RlhfError, match="stopped by the test"):
+        run_quickstart(WARM_START, PPO, output=tmp_path / "run", hooks=[Fail("reward/mean")])
+    assert status(tmp_path / "run/warm-start") == "done"
+    before = tree(tmp_path / "run/warm-start")
+    result = run_quickstart(WARM_START, PPO, output=tmp_path / "run", resume="auto")
+    assert result.summary["status"] == "done"
+    assert tree(tmp_path / "run/warm-start") == before
+
+
+def test_ctrl_c_in_the_warm_start_says_how_to_go_on(tmp_path):
+    with pytest.raises(InterruptedRun) as caught:
+        run_quickstart(WARM_START, PPO, output=tmp_path / "run", hooks=[Interrupt()])
+    assert f"--output {tmp_path / 'run'}:" in str(caught.value)
+    with pytest.raises(UserInputError, match="no checkpoint to continue from"):
+        run_quickstart(WARM_START, PPO, output=tmp_path / "run", resume="auto")
+    assert run_quickstart(WARM_START, PPO, output=tmp_path / "run").summary["status"] == "done"
+
+
+def test_a_dry_run_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_quickstart(WARM_START, PPO, dry_run=True) is None
+    assert run_quickstart(WARM_START, PPO, output=tmp_path / "run", dry_run=True) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_second_stage_is_told_before_the_first(tmp_path):
+    with pytest.raises(UserInputError, match="exact-match"):
+        run_quickstart(WARM_START, {**PPO, "rewards": [{"name": "exact-mach"}]}, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
