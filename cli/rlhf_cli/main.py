@@ -26,7 +26,7 @@ Examples:
 
 COMMANDS = {
     "train": LazyCommand("rlhf_cli.commands.train:train", "Train a model from a run file, or the quickstart."),
-    "plugins": LazyCommand("rlhf_cli.commands.plugins:plugins", "List, show and check installed plugins."),
+    "plugins": LazyCommand("rlhf_cli.commands.plugins:plugins", "List, show, check and make plugins."),
     "config": LazyCommand("rlhf_cli.commands.config:config", "Show and check run files, and their schema."),
     "generate": LazyCommand("rlhf_cli.commands.generate:generate", "Let a trained model answer prompts."),
     "eval": LazyCommand("rlhf_cli.commands.evaluate:evaluate", "Score a model's answers to a file of prompts."),

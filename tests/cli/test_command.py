@@ -244,10 +244,13 @@ def test_plugins_check_tells_ok_missing_and_broken(install, capsys):
         from rlhf_core.components import Component
         from rlhf_core.config import EngineConfig
         needy = Component("Needs.", EngineConfig, "a:b", requires=("no_such_module_xyz",), install="pip install xyz")
+
+        def rlhf_episode_end(error):
+            pass
     """
     targets = {"rlhf.engines": {"needy": "acme_needy:needy"}, "rlhf.hooks": {"acme-hook": "acme_needy"}}
     install("acme", targets, {"acme_needy": source})
-    assert run(["plugins", "check", "fake-learn"]) == 0
+    assert run(["plugins", "check", "fake-whisper"]) == 0
     assert run(["plugins", "check", "acme-hook"]) == 0
     assert run(["plugins", "check", "engine/needy"]) == 0
     assert "needs no_such_module_xyz: pip install xyz" in capsys.readouterr().out
@@ -316,7 +319,7 @@ def test_a_plugin_adds_a_command_that_is_imported_when_run(install, capsys):
     commands = {"acme-hello": "acme_cmd:hello", "acme-broken": "acme_none:x", "acme-odd": "acme_cmd:other"}
     install("acme", {"rlhf.commands": commands}, {"acme_cmd": source})
     assert run(["--help"]) == 0
-    assert "acme-hello   From acme 1.2.3." in capsys.readouterr().out
+    assert "acme-hello From acme 1.2.3." in " ".join(capsys.readouterr().out.split())
     assert "acme_cmd" not in sys.modules
     assert run(["acme-hello"]) == 0
     assert capsys.readouterr().out == "hello from acme\n"
@@ -335,7 +338,7 @@ def leaves(command, path=()):
 
 
 def test_every_command_has_help_with_examples_and_described_options():
-    found = list(leaves(cli))
+    found = [(path, command) for path, command in leaves(cli) if path[0] in COMMANDS]  # not those of plugins
     assert {path[0] for path, _ in found} == set(COMMANDS)
     for path, command in found:
         help_text = CliRunner().invoke(cli, [*path, "--help"], prog_name="rlhf").output

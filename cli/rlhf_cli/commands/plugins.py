@@ -17,15 +17,17 @@ plugins = LazyGroup(
     {
         "list": LazyCommand(f"{__name__}:list_plugins", "List installed plugins; imports none of them."),
         "show": LazyCommand(f"{__name__}:show", "Show one plugin and its options."),
-        "check": LazyCommand("rlhf_cli.commands.plugins_check:check", "Import plugins and say which are broken."),
+        "check": LazyCommand("rlhf_cli.commands.plugins_check:check", "Try plugins and say which are broken."),
+        "new": LazyCommand("rlhf_cli.commands.plugins_new:new", "Make a plugin to start from."),
     },
-    help="""List, show and check installed plugins.
+    help="""List, show and check installed plugins, or make a new one.
 
 \b
 Examples:
   rlhf plugins list --json
   rlhf plugins show algorithm/ppo
   rlhf plugins check
+  rlhf plugins new reward brevity
 """,
 )
 

@@ -1,0 +1,200 @@
+"""Trying one plugin in this process: import it, build its schema, and run what its kind can do without a GPU.
+
+It is built with its default options. One that has none (a path, a URL) or that refuses them here is not broken, only
+not run: the verdict says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from rlhf_core.components import KINDS
+from rlhf_core.config_resolve import check_options
+from rlhf_core.errors import PluginError, UserInputError
+from rlhf_core.plugins import (
+    PluginRef,
+    Selected,
+    check_clash,
+    import_target,
+    install_line,
+    load_ref,
+    missing_modules,
+    resolve_build,
+)
+
+Status = Literal["ok", "not installed", "broken"]
+
+
+class Verdict(NamedTuple):
+    """How one plugin does."""
+
+    status: Status
+    detail: str
+
+
+class Wrong(Exception):
+    """The plugin ran and did what core cannot use; the text says what."""
+
+
+def try_plugin(ref: PluginRef) -> Verdict:
+    """Everything that can be tried of it."""
+    try:
+        check_clash(ref)
+        return _try_component(ref) if ref.kind in KINDS else _try_other(ref)
+    except PluginError as error:
+        return Verdict("broken", error.message)
+    except Wrong as error:
+        return Verdict("broken", str(error))
+
+
+def _try_component(ref: PluginRef) -> Verdict:
+    selected = load_ref(ref)
+    check_options(selected)
+    selected.component.config.model_json_schema()
+    missing = missing_modules(selected.component)
+    if missing:
+        return Verdict("not installed", f"needs {', '.join(missing)}: {install_line(selected.component, missing)}")
+    build = resolve_build(selected)
+    summary = selected.component.summary
+    try:
+        config = selected.component.config()
+    except ValidationError as error:
+        return Verdict("ok", f"{summary} (not run: {_first_problem(error)})")
+    try:
+        _TRIALS[ref.kind](selected, build, config)
+    except UserInputError as error:
+        return Verdict("ok", f"{summary} (not run: {error.message})")
+    except (PluginError, Wrong):
+        raise
+    except Exception as error:  # a stranger's plugin may raise anything
+        raise Wrong(f"running it: {type(error).__name__}: {error}") from error
+    return Verdict("ok", summary)
+
+
+def _try_other(ref: PluginRef) -> Verdict:
+    import click
+
+    from rlhf_core.function_plugins import bind_function
+    from rlhf_core.hooks import HookRelay
+
+    if ref.kind in ("advantages", "policy_losses"):
+        bind_function(ref.kind, ref.name, where="plugins check")  # type: ignore[arg-type]
+        return Verdict("ok", "")
+    found = import_target(ref)
+    if ref.kind == "hooks":
+        HookRelay().register(found, name=ref.name)
+    elif not isinstance(found, click.Command):
+        raise Wrong(f"{ref.target} is a {type(found).__name__}, not a click command")
+    return Verdict("ok", "")
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"]))
+    needs = f"needs the option {where}" if problem["type"] == "missing" else problem["msg"]
+    return needs.removeprefix("Value error, ")
+
+
+def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    """Three made-up answers. One that raises may miss metadata that a run would bring; a wrong answer is wrong."""
+    from rlhf_core.components import RewardContext
+    from rlhf_core.reward_values import BadScore, RewardFault, read_scores
+    from rlhf_core.testing.rollouts import make_rollout
+
+    reward = build(config, RewardContext(device="cpu", seed=0))
+    rollouts = [make_rollout(text, prompt="2 + 2 = ", answer="4", sample_id=i) for i, text in enumerate(["4", "5", ""])]
+    try:
+        answer = reward(rollouts)
+        if inspect.isawaitable(answer):
+            answer = asyncio.run(_awaited(answer))
+    except Exception as error:  # a stranger's reward may raise anything
+        raise UserInputError(f"made-up answers: {type(error).__name__}: {error}") from error
+    try:
+        bad = [score.reason for score in read_scores(answer, len(rollouts)) if isinstance(score, BadScore)]
+    except RewardFault as error:
+        raise Wrong(str(error)) from error
+    if bad:
+        raise Wrong(f"answered what is no score: {bad[0]}")
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    from rlhf_core.components import PromptsContext
+    from rlhf_core.protocols import PromptSource
+
+    source = build(config, PromptsContext(seed=0, base_folder=Path.cwd()))
+    _check_type(source, PromptSource)
+    if len(source) and "prompt" not in source[0]:
+        raise Wrong(f"its first record has no `prompt`, only {sorted(source[0])}")
+
+
+def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
+    from rlhf_core.components import AlgorithmContext
+    from rlhf_core.testing.models import tiny_tokenizer
+    from rlhf_core.types import SamplingParams
+
+    context = AlgorithmContext(sampling=SamplingParams(), samples_per_prompt=2, tokenizer=tiny_tokenizer())
+    algorithm = build(config, context)
+    _check_type(algorithm, RolloutAlgorithm if selected.component.feeds == "rollouts" else DatasetAlgorithm)
+    untrained = {term.role for term in algorithm.terms.values()} - algorithm.roles
+    if untrained:
+        raise Wrong(f"it has loss terms for {sorted(untrained)}, which are not among its roles")
+
+
+def _strategy(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    from rlhf_core.components import StrategyContext
+    from rlhf_core.strategy import Strategy
+
+    _check_type(build(config, StrategyContext(device="cpu")), Strategy)
+
+
+def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    import torch
+
+    from rlhf_core.components import EngineContext
+    from rlhf_core.protocols import RolloutEngine
+    from rlhf_core.testing.models import tiny_model, tiny_tokenizer
+    from rlhf_core.types import GenerationRequest, SamplingParams
+
+    model: Any = tiny_model()
+    context = EngineContext(model=model, tokenizer=tiny_tokenizer(), device=torch.device("cpu"), seed=0)
+    engine = build(config, context)
+    _check_type(engine, RolloutEngine)
+    try:
+        requests = [GenerationRequest(sample_id=7, prompt_ids=(5, 6, 14))]
+        answers = list(engine.generate(requests, SamplingParams(max_new_tokens=3)))
+    finally:
+        engine.close()
+    if [answer.sample_id for answer in answers] != [7]:
+        raise Wrong(f"asked for one completion of sample 7, it answered {answers}")
+
+
+def _transport(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    transport = build(config, None)
+    if not callable(getattr(transport, "run", None)):
+        raise Wrong(f"its build returned a {type(transport).__name__}, which has no run(request)")
+
+
+def _check_type(built: object, wanted: type) -> None:
+    if not isinstance(built, wanted):
+        raise Wrong(f"its build returned a {type(built).__name__}, which is no {wanted.__name__}")
+
+
+_TRIALS: Mapping[str, Callable[[Selected, Callable[..., Any], BaseModel], None]] = {
+    "rewards": _reward,
+    "prompts": _prompts,
+    "algorithms": _algorithm,
+    "strategies": _strategy,
+    "engines": _engine,
+    "transports": _transport,
+}

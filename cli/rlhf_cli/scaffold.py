@@ -1,0 +1,181 @@
+"""A new plugin's distribution from the templates beside this module: `rlhf plugins new`."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from rlhf_core.errors import UserInputError
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_SUFFIX = ".tmpl"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What differs between the kinds, beside their files."""
+
+    singular: str
+    noun: str
+    module: str
+    """Module of the package that the entry point names."""
+    attribute: str
+    usage: str
+    """How a run file names it."""
+    where: str
+    """Where an author goes on."""
+    imports_core: bool = True
+    """A reward needs nothing from us to be written, so it does not depend on us either."""
+
+
+TEMPLATES: Mapping[str, Template] = {
+    "rewards": Template(
+        "reward",
+        "reward",
+        "reward",
+        "{{snake}}",
+        "rewards:\n  - {name: {{name}}, weight: 1.0, target_tokens: 64}",
+        "The reward is the function in `src/{{package}}/reward.py`; its keyword-only parameters are its options.",
+        imports_core=False,
+    ),
+    "algorithms": Template(
+        "algorithm",
+        "algorithm",
+        "plugin",
+        "{{snake}}",
+        "algorithm: {name: {{name}}, max_advantage: 5.0}",
+        "The mathematics is in `src/{{package}}/algorithm.py`, its options in `config.py`.",
+    ),
+    "strategies": Template(
+        "strategy",
+        "strategy",
+        "plugin",
+        "{{snake}}",
+        "strategy: {name: {{name}}, num_threads: 4}",
+        "How a model is wrapped and stepped is in `src/{{package}}/strategy.py`, its options in `config.py`.",
+    ),
+    "engines": Template(
+        "engine",
+        "engine",
+        "plugin",
+        "{{snake}}",
+        "engine: {name: {{name}}, max_new_tokens: 64}",
+        "The sampling is in `src/{{package}}/engine.py`, its options in `config.py`.",
+    ),
+    "transports": Template(
+        "transport",
+        "transport",
+        "plugin",
+        "{{snake}}",
+        "transport: {name: {{name}}, max_minutes: 60}",
+        "Where a run happens is in `src/{{package}}/transport.py`, its options in `config.py`.",
+    ),
+    "prompts": Template(
+        "prompts",
+        "prompt source",
+        "plugin",
+        "{{snake}}",
+        "prompts: {name: {{name}}, size: 1000}",
+        "The records are made in `src/{{package}}/source.py`, its options in `config.py`.",
+    ),
+    "hooks": Template(
+        "hooks",
+        "hook plugin",
+        "hooks",
+        "{{Camel}}",
+        "hooks: {disable: [{{name}}]}   # it is on wherever it is installed",
+        "The hooks are in `src/{{package}}/hooks.py`; `docs/hooks.md` of rlhf lists them all.",
+    ),
+}
+"""By kind, as in the entry-point group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaffold:
+    """What was written."""
+
+    folder: Path
+    distribution: str
+    files: tuple[Path, ...]
+    """Relative to the folder."""
+
+
+def new_plugin(kind: str, name: str, output: Path | None = None) -> Scaffold:
+    """Write the distribution of a new plugin; `kind` as in the entry-point group.
+
+    Raises `UserInputError`: no template for the kind, an unfit or taken name, or a folder that is not empty.
+    """
+    template = _template(kind)
+    _check_name(kind, name)
+    distribution = f"rlhf-{template.singular}-{name}"
+    folder = output if output is not None else Path(distribution)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserInputError("is there already", where=str(folder), hint="give another folder: --output DIR")
+    values = _values(kind, name, distribution, template)
+    written: list[Path] = []
+    with as_file(files("rlhf_cli") / "templates" / "plugin") as templates:
+        for source in (templates / "common", templates / template.singular):
+            for path in sorted(each for each in source.rglob(f"*{_SUFFIX}") if each.is_file()):
+                relative = _target(path.relative_to(source), values)
+                target = folder / relative
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(_fill(path.read_text(encoding="utf-8"), values), encoding="utf-8")
+                written.append(relative)
+    return Scaffold(folder, distribution, tuple(sorted(written)))
+
+
+def _template(kind: str) -> Template:
+    if kind not in TEMPLATES:
+        known = ", ".join(each.singular for each in TEMPLATES.values())
+        raise UserInputError(f'there is no template of kind "{kind}"', where="plugins new", hint=f"kinds: {known}")
+    return TEMPLATES[kind]
+
+
+def _check_name(kind: str, name: str) -> None:
+    from rlhf_core.did_you_mean import fold
+    from rlhf_core.plugins import KNOWN, discover
+
+    where = f'plugins new: name "{name}"'
+    if not _NAME.fullmatch(name):
+        raise UserInputError("is not of small letters, digits and single dashes", where=where, hint="such as my-name")
+    snake = name.replace("-", "_")
+    if keyword.iskeyword(snake):
+        raise UserInputError("is a word of Python itself", where=where, hint="give it another name")
+    installed = discover(kind).get(fold(name))
+    owner = installed.distribution if installed else KNOWN.get(kind, {}).get(name)
+    if owner is not None:
+        raise UserInputError(f"is taken by {owner}: two plugins of one name cannot be selected", where=where)
+
+
+def _values(kind: str, name: str, distribution: str, template: Template) -> dict[str, str]:
+    values = {
+        "kind": kind,
+        "name": name,
+        "singular": template.singular,
+        "noun": template.noun,
+        "snake": name.replace("-", "_"),
+        "Camel": "".join(part.capitalize() for part in name.split("-")),
+        "distribution": distribution,
+        "package": distribution.replace("-", "_"),
+        "core_version": version("rlhf-core"),
+    }
+    values["dependencies"] = f'"rlhf-core>={values["core_version"]}"' if template.imports_core else ""
+    values["target"] = f"{values['package']}.{template.module}:{_fill(template.attribute, values)}"
+    for key in ("usage", "where"):
+        values[key] = _fill(getattr(template, key), values)
+    return values
+
+
+def _target(path: Path, values: Mapping[str, str]) -> Path:
+    text = path.as_posix().removesuffix(_SUFFIX).replace("__package__", values["package"])
+    return Path(text.replace("__snake__", values["snake"]))
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], text)

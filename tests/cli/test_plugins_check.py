@@ -1,0 +1,131 @@
+"""`rlhf plugins check`: each plugin is tried in a process of its own, and only what is broken is called so."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_cli.main import run
+from rlhf_cli.plugin_probe import probe
+from rlhf_cli.plugin_trial import try_plugin
+from rlhf_core.plugins import discover
+
+REWARDS = """
+import os, signal, sys, time
+
+def fine(rollouts) -> list[float]:
+    "Fine."
+    print("chatter")
+    return [1.0] * len(rollouts)
+
+async def awaited(rollouts) -> list[float]:
+    "Asynchronous."
+    return [1.0] * len(rollouts)
+
+def needy(rollouts) -> list[float]:
+    "Needs metadata."
+    return [rollout.metadata["tests"] for rollout in rollouts]
+
+def short(rollouts) -> list[float]:
+    "Answers too few."
+    return [1.0]
+
+def wrong(rollouts) -> list[float]:
+    "Answers no numbers."
+    return [float("nan")] * len(rollouts)
+
+def crash(rollouts) -> list[float]:
+    "Crashes."
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def leave(rollouts) -> list[float]:
+    "Leaves."
+    os._exit(3)
+
+def hang(rollouts) -> list[float]:
+    "Hangs."
+    time.sleep(600)
+"""
+NAMES = ("fine", "awaited", "needy", "short", "wrong", "crash", "leave", "hang")
+
+
+@pytest.fixture
+def rewards(install):
+    install(
+        "acme", {"rlhf.rewards": {f"acme-{name}": f"acme_rewards:{name}" for name in NAMES}}, {"acme_rewards": REWARDS}
+    )
+    found = discover("rewards")
+    return {name: found[f"acme-{name}"] for name in NAMES}
+
+
+def test_one_that_crashes_or_hangs_hurts_no_other(rewards):
+    order = ["crash", "fine", "leave", "hang", "awaited"]
+    verdicts = dict(zip(order, probe([rewards[name] for name in order], trial_seconds=8.0), strict=True))
+    assert verdicts["fine"] == ("ok", "Fine.")
+    assert verdicts["awaited"] == ("ok", "Asynchronous.")
+    assert verdicts["crash"] == ("broken", "its process ended by SIGSEGV")
+    assert verdicts["leave"] == ("broken", "its process ended with exit code 3")
+    assert verdicts["hang"] == ("broken", "did not come to an end within 8 seconds")
+
+
+def test_what_a_reward_answers_is_looked_at(rewards):
+    assert try_plugin(rewards["short"]) == ("broken", "returned 1 values for 3 samples")
+    assert try_plugin(rewards["wrong"]) == ("broken", "answered what is no score: nan is not finite")
+
+
+def test_one_that_needs_more_than_is_made_up_is_not_broken(rewards):
+    status, detail = try_plugin(rewards["needy"])
+    assert status == "ok"
+    assert "not run: made-up answers: KeyError: 'tests'" in detail
+
+
+COMPONENTS = """
+from pydantic import Field
+from rlhf_core.components import Component
+from rlhf_core.config import EngineConfig, Section
+
+class Options(Section):
+    path: str = Field(description="A path.")
+
+class Nothing(Section):
+    pass
+
+asks = Component("Asks.", Options, "acme_builds:nothing")
+refuses = Component("Refuses.", Nothing, "acme_builds:refuse")
+raises = Component("Raises.", Nothing, "acme_builds:fail")
+other = Component("Other.", Nothing, "acme_builds:nothing")
+"""
+BUILDS = """
+from rlhf_core.errors import UserInputError
+
+def nothing(config, context):
+    return 7
+
+def refuse(config, context):
+    raise UserInputError("there is no GPU here")
+
+def fail(config, context):
+    raise RuntimeError("boom")
+"""
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "strategies", "rewards", "transports", "engines", "prompts"])
+def test_components_of_every_kind(install, kind):
+    names = ("asks", "refuses", "raises", "other")
+    targets = {f"acme-{name}": f"acme_components:{name}" for name in names}
+    install("acme", {f"rlhf.{kind}": targets}, {"acme_components": COMPONENTS, "acme_builds": BUILDS})
+    found = discover(kind)
+    verdicts = {name: try_plugin(found[f"acme-{name}"]) for name in names}
+    assert verdicts["asks"] == ("ok", "Asks. (not run: needs the option path)")
+    assert verdicts["refuses"] == ("ok", "Refuses. (not run: there is no GPU here)")
+    assert verdicts["raises"] == ("broken", "running it: RuntimeError: boom")
+    if kind == "rewards":
+        assert "'int' object is not callable" in verdicts["other"].detail
+    else:
+        assert verdicts["other"].status == "broken"
+        assert "returned a int" in verdicts["other"].detail
+
+
+def test_a_hook_plugin_without_hooks_is_broken(install, capsys):
+    install("acme", {"rlhf.hooks": {"acme-deaf": "acme_deaf"}}, {"acme_deaf": "def other(): pass"})
+    assert run(["plugins", "check", "hooks/acme-deaf"]) == 1
+    assert "it has no hook" in capsys.readouterr().out

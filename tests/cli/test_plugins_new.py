@@ -1,0 +1,104 @@
+"""`rlhf plugins new`: what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlhf_cli.main import run
+from rlhf_cli.scaffold import TEMPLATES, new_plugin
+from rlhf_core.components import KINDS
+from rlhf_core.errors import UserInputError
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_is_a_template_for_every_kind():
+    assert set(TEMPLATES) == {*KINDS, "hooks"}
+
+
+@pytest.mark.parametrize("spelling", ["reward", "rewards", "Reward"])
+def test_it_writes_a_distribution_and_says_what_is_next(here, capsys, spelling):
+    assert run(["plugins", "new", spelling, "two-words"]) == 0
+    said = capsys.readouterr().out
+    folder = here / "rlhf-reward-two-words"
+    assert f"wrote {folder.name}/pyproject.toml" in said.replace(f"{here}/", "")
+    assert "pip install -e" in said.splitlines()[-1]
+    source = (folder / "src/rlhf_reward_two_words/reward.py").read_text()
+    assert "def two_words(rollouts" in source
+    entry = '[project.entry-points."rlhf.rewards"]\ntwo-words = "rlhf_reward_two_words.reward:two_words"'
+    assert entry in (folder / "pyproject.toml").read_text()
+
+
+def test_a_reward_needs_nothing_from_us(tmp_path):
+    """Neither an import nor a dependency; about ten lines."""
+    made = new_plugin("rewards", "brief", tmp_path / "brief")
+    source = (made.folder / "src/rlhf_reward_brief/reward.py").read_text()
+    assert "rlhf" not in source
+    assert len([line for line in source.splitlines() if line.strip()]) <= 10
+    assert "dependencies = []" in (made.folder / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("kind", list(TEMPLATES))
+def test_nothing_is_left_to_fill_in(tmp_path, kind):
+    made = new_plugin(kind, "two-words", tmp_path / "new")
+    for path in made.files:
+        text = (made.folder / path).read_text()
+        assert "{{" not in text and "__package__" not in str(path) and "__snake__" not in str(path), path
+    assert yaml.safe_load((made.folder / "run.yaml").read_text())["model"]["path"] == "builtin:tiny-digits"
+
+
+def test_all_of_it_is_tidy(tmp_path):
+    """What we hand out is formatted and linted as our own code is."""
+    for kind in TEMPLATES:
+        new_plugin(kind, "two-words", tmp_path / kind)
+    ruff = Path(sys.executable).parent / "ruff"
+    rules = ["--select", "E,F,W,I,UP,B,SIM,C4,D100,D101"]
+    for arguments in (["check", "--no-cache", *rules, "."], ["format", "--no-cache", "--check", "."]):
+        done = subprocess.run(
+            [str(ruff), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rewad", "x"], 'no plugin kind "rewad"; did you mean "rewards"?'),
+        (["command", "x"], 'there is no template of kind "commands"'),
+        (["reward", "Two Words"], "is not of small letters, digits and single dashes"),
+        (["reward", "2nd"], "is not of small letters"),
+        (["reward", "../up"], "is not of small letters"),
+        (["reward", "lambda"], "is a word of Python itself"),
+        (["reward", "exact-match"], "is taken by rlhf-reward-rules"),
+        (["algorithm", "grpo"], "is taken by rlhf-group"),
+    ],
+)
+def test_what_cannot_be_is_refused(here, capsys, arguments, message):
+    assert run(["plugins", "new", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_nothing_is_overwritten(here, capsys):
+    (here / "mine").mkdir()
+    (here / "mine" / "notes.txt").write_text("keep")
+    assert run(["plugins", "new", "reward", "x", "--output", "mine"]) == 2
+    assert "mine: is there already" in capsys.readouterr().err
+    assert [path.name for path in (here / "mine").iterdir()] == ["notes.txt"]
+    with pytest.raises(UserInputError, match="is there already"):
+        new_plugin("rewards", "x", here / "mine" / "notes.txt")
+
+
+def test_an_empty_folder_will_do(here):
+    (here / "mine").mkdir()
+    assert run(["plugins", "new", "hooks", "x", "--output", "mine"]) == 0
+    assert (here / "mine" / "run.yaml").is_file()
