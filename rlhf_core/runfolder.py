@@ -17,9 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
-import yaml
-
-from .errors import DataError, UserInputError
+from .config_load import dump_yaml, parse_yaml
+from .errors import ConfigError, DataError, UserInputError
 from .jsonl import write_bytes, write_json
 
 Status = Literal["done", "failed", "interrupted", "rolled-back-and-failed"]
@@ -155,11 +154,20 @@ class RunFolder:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """The resolved run file (JSON-like values)."""
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        write_bytes(self.config, text.encode())
+        write_bytes(self.config, dump_yaml(dict(config)).encode())
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         write_json(self.manifest, dict(manifest))
+
+    def add_event(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Add to the `events` of the manifest what happened to the run: a resume, a rollback, a change by hand."""
+        manifest = self.read_json(self.manifest)
+        event = {"kind": kind, "time": datetime.now().astimezone().isoformat(timespec="seconds"), **facts}
+        self.write_manifest({**manifest, "events": [*manifest.get("events", []), event]})
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind, oldest first."""
+        return [event for event in self.read_json(self.manifest).get("events", []) if event.get("kind") == kind]
 
     def write_summary(
         self,
@@ -198,9 +206,9 @@ class RunFolder:
         if not self.config.exists():
             return {}
         try:
-            value = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise DataError(f"is no YAML: {error}", where=str(self.config)) from error
+            value = parse_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
+        except ConfigError as error:
+            raise DataError(f"is no YAML: {error.message}", where=error.where) from error
         if not isinstance(value, dict):
             raise DataError("is no mapping", where=str(self.config))
         return value
