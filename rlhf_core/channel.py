@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .errors import RlhfError
 from .group_trees import coordinator_from_tree, coordinator_to_tree
 from .protocols import ExperienceMaker
 from .strategy import Strategy
@@ -45,6 +46,8 @@ class LocalChannel:
         """Make the episode, in as many waves as dynamic sampling asks for."""
         while not self._coordinator.ready(index):
             positions = [lease.position for lease in self._coordinator.lease("local", 1 << 30)]
+            if not positions:
+                raise RlhfError(f"episode {index} cannot go on: {self._coordinator.progress(index)}", where="rollout")
             mine = positions[self._strategy.rank :: self._strategy.world_size]
             made = list(self._maker.make([self._prompt(position) for position in mine]))
             for group in sorted(self._exchange(made), key=lambda g: g.position):

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 INTERRUPT_FILE = "RLHF_INTERRUPT_FILE"
@@ -13,12 +14,15 @@ INTERRUPT_FILE = "RLHF_INTERRUPT_FILE"
 logger = logging.getLogger("rlhf")
 
 
+_Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+
+
 class InterruptFlag:
     """Context manager that turns the first SIGINT or SIGTERM into `requested`; outside the main thread it is inert."""
 
     def __init__(self) -> None:
         self.requested = False
-        self._before: dict[int, object] = {}
+        self._before: dict[int, _Handler] = {}
 
     def __call__(self) -> bool:
         shared = os.environ.get(INTERRUPT_FILE)
@@ -34,7 +38,8 @@ class InterruptFlag:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            if handler is not None:  # None: not set from Python, and cannot be set back from it
+                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

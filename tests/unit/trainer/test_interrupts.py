@@ -1,0 +1,42 @@
+"""The first signal is a wish, the second an order; afterwards everything is as before."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from rlhf_core.interrupts import INTERRUPT_FILE, InterruptFlag
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_asks_and_the_second_stops(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), InterruptFlag() as flag:
+        assert not flag()
+        os.kill(os.getpid(), number)
+        assert flag()
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+def test_a_launcher_asks_through_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv(INTERRUPT_FILE, str(tmp_path / "stop"))
+    with InterruptFlag() as flag:
+        assert not flag()
+        (tmp_path / "stop").touch()
+        assert flag()
+
+
+def test_outside_the_main_thread_it_is_inert():
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def work():
+        with InterruptFlag() as flag:
+            seen.append((flag(), signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(10)
+    assert seen == [(False, before)]
