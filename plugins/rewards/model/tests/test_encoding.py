@@ -21,6 +21,7 @@ def encoder(tokenizer, **options):
         "pools_itself": False,
         "limit_tokens": 64,
         "cut": False,
+        "append_eos": False,
     }
     return RolloutEncoder(tokenizer, **(values | options))
 
@@ -41,6 +42,16 @@ def test_a_text_is_tokenized_anew_and_ends_as_the_answer_did(rollout, reason, en
     own = made.make_tokenizer(OTHER)
     (ids,) = encoder(own).encode([rollout(0, "12", prompt="21>", finish_reason=reason)])
     assert text(own, ids) == "21>12" + end
+
+
+def test_a_cut_answer_may_be_ended_for_the_reward_model(rollout):
+    own = made.make_tokenizer(OTHER)
+    cut, whole = rollout(0, "12", prompt="21>", finish_reason="length"), rollout(1, "12", prompt="21>")
+    ending = encoder(own, append_eos=True)
+    assert [text(own, ids) for ids in ending.encode([cut, whole])] == ["21>12<eos>"] * 2
+    same = made.make_tokenizer()
+    ending = encoder(same, append_eos=True, same_tokenizer=True)
+    assert [text(same, ids) for ids in ending.encode([cut, whole])] == ["21>12<eos>"] * 2
 
 
 def test_a_chat_is_rendered_in_the_reward_models_own_template(rollout):

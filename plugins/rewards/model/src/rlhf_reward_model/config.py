@@ -26,6 +26,12 @@ class ModelRewardConfig(BaseModel):
         "conversation: the chat template over the whole conversation, as most published chat reward models are used. "
         "auto: tokens where both tokenizers are the same, else conversation for a chat and continuation for a text.",
     )
+    append_eos: bool = Field(
+        False,
+        description="Read a cut answer at an end-of-sequence token put behind it, since that is where reward models "
+        "learn to be read; what they say at another token may be anything, and a policy finds out. Not for "
+        "conversation, where the template ends the answer.",
+    )
     max_tokens: int | None = Field(
         None, ge=1, description="Longest prompt and answer together, in tokens; null takes the model's own limit."
     )

@@ -31,6 +31,7 @@ class RolloutEncoder:
         pools_itself: bool,
         limit_tokens: int,
         cut: bool,
+        append_eos: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._encoding = encoding
@@ -38,6 +39,7 @@ class RolloutEncoder:
         self._pools_itself = pools_itself
         self._limit_tokens = limit_tokens
         self._cut = cut
+        self._append_eos = append_eos
         self._prompts = PromptEncoder(tokenizer)
 
     def encode(self, rollouts: Sequence[Rollout]) -> list[list[int]]:
@@ -50,7 +52,8 @@ class RolloutEncoder:
             is_chat = rollout.messages is not None
             encoding = "tokens" if self._same_tokenizer else "conversation" if is_chat else "continuation"
         if encoding == "tokens":
-            return [*rollout.prompt_ids, *rollout.completion_ids]
+            ids = [*rollout.prompt_ids, *rollout.completion_ids]
+            return ids + self._end() if self._append_eos and rollout.finish_reason == "length" else ids
         return self._conversation(rollout) if encoding == "conversation" else self._continuation(rollout)
 
     def _continuation(self, rollout: Rollout) -> list[int]:
@@ -61,9 +64,12 @@ class RolloutEncoder:
         record = {"prompt": rollout.prompt if rollout.messages is None else list(rollout.messages)}
         prompt = self._prompts.prompt(record, rollout.sample_id, f"sample {rollout.sample_id}")
         answer = self._tokenizer(rollout.completion, add_special_tokens=False)["input_ids"]
+        ended = self._append_eos or rollout.finish_reason != "length"
+        return [*prompt.prompt_ids, *answer, *(self._end() if ended else [])]
+
+    def _end(self) -> list[int]:
         eos = self._tokenizer.eos_token_id
-        end = [] if rollout.finish_reason == "length" or eos is None else [eos]
-        return [*prompt.prompt_ids, *answer, *end]
+        return [] if eos is None else [int(eos)]
 
     def _conversation(self, rollout: Rollout) -> list[int]:
         if rollout.messages is None:

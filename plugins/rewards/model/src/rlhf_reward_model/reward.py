@@ -37,6 +37,7 @@ def build(config: ModelRewardConfig, context: RewardContext) -> ModelReward:
         pools_itself=not reads_last_token(model),
         limit_tokens=_limit_tokens(model, tokenizer.model_max_length, config.max_tokens),
         cut=config.too_long == "cut",
+        append_eos=config.append_eos,
     )
     return ModelReward(
         model,
