@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,17 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
 
+    def path(self, step: int) -> Path:
+        """Where checkpoint `step` is, or would be."""
+        return self._folder / f"step-{step}"
+
+    def partial(self, step: int) -> Path:
+        """Where checkpoint `step` is written before it gets its name."""
+        return self._folder / f".partial-step-{step}"
+
     def begin(self, step: int) -> Path:
         """An empty folder to write checkpoint `step` into; `commit` makes it the checkpoint."""
-        partial = self._folder / f".partial-step-{step}"
+        partial = self.partial(step)
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -41,8 +50,8 @@ class CheckpointStore:
 
     def commit(self, step: int) -> Path:
         """Make what was written durable, then give it its name. The previous checkpoints stay intact until then."""
-        partial = self._folder / f".partial-step-{step}"
-        final = self._folder / f"step-{step}"
+        partial = self.partial(step)
+        final = self.path(step)
         try:
             listing = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
             _write_durably(partial / _LISTING, json.dumps(listing, indent=1))
@@ -65,7 +74,7 @@ class CheckpointStore:
 
     def abandon(self, step: int) -> None:
         """Remove what `begin` opened (the write failed)."""
-        shutil.rmtree(self._folder / f".partial-step-{step}", ignore_errors=True)
+        shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, whole or torn, oldest first."""
@@ -74,13 +83,17 @@ class CheckpointStore:
 
     def newest(self) -> Path | None:
         """The newest checkpoint that is whole; a torn or changed one is skipped with a warning."""
+        return next(self.whole(), None)
+
+    def whole(self) -> Iterator[Path]:
+        """Checkpoints that are whole, newest first; the others are skipped with a warning."""
         for step in reversed(self.steps()):
-            path = self._folder / f"step-{step}"
+            path = self.path(step)
             problem = find_damage(path)
             if problem is None:
-                return path
-            logger.warning("%s is skipped: %s", path, problem)
-        return None
+                yield path
+            else:
+                logger.warning("%s is skipped: %s", path, problem)
 
     def discard_after(self, step: int) -> None:
         """The run continues from `step`: remove newer checkpoints, and what a killed run had half written."""

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import Field, StrictInt, model_validator
 
+from .guards.config import GuardsConfig
+from .section import Count
+from .section import Section as Section
 from .types import SamplingParams
-
-Count = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys, NaN and infinity are errors; nothing changes after it was checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LoraConfig(Section):
@@ -240,5 +235,15 @@ class RunConfig(Section):
     reward_scaling: RewardScaling = Field(default_factory=RewardScaling)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    guards: GuardsConfig = Field(default_factory=GuardsConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     hooks: HooksConfig = Field(default_factory=HooksConfig)
+
+    @model_validator(mode="after")
+    def _rollback_has_somewhere_to_go(self) -> RunConfig:
+        if self.guards.rolling_back and self.checkpoint.keep < 2:
+            raise ValueError(
+                f"guards.{self.guards.rolling_back[0]} may roll back past the newest checkpoint, which may be bad "
+                "already: set checkpoint.keep to 2 or more"
+            )
+        return self

@@ -28,7 +28,8 @@ class EpisodeRecord:
         self._response_tokens = 0
         self._train_tokens = 0
         self._reward_calls: dict[str, float] = {}
-        self._values: dict[str, float] = {}
+        self.values: dict[str, float] = {}
+        """Of the episode and of its newest update."""
         self.timer = PhaseTimer()
 
     @classmethod
@@ -84,13 +85,13 @@ class EpisodeRecord:
 
     def start_episode(self, episode: int, version: int | None, metrics: Mapping[str, float]) -> None:
         self._is_first_update = True
-        self._values = dict(metrics)
+        self.values = dict(metrics)
         if self._metrics is not None:
             self._metrics.start_episode(episode=episode, policy_version=version, values=metrics)
 
     def update(self, metrics: Mapping[str, float]) -> None:
         values = dict(metrics)
-        self._values.update(values)
+        self.values.update(values)
         if self._metrics is None:
             return
         if self._is_first_update and GAP_KEY in values:
@@ -116,7 +117,7 @@ class EpisodeRecord:
         values |= sum_by_key(strategy.all_gather_objects(self._reward_calls))
         if self._metrics is not None:
             self._metrics.end_episode(values)
-        return {**self._values, **values}
+        return {**self.values, **values}
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         if self._metrics is not None:

@@ -66,6 +66,10 @@ class DivergenceError(RlhfError):
     """Loss or gradient is not finite; names the key to lower."""
 
 
+class GuardStop(RlhfError):
+    """A guard ended the run; says which and why."""
+
+
 class OutOfMemoryError(RlhfError):
     """The device ran out of memory; names the key to lower."""
 

@@ -11,7 +11,7 @@ answers are made; with the transport `local` that is one process. Order within a
       fit_start
         episode_start
           make_experience_start … rollout_batch, reward … make_experience_end   (maker)
-          epoch_start, batch_start, update_start, update_end, batch_end, epoch_end
+          epoch_start, batch_start, update_start, update_end, batch_end, verdict, epoch_end
           sync_start, sync_end
         episode_end
         eval_start, eval_end, metrics, checkpoint_saved
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pluggy
 
@@ -57,6 +57,18 @@ class FitInfo:
     world_size: int = 1
     device: str = "cpu"
     gradient_checkpointing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a guard asks for after an update."""
+
+    action: Literal["skip", "stop", "rollback"]
+    """Leave out the rest of the episode's updates; end the run; go back to the last good checkpoint."""
+    guard: str
+    """Who asks."""
+    reason: str
+    """What is wrong, with its numbers."""
 
 
 class SetupHooks:
@@ -127,6 +139,14 @@ class TrainerHooks:
     @hookspec
     def rlhf_update_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
         """`metrics`: what is known at once (losses, gradient norm); the whole line comes with `rlhf_metrics`."""
+
+    @hookspec
+    def rlhf_verdict(self, step: int, episode: int, metrics: Metrics, error: BaseException | None) -> Verdict | None:
+        """Whether training may go on after update `step`; asked where the loop runs, None is yes.
+
+        `metrics`: the values of the episode and of the update. `error`: why the update was not made (a
+        `DivergenceError`). Of several answers the gravest counts: stop, then rollback, then skip.
+        """
 
     @hookspec
     def rlhf_sync_start(self, version: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ class RunState:
     """Running normalisation of rewards."""
     wall_s: float
     """Seconds of all sessions of the run so far."""
+    lr_factors: dict[str, float] = field(default_factory=dict)
+    """Role -> factor on its learning rates, where guards or a person have changed them."""
+    rollbacks: int = 0
+    """Times the run was rolled back."""
 
 
 def save_run_state(

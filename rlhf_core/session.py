@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
 from .build import TrainerModels, build_reference, updates_per_episode
-from .checkpoint import CheckpointStore, write_error
+from .checkpoint import CheckpointStore
 from .config_resolve import ResolvedRun
 from .episode_forward import SCORING_TOKENS, no_reference, reference_pass, with_trainer_log_probs
 from .episode_record import EpisodeRecord
-from .errors import InterruptedRun
+from .errors import DivergenceError, GuardStop, InterruptedRun
+from .guards import make_guards
 from .hooks import HookRelay
 from .hookspecs import FitInfo
+from .jsonl import read_lines
 from .models import save_plain_model
-from .prompts import PromptStream
-from .protocols import ExperienceChannel, WeightSync
+from .oversight import Oversight, RollBack, tell_rollback
+from .rates import LearningRates
 from .rewards import RewardCombiner
-from .run_state import RunState, load_channel_state, load_run_state, save_run_state
+from .run_state import RunState
 from .runfolder import RunFolder
+from .saving import Saving
+from .session_parts import SessionParts as SessionParts
 from .sources import BatchPlan, DatasetSource, RolloutSource, TrainBatch
 from .strategy import Strategy
 from .trainer import BatchSource, Metrics, Trainer
@@ -34,25 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHARD_BYTES = 512 * 1024**2
-
-
-class Evaluator(Protocol):
-    """Scores the newest published policy on held-out prompts. Collective."""
-
-    def evaluate(self) -> Mapping[str, float]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionParts:
-    """What a transport brings to the loop."""
-
-    channel: ExperienceChannel | None
-    """Where rollouts come from; None for an algorithm that is fed by a dataset."""
-    prompts: PromptStream
-    sync: WeightSync
-    evaluator: Evaluator | None
-    interrupted: Callable[[], bool]
-    """Whether the user has asked the run to stop."""
 
 
 class TrainerSession:
@@ -76,12 +60,26 @@ class TrainerSession:
         self._models = models
         self._parts = parts
         self._hooks = hooks
-        self._store = CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep)
         self._combiner = RewardCombiner(
             {reward.name: reward.weight for reward in resolved.rewards},
             clip=resolved.run.reward_scaling.clip,
             normalise=resolved.run.reward_scaling.normalise,
         )
+        self._saving = Saving(
+            CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep),
+            strategy=strategy,
+            trained=models.trained,
+            algorithm=algorithm,
+            combiner=self._combiner,
+            channel=parts.channel,
+            hooks=hooks,
+        )
+        self._rates = LearningRates(models.trained)
+        self._guards = make_guards(resolved.run.guards) if strategy.is_main else []
+        for guard in self._guards:
+            hooks.register(guard, name=f"guard {guard.name}")
+        self._oversight = Oversight(strategy, hooks)
+        self._rollbacks = 0
         train = resolved.run.train
         self._updater = Updater(algorithm, strategy, models.trained, micro_batch_tokens=train.micro_batch_tokens)
         self._prepare = self._item_preparation()
@@ -91,15 +89,23 @@ class TrainerSession:
         self._evaluated_at: int | None = None
         self._started = time.perf_counter()
         self._wall_before = 0.0
+        self._episode = 0
         self._record: EpisodeRecord | None = None
         self._trainer: Trainer[TrainBatch] | None = None
 
     def fit(self, resume: Path | None = None) -> FitResult:
         """Train to the end, from the start or from a checkpoint folder; write the final policy.
 
-        Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written.
+        Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written, and `GuardStop` where a guard ends the run.
         """
-        first_episode, step = self._begin(resume)
+        start = self._begin(resume)
+        while True:
+            try:
+                return self._fit_from(*start)
+            except RollBack as request:
+                start = self._roll_back(request)
+
+    def _fit_from(self, first_episode: int, step: int) -> FitResult:
         train = self._resolved.run.train
         with EpisodeRecord.open(
             self._folder if self._strategy.is_main else None,
@@ -109,8 +115,14 @@ class TrainerSession:
             keep_samples=self._resolved.run.logging.samples,
         ) as record:
             self._record = record
+            for guard in self._guards:
+                guard.restart(read_lines(self._folder.metrics))
             self._trainer = Trainer(
-                self._source(record), self._train_step, hooks=self._hooks, recorder=self, num_updates=step
+                self._oversight.watch(self._source(record)),
+                self._train_step,
+                hooks=self._hooks,
+                recorder=self,
+                num_updates=step,
             )
             if train.episodes > first_episode:
                 self._trainer.fit(self._fit_info(first_episode))
@@ -124,11 +136,13 @@ class TrainerSession:
     def start_episode(self, episode: int, metrics: Metrics) -> None:
         assert self._record is not None
         version = None if self._parts.channel is None else self._version
+        self._episode = episode
         self._record.start_episode(episode, version, metrics)
 
     def update(self, metrics: Metrics) -> None:
-        assert self._record is not None
+        assert self._record is not None and self._trainer is not None
         self._record.update(metrics)
+        self._oversight.after_update(self._trainer.num_updates, self._episode, self._record.values)
 
     def end_episode(self, episode: int) -> Metrics:
         """Publish the new policy, finish the episode's lines, evaluate and save when due, stop when asked."""
@@ -147,7 +161,7 @@ class TrainerSession:
         due = last or interrupted or _due(episode, run.checkpoint.every_episodes)
         self._record.flush(durable=due)
         if due:
-            self.save(episode)
+            self.save(episode, self._trainer.num_updates)
         if interrupted and not last:
             raise InterruptedRun(
                 f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written",
@@ -155,38 +169,21 @@ class TrainerSession:
             )
         return metrics
 
-    def save(self, episode: int) -> None:
+    def save(self, episode: int, step: int) -> None:
         """Write the checkpoint that follows `episode`. Collective."""
-        assert self._trainer is not None
-        step = self._trainer.num_updates
-        state = RunState(
-            step=step,
-            next_episode=episode + 1,
-            policy_version=self._version,
-            eval_before=self._eval_before,
-            algorithm=self._algorithm.state_dict(),
-            combiner=self._combiner.state_dict(),
-            wall_s=self.wall_seconds,
+        self._saving.save(
+            RunState(
+                step=step,
+                next_episode=episode + 1,
+                policy_version=self._version,
+                eval_before=self._eval_before,
+                algorithm=self._algorithm.state_dict(),
+                combiner=self._combiner.state_dict(),
+                wall_s=self.wall_seconds,
+                lr_factors=self._rates.factors,
+                rollbacks=self._rollbacks,
+            )
         )
-        channel = None if self._parts.channel is None else self._parts.channel.state_dict()
-        self._strategy.run_on_main(lambda: _discard(self._store.begin(step)))
-        partial = self._folder.checkpoints / f".partial-step-{step}"
-        try:
-            save_run_state(partial, state, channel, self._models.trained, self._strategy)
-        except OSError as error:
-            self._abandon(step)
-            raise write_error(partial, error) from error
-        except BaseException:
-            self._abandon(step)
-            raise
-        self._strategy.run_on_main(lambda: _discard(self._store.commit(step)))
-        if self._strategy.is_main:
-            path = self._folder.checkpoints / f"step-{step}"
-            self._hooks.fire("checkpoint_saved", path=path, step=step, episode=episode)
-
-    def _abandon(self, step: int) -> None:
-        if self._strategy.is_main:
-            self._store.abandon(step)
 
     @property
     def wall_seconds(self) -> float:
@@ -195,22 +192,45 @@ class TrainerSession:
 
     def _begin(self, resume: Path | None) -> tuple[int, int]:
         """Load a checkpoint or take the score before training. Returns (first episode, updates so far)."""
-        if resume is None:
-            self._publish(0)
-            self._eval_before = self._evaluate(0).get("eval/score")
-            return 0, 0
-        state = load_run_state(resume, self._models.trained, self._strategy)
+        if resume is not None:
+            state = self._load(resume)
+            self._eval_before = state.eval_before
+            self._wall_before = state.wall_s
+            self._rollbacks = state.rollbacks
+            return state.next_episode, state.step
+        self._publish(0)
+        self._eval_before = self._evaluate(0).get("eval/score")
+        if self._resolved.run.guards.rolling_back:
+            self.save(-1, 0)  # somewhere to go back to
+        return 0, 0
+
+    def _load(self, path: Path) -> RunState:
+        state = self._saving.load(path)
+        self._rates.set(state.lr_factors)
         self._version = state.policy_version
-        self._eval_before = state.eval_before
-        self._wall_before = state.wall_s
-        self._algorithm.load_state_dict(state.algorithm)
-        self._combiner.load_state_dict(state.combiner)
-        channel_state = load_channel_state(resume)
-        if self._parts.channel is not None and channel_state is not None:
-            self._parts.channel.load_state_dict(channel_state)
-        if self._strategy.is_main:
-            self._store.discard_after(state.step)
         self._publish(state.policy_version)
+        return state
+
+    def _roll_back(self, request: RollBack) -> tuple[int, int]:
+        """Go back to the last good checkpoint with smaller learning rates. Returns as `_begin` does. Collective."""
+        options, verdict = self._resolved.run.guards.rollback, request.verdict
+        path = self._saving.last_good(request.episode)
+        if self._rollbacks >= options.max_times or path is None:
+            why = "there is no whole checkpoint" if path is None else f"it was rolled back {self._rollbacks} times"
+            raise GuardStop(
+                f"{verdict.reason}, and {why} (update {request.step}, episode {request.episode + 1})",
+                where=f"guard {verdict.guard}",
+                hint="lower optimizer.lr, or see guards.rollback",
+            ) from request
+        self._rollbacks += 1
+        factors = {role: factor * options.lr_factor for role, factor in self._rates.factors.items()}
+        for trained in self._models.trained.values():
+            trained.optimizer.zero_grad()
+        state = self._load(path)
+        self._rates.set(factors)
+        self._evaluated_at = None
+        if self._strategy.is_main:
+            tell_rollback(self._folder, request, state, factors, number=self._rollbacks)
         return state.next_episode, state.step
 
     def _source(self, record: EpisodeRecord) -> BatchSource[TrainBatch]:
@@ -276,9 +296,17 @@ class TrainerSession:
         return lambda items: algorithm.prepare_items(items, ask)
 
     def _train_step(self, batch: TrainBatch) -> dict[str, float]:
-        assert self._record is not None
-        with self._record.timer.phase("train"):
-            return self._updater.update(batch.items, gap_version=batch.gap_version)
+        assert self._record is not None and self._trainer is not None
+        try:
+            with self._record.timer.phase("train"):
+                return self._updater.update(batch.items, gap_version=batch.gap_version)
+        except DivergenceError as error:
+            skipped = self._oversight.after_failed_update(
+                self._trainer.num_updates, self._episode, self._record.values, error
+            )
+            for trained in self._models.trained.values():
+                trained.optimizer.zero_grad()
+            raise skipped from error
 
     def _publish(self, version: int) -> None:
         """Bring the trainer's weights to whoever generates, as `version`."""
@@ -352,7 +380,3 @@ class TrainerSession:
 
 def _due(episode: int, every: int | None) -> bool:
     return every is not None and (episode + 1) % every == 0
-
-
-def _discard(_: object) -> None:
-    """For a callback whose result nobody wants."""

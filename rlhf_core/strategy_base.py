@@ -162,6 +162,7 @@ class StrategyBase(Strategy):
             )
         for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
             group["lr"] = saved["lr"]
+        self._inner_optimizer(prepared).state.clear()  # what was saved before a parameter's first step has no entry
         for name, values in tree["state"].items():
             self._put_optimizer_entry(prepared, name, values)
         prepared.loss_scale.scale = tree["loss_scale"]

@@ -18,6 +18,10 @@ B_co = TypeVar("B_co", covariant=True)
 Metrics = Mapping[str, float]
 
 
+class SkippedUpdate(Exception):
+    """`step` raises it for a batch that is left out: no update was made, and the next batch comes."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeBatches(Generic[B_co]):
     """What an episode trains on."""
@@ -47,7 +51,10 @@ class Recorder(Protocol):
 
 
 class Trainer(Generic[B]):
-    """Runs episodes. `step` trains on one batch and returns its metrics; one batch is one update."""
+    """Runs episodes. `step` trains on one batch and returns its metrics; one batch is one update.
+
+    `step` may raise `SkippedUpdate`, after saying why: that batch makes no update.
+    """
 
     def __init__(
         self,
@@ -83,7 +90,10 @@ class Trainer(Generic[B]):
     def learn(self, batches: Iterable[B], episode: int, epoch: int) -> None:
         """Train on one pass. A subclass may do something before or after it."""
         for index, batch in enumerate(batches):
-            self._train_on(batch, episode, epoch, index)
+            try:
+                self._train_on(batch, episode, epoch, index)
+            except SkippedUpdate:
+                self.num_updates -= 1  # whoever raised it has said why
 
     def _train_on(self, batch: B, episode: int, epoch: int, index: int) -> None:
         self.num_updates += 1

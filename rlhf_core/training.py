@@ -24,6 +24,7 @@ from .interrupts import InterruptFlag
 from .launch_env import read_launch_env
 from .manifest import collect_manifest, full_command
 from .models import check_model
+from .oversight import ROLLBACK
 from .plugins import resolve_build
 from .prompts import PromptStream
 from .run_guard import failed_when_refused, undone_when_refused
@@ -134,6 +135,7 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
     from .models import load_tokenizer
 
     check_model(resolved.run.model)
+    check_guards(resolved)
     for selected in (resolved.strategy, resolved.engine, resolved.transport, *(r.selected for r in resolved.rewards)):
         resolve_build(selected)
     tokenizer = load_tokenizer(resolved.run.model)
@@ -147,6 +149,17 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
     else:
         stream.prompt(0)
     return stream
+
+
+def check_guards(resolved: ResolvedRun) -> None:
+    """Raise `ConfigError` where a guard asks for what the transport cannot do."""
+    guards = resolved.run.guards.rolling_back
+    if guards and resolved.transport.name != "local":
+        raise ConfigError(
+            f"transport {resolved.transport.name} cannot take back what its makers already have",
+            where=f"guards.{guards[0]}.action",
+            hint="use stop, and go on with --resume auto and a smaller optimizer.lr; or transport local",
+        )
 
 
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:
@@ -236,9 +249,9 @@ def run_as_main(request: RunRequest) -> None:
     config = resolved.to_mapping()
     folder.write_config(config)
     seed = resolved.run.train.seed
-    folder.write_manifest(
-        collect_manifest(seed=seed, command=full_command(), data_digest=f"sha256:{request.prompts.digest}")
-    )
+    manifest = collect_manifest(seed=seed, command=full_command(), data_digest=f"sha256:{request.prompts.digest}")
+    events = folder.read_json(folder.manifest).get("events", []) if request.resume is not None else []
+    folder.write_manifest({**manifest, "events": events})
     register_run_hooks(relay, resolved)
     earlier = read_run_state(request.resume) if request.resume is not None else None
     first = FirstScore(None if earlier is None else earlier.eval_before)
@@ -255,12 +268,19 @@ def run_as_main(request: RunRequest) -> None:
             status = "interrupted"
             raise
         except Exception as error:
+            status = "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
             logger.debug("the run failed", exc_info=error)
             error.run_log = folder.log  # type: ignore[attr-defined]
             raise
         finally:
             wall_s = wall_before + time.perf_counter() - started
-            summary = folder.write_summary(status=status, eval_before=first.score, eval_after=eval_after, wall_s=wall_s)
+            summary = folder.write_summary(
+                status=status,
+                eval_before=first.score,
+                eval_after=eval_after,
+                wall_s=wall_s,
+                extra={"rollbacks": len(folder.events(ROLLBACK))},
+            )
             span.set("summary", summary)
 
 

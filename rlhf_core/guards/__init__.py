@@ -1,0 +1,29 @@
+"""Guards: hook plugins of core that watch a run and warn, skip, stop it, or roll it back (section `guards`).
+
+They use the public hook `rlhf_verdict`, so a guard of your own is a hook plugin that answers it.
+"""
+
+from __future__ import annotations
+
+from .checks import NonFinite, OutOfBound, Plateau
+from .config import GuardsConfig
+from .guard import Guard
+
+__all__ = ["Guard", "GuardsConfig", "NonFinite", "OutOfBound", "Plateau", "make_guards"]
+
+
+def make_guards(config: GuardsConfig) -> list[Guard]:
+    """The guards that are on."""
+    guards: list[Guard] = [NonFinite("non_finite", config.non_finite.action)]
+    kl, entropy, plateau, gap = config.kl, config.entropy, config.plateau, config.log_prob_gap
+    if kl.bound is not None:
+        guards.append(OutOfBound("kl", kl.action, "kl/mean", high=kl.bound))
+    if entropy.bound is not None:
+        guards.append(OutOfBound("entropy", entropy.action, "policy/entropy", low=entropy.bound))
+    if plateau.episodes is not None:
+        guards.append(
+            Plateau("plateau", plateau.action, episodes=plateau.episodes, min_improvement=plateau.min_improvement)
+        )
+    if gap.bound is not None:
+        guards.append(OutOfBound("log_prob_gap", gap.action, "rollout/logprob_gap_max", high=gap.bound))
+    return guards

@@ -1,0 +1,75 @@
+"""The guards of core."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import DivergenceError
+from ..hookspecs import Metrics
+from .config import Action
+from .guard import Guard
+
+
+class NonFinite(Guard):
+    """A loss, a gradient norm or a reward is NaN or infinite."""
+
+    _WATCHED = ("loss/", "reward/")
+
+    def problem(self, episode: int, metrics: Metrics, error: BaseException | None) -> str | None:
+        if isinstance(error, DivergenceError):
+            return error.message
+        watched = (name for name in metrics if name.startswith(self._WATCHED))
+        broken = [name for name in watched if not math.isfinite(metrics[name])]
+        return f"{', '.join(broken)} is not a finite number" if broken else None
+
+
+class OutOfBound(Guard):
+    """A metric is above a bound, or below one."""
+
+    def __init__(
+        self, name: str, action: Action, metric: str, *, high: float = math.inf, low: float = -math.inf
+    ) -> None:
+        super().__init__(name, action)
+        self._metric = metric
+        self._low = low
+        self._high = high
+
+    def problem(self, episode: int, metrics: Metrics, error: BaseException | None) -> str | None:
+        value = metrics.get(self._metric)
+        if value is None or self._low <= value <= self._high:
+            return None
+        bound = f"above {self._high:g}" if value > self._high else f"below {self._low:g}"
+        return f"{self._metric} is {value:.4g}, {bound}" if math.isfinite(value) else f"{self._metric} is {value}"
+
+
+class Plateau(Guard):
+    """The mean reward of the episodes does not rise any more."""
+
+    def __init__(self, name: str, action: Action, *, episodes: int, min_improvement: float) -> None:
+        super().__init__(name, action)
+        self._patience = episodes
+        self._min_improvement = min_improvement
+        self._best: float | None = None
+        self._best_episode = 0
+        self._last_episode: int | None = None
+
+    def problem(self, episode: int, metrics: Metrics, error: BaseException | None) -> str | None:
+        reward = metrics.get("reward/mean")
+        if reward is None or episode == self._last_episode:
+            return None
+        self._last_episode = episode
+        if self._best is None or reward > self._best + self._min_improvement:
+            self._best, self._best_episode = reward, episode
+            return None
+        waited = episode - self._best_episode
+        if waited < self._patience:
+            return None
+        best, self._best, self._best_episode = self._best, reward, episode  # trips again only after as long a wait
+        return f"reward/mean has not risen above {best:.4g} for {waited} episodes"
+
+    def restart(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        self._best, self._best_episode, self._last_episode = None, 0, None
+        for line in lines:
+            self.problem(int(line["episode"]), {k: v for k, v in line.items() if k == "reward/mean"}, None)

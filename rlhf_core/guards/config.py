@@ -1,0 +1,84 @@
+"""The section `guards` of a run file: what is watched, its bound, and what is done when it is crossed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..section import Count, Section
+
+Grave = Literal["skip", "stop", "rollback"]
+Action = Literal["warn", "skip", "stop", "rollback"]
+
+_ACTION = (
+    "warn: say so and go on; skip: leave out the rest of the episode's updates; stop: end the run; "
+    "rollback: go back to the last good checkpoint with a smaller learning rate."
+)
+
+
+class NonFiniteGuard(Section):
+    """A loss, gradient or reward that is NaN or infinite. The update it appears in is never made."""
+
+    action: Grave = Field(
+        "stop", description="skip: leave out this update; stop: end the run; rollback: to the last good checkpoint."
+    )
+
+
+class KLGuard(Section):
+    """The policy has moved too far from the reference."""
+
+    action: Action = Field("stop", description=_ACTION)
+    bound: float | None = Field(None, gt=0, description="Most `kl/mean`, in nats a token; null is off.")
+
+
+class EntropyGuard(Section):
+    """The policy has become certain of everything and no longer explores."""
+
+    action: Action = Field("warn", description=_ACTION)
+    bound: float | None = Field(None, gt=0, description="Least `policy/entropy`, in nats a token; null is off.")
+
+
+class PlateauGuard(Section):
+    """The mean reward has not improved for a while."""
+
+    action: Action = Field("warn", description=_ACTION)
+    episodes: Count | None = Field(None, description="Episodes without improvement that trip it; null is off.")
+    min_improvement: float = Field(0.0, ge=0, description="`reward/mean` has to rise by more than this to count.")
+
+
+class LogProbGapGuard(Section):
+    """Trainer and engine disagree about the probability of what was sampled."""
+
+    action: Action = Field("warn", description=_ACTION)
+    bound: float | None = Field(1.0, gt=0, description="Most `rollout/logprob_gap_max`, in nats; null is off.")
+
+
+class RollbackConfig(Section):
+    """How a guard's `rollback` is done."""
+
+    lr_factor: float = Field(0.5, gt=0, le=1, description="Every learning rate is multiplied by it at each rollback.")
+    max_times: Count = Field(3, description="Rollbacks of one run; the next one that is asked for ends it.")
+
+
+class GuardsConfig(Section):
+    """What is watched while a run trains."""
+
+    non_finite: NonFiniteGuard = Field(default_factory=NonFiniteGuard)
+    kl: KLGuard = Field(default_factory=KLGuard)
+    entropy: EntropyGuard = Field(default_factory=EntropyGuard)
+    plateau: PlateauGuard = Field(default_factory=PlateauGuard)
+    log_prob_gap: LogProbGapGuard = Field(default_factory=LogProbGapGuard)
+    rollback: RollbackConfig = Field(default_factory=RollbackConfig)
+
+    @property
+    def rolling_back(self) -> list[str]:
+        """Names of the guards that are on and may roll the run back."""
+        on = {
+            "non_finite": True,
+            "kl": self.kl.bound is not None,
+            "entropy": self.entropy.bound is not None,
+            "plateau": self.plateau.episodes is not None,
+            "log_prob_gap": self.log_prob_gap.bound is not None,
+        }
+        return [name for name, is_on in on.items() if is_on and getattr(self, name).action == "rollback"]

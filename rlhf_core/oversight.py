@@ -1,0 +1,138 @@
+"""What guards ask for, agreed on by all ranks: nobody steps, stops or rolls back alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from .errors import GuardStop
+from .hooks import HookRelay
+from .hookspecs import Verdict
+from .run_state import RunState
+from .runfolder import RunFolder
+from .strategy import Strategy
+from .trainer import BatchSource, EpisodeBatches, SkippedUpdate
+
+logger = logging.getLogger("rlhf")
+
+B = TypeVar("B")
+P = TypeVar("P")
+ROLLBACK = "rollback"
+"""Kind of the manifest's event."""
+_GRAVITY = {"skip": 1, "rollback": 2, "stop": 3}
+
+
+class RollBack(Exception):
+    """Leaves the loop, on every rank, so that the session can go back to a checkpoint."""
+
+    def __init__(self, verdict: Verdict, *, step: int, episode: int) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+        self.step = step
+        self.episode = episode
+
+
+class Oversight:
+    """Asks the hooks of rank 0 after each update, and does what they say on every rank."""
+
+    def __init__(self, strategy: Strategy, hooks: HookRelay) -> None:
+        self._strategy = strategy
+        self._hooks = hooks
+        self._skip_rest = False
+
+    def after_update(self, step: int, episode: int, metrics: Mapping[str, float]) -> None:
+        """Collective. Raises `GuardStop` or `RollBack`; a skip ends the episode's updates."""
+        verdict = self._ask(step, episode, metrics, None)
+        if verdict is None:
+            return
+        if verdict.action == "skip":
+            logger.warning(
+                "guard %s, update %d: %s; the rest of episode %d is skipped",
+                verdict.guard, step, verdict.reason, episode + 1,
+            )  # fmt: skip
+            self._skip_rest = True
+            return
+        self._leave(verdict, step, episode)
+
+    def after_failed_update(
+        self, step: int, episode: int, metrics: Mapping[str, float], error: Exception
+    ) -> SkippedUpdate:
+        """Collective. The update was not made on any rank: raises `error`, unless a guard says otherwise."""
+        verdict = self._ask(step, episode, metrics, error)
+        if verdict is None or verdict.action == "stop":
+            raise error
+        if verdict.action == "skip":
+            logger.warning("guard %s: update %d is skipped: %s", verdict.guard, step, verdict.reason)
+            return SkippedUpdate(verdict.reason)
+        raise RollBack(verdict, step=step, episode=episode) from error
+
+    def watch(self, source: BatchSource[B]) -> BatchSource[B]:
+        """The same episodes, which end early where a guard says so."""
+        return _Watched(source, self._begin_episode, lambda: self._skip_rest)
+
+    def _begin_episode(self) -> None:
+        self._skip_rest = False
+
+    def _leave(self, verdict: Verdict, step: int, episode: int) -> None:
+        if verdict.action == "rollback":
+            raise RollBack(verdict, step=step, episode=episode)
+        raise GuardStop(
+            f"{verdict.reason} (update {step}, episode {episode + 1})",
+            where=f"guard {verdict.guard}",
+            hint="--resume auto goes on from the newest checkpoint, best with a smaller optimizer.lr; "
+            f"guards.{verdict.guard} says what is watched",
+        )
+
+    def _ask(self, step: int, episode: int, metrics: Mapping[str, float], error: Exception | None) -> Verdict | None:
+        import torch
+
+        verdict: Verdict | None = None
+        if self._strategy.is_main and self._hooks.listens("verdict"):
+            answers = self._hooks.fire("verdict", step=step, episode=episode, metrics=metrics, error=error)
+            verdict = max(answers, key=lambda each: _GRAVITY[each.action], default=None)
+        if self._strategy.world_size == 1:
+            return verdict
+        flag = torch.tensor([float(verdict is not None)])
+        if not self._strategy.all_reduce(flag, "max").item():
+            return None
+        agreed: Verdict | None = self._strategy.broadcast_object(verdict)
+        return agreed
+
+
+class _Watched(Generic[B]):
+    def __init__(self, source: BatchSource[B], begin: Callable[[], None], ended: Callable[[], bool]) -> None:
+        self._source = source
+        self._begin = begin
+        self._ended = ended
+
+    def episode(self, index: int) -> EpisodeBatches[B]:
+        self._begin()
+        data = self._source.episode(index)
+        return EpisodeBatches(map(self._until_ended, self._until_ended(data.epochs)), data.metrics)
+
+    def _until_ended(self, parts: Iterable[P]) -> Iterator[P]:
+        for part in parts:
+            if self._ended():
+                return
+            yield part
+
+
+def tell_rollback(
+    folder: RunFolder, request: RollBack, state: RunState, factors: Mapping[str, float], *, number: int
+) -> None:
+    """Say in the log and in the manifest that the run went back to `state`."""
+    verdict = request.verdict
+    logger.warning(
+        "guard %s, update %d (episode %d): %s; rollback %d: back to update %d, with learning rates x %s",
+        verdict.guard, request.step, request.episode + 1, verdict.reason, number, state.step,
+        ", ".join(f"{factor:g} ({role})" for role, factor in factors.items()),
+    )  # fmt: skip
+    facts = {
+        "guard": verdict.guard,
+        "reason": verdict.reason,
+        "from_step": request.step,
+        "to_step": state.step,
+        "lr_factors": dict(factors),
+    }
+    folder.add_event(ROLLBACK, facts)

@@ -1,0 +1,90 @@
+"""A trainer process's part in the checkpoints of a run: what is saved, and how it is brought back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .algorithm import Algorithm
+from .checkpoint import CheckpointStore, write_error
+from .hooks import HookRelay
+from .protocols import ExperienceChannel
+from .rewards import RewardCombiner
+from .run_state import RunState, load_channel_state, load_run_state, read_run_state, save_run_state
+from .strategy import Strategy, Trained
+
+
+class Saving:
+    """Saves and restores models, optimizers, schedules, algorithm, reward normaliser and channel. Collective."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        strategy: Strategy,
+        trained: dict[str, Trained],
+        algorithm: Algorithm[Any, Any],
+        combiner: RewardCombiner,
+        channel: ExperienceChannel | None,
+        hooks: HookRelay,
+    ) -> None:
+        self._store = store
+        self._strategy = strategy
+        self._trained = trained
+        self._algorithm = algorithm
+        self._combiner = combiner
+        self._channel = channel
+        self._hooks = hooks
+
+    def save(self, state: RunState) -> None:
+        """Write checkpoint `state.step`, whole or not at all."""
+        step = state.step
+        channel = None if self._channel is None else self._channel.state_dict()
+        self._strategy.run_on_main(lambda: _discard(self._store.begin(step)))
+        partial = self._store.partial(step)
+        try:
+            save_run_state(partial, state, channel, self._trained, self._strategy)
+        except OSError as error:
+            self._abandon(step)
+            raise write_error(partial, error) from error
+        except BaseException:
+            self._abandon(step)
+            raise
+        self._strategy.run_on_main(lambda: _discard(self._store.commit(step)))
+        if self._strategy.is_main:
+            path = self._store.path(step)
+            self._hooks.fire("checkpoint_saved", path=path, step=step, episode=state.next_episode - 1)
+
+    def load(self, path: Path) -> RunState:
+        """Bring everything to where it was; what was saved after it is removed."""
+        state = load_run_state(path, self._trained, self._strategy)
+        self._algorithm.load_state_dict(state.algorithm)
+        self._combiner.load_state_dict(state.combiner)
+        channel_state = load_channel_state(path)
+        if self._channel is not None and channel_state is not None:
+            self._channel.load_state_dict(channel_state)
+        if self._strategy.is_main:
+            self._store.discard_after(state.step)
+        return state
+
+    def last_good(self, episode: int) -> Path | None:
+        """The newest whole checkpoint from before `episode` began, where something went wrong in that episode.
+
+        The one written just before it holds the very weights whose samples were found wanting, so an earlier one is
+        taken; the oldest there is where none is earlier. None where there is none.
+        """
+        chosen: Path | None = None
+        if self._strategy.is_main:
+            for chosen in self._store.whole():
+                if read_run_state(chosen).next_episode < episode:
+                    break
+        agreed: Path | None = self._strategy.broadcast_object(chosen)
+        return agreed
+
+    def _abandon(self, step: int) -> None:
+        if self._strategy.is_main:
+            self._store.abandon(step)
+
+
+def _discard(_: object) -> None:
+    """For a callback whose result nobody wants."""
