@@ -16,7 +16,7 @@ from rlhf_core.builtin_models import build_character_tokenizer, build_llama
 from rlhf_core.components import StrategyContext
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.strategy import Strategy
-from rlhf_core.types import Rollout
+from rlhf_core.types import BufferItem, Rollout
 from rlhf_ppo import Critic, PPOTrainer
 
 MakeTrainer = Callable[..., PPOTrainer]
@@ -114,3 +114,53 @@ def make_trainer(tokenizer: PreTrainedTokenizerBase, make_actor: Callable[..., A
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     return str(tmp_path / "out")
+
+
+@pytest.fixture
+def make_strategy() -> Callable[..., Strategy]:
+    return single_strategy
+
+
+@pytest.fixture
+def make_batches(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[str], int], list[dict[str, Any]]]:
+    def make(texts: Sequence[str], size: int) -> list[dict[str, Any]]:
+        return token_batches(tokenizer, texts, size)
+
+    return make
+
+
+@pytest.fixture
+def sevens() -> Callable[[Sequence[Rollout]], list[float]]:
+    return fraction_of_sevens
+
+
+def random_item(index: int, random: torch.Generator, *, vocabulary: int = 16) -> BufferItem:
+    """A sample of random lengths and numbers, ready for an update."""
+    num_prompt, num_actions = (int(torch.randint(1, 7, (1,), generator=random)) for _ in range(2))
+
+    def normal(scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(num_actions, generator=random) * scale
+
+    return BufferItem(
+        sample_id=index,
+        group_id=index,
+        policy_version=0,
+        prompt_ids=torch.randint(4, vocabulary, (num_prompt,), generator=random),
+        response_ids=torch.randint(4, vocabulary, (num_actions,), generator=random),
+        action_mask=torch.ones(num_actions, dtype=torch.bool),
+        action_log_probs=normal(0.3) - 2.7,
+        reference_log_probs=normal(0.3) - 2.7,
+        values=normal(),
+        score=float(torch.randn(1, generator=random)),
+        advantages=normal(),
+        returns=normal(),
+    )
+
+
+@pytest.fixture
+def make_items() -> Callable[..., list[BufferItem]]:
+    def make(count: int, seed: int = 0) -> list[BufferItem]:
+        random = torch.Generator().manual_seed(seed)
+        return [random_item(index, random) for index in range(count)]
+
+    return make

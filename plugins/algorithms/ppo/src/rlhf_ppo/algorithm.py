@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, RolloutAlgorithm
@@ -14,8 +13,9 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional.advantages import explained_variance, gae, token_rewards
 from rlhf_core.functional.forward import policy_forward, value_forward
 from rlhf_core.functional.kl import AdaptiveKLController, FixedKLController, KLController, kl_estimate
-from rlhf_core.functional.losses import PolicyLoss, ppo_policy_loss, value_loss
+from rlhf_core.functional.losses import ppo_policy_loss, value_loss
 from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum, masked_whiten
+from rlhf_core.policy_metrics import policy_metrics
 from rlhf_core.types import BufferItem, Experience, Role
 
 from .config import PPOConfig
@@ -159,7 +159,9 @@ class PPO(RolloutAlgorithm):
             sums["kl"] = self._sum(kl, mask)
         if "ptx" in self.terms:
             sums["ptx"] = pretraining_loss(models["policy"], batch)
-        metrics = self._policy_metrics(policy, output.log_probs, output.entropy, batch)
+        metrics = policy_metrics(policy, output, batch.action_log_probs, mask)
+        if config.dual_clip is not None:
+            metrics["policy/dual_clip_fraction"] = Mean(policy.dual_clipped.sum(), mask.sum())
         sums["value"], value_metrics = self._value_sum(models["critic"], batch)
         return LossOutput(sums, {**metrics, **value_metrics}, output.log_probs.detach())
 
@@ -174,22 +176,6 @@ class PPO(RolloutAlgorithm):
         )
         clipped = Mean(result.clipped.sum(), mask.sum())
         return aggregate_sum(result.losses, mask, "token-mean"), {"value/clip_fraction": clipped}
-
-    def _policy_metrics(
-        self, policy: PolicyLoss, log_probs: Tensor, entropy: Tensor, batch: Experience
-    ) -> dict[str, Metric]:
-        mask = batch.action_mask
-        tokens = mask.sum()
-        drift = torch.where(mask, batch.action_log_probs - log_probs.detach(), 0.0)
-        metrics: dict[str, Metric] = {
-            "policy/clip_fraction": Mean(policy.clipped.sum(), tokens),
-            "policy/entropy": Mean(masked_sum(entropy.detach(), mask), tokens),
-            "policy/ratio_mean": Mean(masked_sum(policy.ratio, mask), tokens),
-            "policy/approx_kl": Mean(masked_sum(torch.expm1(-drift) + drift, mask), tokens),
-        }
-        if self._config.dual_clip is not None:
-            metrics["policy/dual_clip_fraction"] = Mean(policy.dual_clipped.sum(), tokens)
-        return metrics
 
     def end_episode(self) -> None:
         """Adapt the KL coefficient to the KL of the episode just trained on."""

@@ -22,6 +22,7 @@ from rlhf_core.functional.forward import innermost
 from rlhf_core.process_group import ProcessGroup
 from rlhf_core.strategy import ReduceOp, Strategy, Trained
 from rlhf_core.strategy_parts import LossScale, diverged, torch_step
+from rlhf_core.tensor_files import load_tree, save_tree
 from rlhf_core.weight_files import group_into_shards, state_dict_shards_of
 
 _METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer", "load_optimizer")
@@ -29,6 +30,7 @@ _SHARDING = frozenset({"GeminiPlugin"})
 """Plugins whose models are not whole in one process."""
 _REFUSED = {"TorchFSDPPlugin": "fsdp"}
 """Plugins that cannot give an engine its weights, and the strategy of ours that does the same."""
+_OPTIMIZER_FILE = "optimizer.safetensors"
 _TIMEOUT_SECONDS = 1800.0
 
 
@@ -45,8 +47,7 @@ def tensor_parallel_size(booster: object) -> int:
 class BoosterStrategy(Strategy):
     """One Booster and the model and optimizer it boosted.
 
-    Clipping is the plugin's business, as everywhere in ColossalAI. Optimizer state is saved and loaded by the Booster,
-    in ColossalAI's own format.
+    Clipping is the plugin's business, as everywhere in ColossalAI.
     """
 
     def __init__(self, booster: Any, model: nn.Module, optimizer: Optimizer) -> None:
@@ -128,8 +129,7 @@ class BoosterStrategy(Strategy):
         optimizer: Any = trained.optimizer
         if not self._knows_norm(optimizer):
             # A plain wrapper, or none: the gradients are torch's.
-            inner = getattr(optimizer, "optim", optimizer)
-            return torch_step(inner, trained.scheduler, None, LossScale(enabled=False))
+            return torch_step(_torch_optimizer(optimizer), trained.scheduler, None, LossScale(enabled=False))
         with self._group.guard("the optimizer step of the other processes"):
             optimizer.step()
         norm = float(optimizer.get_grad_norm() or 0.0)
@@ -173,10 +173,23 @@ class BoosterStrategy(Strategy):
         self._booster.load_model(model, str(path))
 
     def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        self._booster.save_optimizer(optimizer, str(path), shard=True)
+        """A torch optimizer as safetensors; a sharded one as the Booster does, in ColossalAI's own format."""
+        if self._knows_norm(optimizer):
+            self._booster.save_optimizer(optimizer, str(path), shard=True)
+        elif self.is_main:
+            save_tree(path / _OPTIMIZER_FILE, _torch_optimizer(optimizer).state_dict())
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        self._booster.load_optimizer(optimizer, str(path))
+        if self._knows_norm(optimizer):
+            self._booster.load_optimizer(optimizer, str(path))
+        else:
+            _torch_optimizer(optimizer).load_state_dict(load_tree(path / _OPTIMIZER_FILE))
+
+
+def _torch_optimizer(optimizer: Any) -> Optimizer:
+    """The optimizer inside ColossalAI's plain wrapper."""
+    inner: Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner
 
 
 def _device_of(model: nn.Module) -> torch.device:

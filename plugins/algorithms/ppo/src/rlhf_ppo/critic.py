@@ -27,7 +27,7 @@ class Critic(nn.Module):
     def __init__(self, trunk: nn.Module, hidden_size: int) -> None:
         super().__init__()
         self.trunk = trunk
-        self.value_head = nn.Linear(hidden_size, 1)
+        self.value_head = nn.utils.skip_init(nn.Linear, hidden_size, 1)  # draws nothing from the global generator
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         self.value_head.to(next(trunk.parameters()).dtype)

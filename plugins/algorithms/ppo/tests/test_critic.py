@@ -1,0 +1,82 @@
+"""The value model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf_core.batching import collate
+from rlhf_core.config import LoraConfig
+from rlhf_core.functional.forward import value_forward
+from rlhf_core.models import add_lora
+from rlhf_core.types import BufferItem
+from rlhf_ppo import Critic
+
+
+def wakened(actor: Any) -> Critic:
+    """A critic whose head says something."""
+    critic = Critic.from_pretrained(actor).eval()
+    torch.nn.init.normal_(critic.value_head.weight, generator=torch.Generator().manual_seed(1))
+    return critic
+
+
+def test_a_new_critic_says_zero_and_owns_its_weights(actor: Any) -> None:
+    critic = Critic.from_pretrained(actor)
+    ids = torch.tensor([[4, 5, 6]])
+    assert not critic(ids, torch.ones_like(ids)).any()
+    theirs = {tensor.data_ptr() for tensor in actor.parameters()}
+    assert not theirs & {tensor.data_ptr() for tensor in critic.parameters()}
+
+
+def test_the_value_of_an_action_is_read_before_it(actor: Any, make_items: Callable[..., list[BufferItem]]) -> None:
+    critic = wakened(actor)
+    items = make_items(5)
+    together = value_forward(critic, collate(items)).detach()
+    for row, item in enumerate(items):
+        whole = torch.cat([item.prompt_ids, item.response_ids])[None]
+        alone = critic(whole, torch.ones_like(whole))[0].detach()
+        start = item.prompt_ids.numel() - 1
+        expected = alone[start : start + item.num_response_tokens]
+        torch.testing.assert_close(together[row, : len(expected)], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_value_does_not_see_the_action(actor: Any, make_items: Callable[..., list[BufferItem]]) -> None:
+    critic = wakened(actor)
+    item = make_items(1)[0]
+    batch = collate([item])
+    changed = batch.sequences.clone()
+    changed[0, -1] = 4 if changed[0, -1] != 4 else 5
+    before = value_forward(critic, batch).detach()
+    inputs = {"attention_mask": batch.attention_mask.long()}
+    after = critic(changed, **inputs)[:, -item.num_response_tokens - 1 : -1].detach()
+    torch.testing.assert_close(before, after)
+
+
+def test_saved_and_loaded_it_says_the_same(actor: Any, tmp_path: Path) -> None:
+    critic = wakened(actor)
+    critic.save_pretrained(tmp_path)
+    loaded = Critic.from_pretrained(tmp_path).eval()
+    ids = torch.tensor([[4, 5, 6, 7]])
+    mask = torch.ones_like(ids)
+    assert torch.equal(loaded(ids, mask).detach(), critic(ids, mask).detach())
+    assert not any(path.suffix in (".bin", ".pt", ".pkl") for path in tmp_path.rglob("*"))
+
+
+def test_a_folder_of_a_language_model_gets_a_new_head(actor: Any, tmp_path: Path) -> None:
+    actor.save_pretrained(tmp_path)
+    critic = Critic.from_pretrained(tmp_path)
+    ours, theirs = critic.trunk.state_dict(), actor.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert not critic.value_head.weight.any()
+
+
+def test_of_an_actor_with_lora_it_trains_an_adapter_of_its_own(actor: Any) -> None:
+    adapted = add_lora(actor, LoraConfig(r=4), seed=0)
+    critic = Critic.from_pretrained(adapted)
+    trained = {name for name, parameter in critic.named_parameters() if parameter.requires_grad}
+    assert {"value_head.weight", "value_head.bias"} <= trained
+    assert all("lora_" in name or name.startswith("value_head") for name in trained)
+    assert any("lora_" in name for name in trained)

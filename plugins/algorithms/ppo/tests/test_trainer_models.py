@@ -1,0 +1,140 @@
+"""PPOTrainer on LoRA actors, in bf16, with gradient checkpointing, and behind a Booster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_core.config import LoraConfig
+from rlhf_core.models import add_lora, is_adapter_weight
+from rlhf_core.weight_files import load_weights, save_weights, state_dict_shards_of
+from rlhf_ppo import PPOTrainer
+from rlhf_ppo.booster import is_booster
+
+
+def lines(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def lora_actor(make_actor: Callable[..., Any]) -> Any:
+    return add_lora(make_actor(), LoraConfig(r=4), seed=0)
+
+
+def test_with_lora_the_reference_is_the_adapter_off(
+    make_trainer: Callable[..., PPOTrainer], lora_actor: Any, prompt_loader: Any, folder: str
+) -> None:
+    ids = prompt_loader[0]["input_ids"]
+    with torch.no_grad():
+        start = lora_actor(ids).logits
+    base = {name: t.clone() for name, t in lora_actor.state_dict().items() if not is_adapter_weight(name)}
+    trainer = make_trainer(actor=lora_actor, reference=None, lr=2e-2, kl_coef=0.1)
+    trainer.fit(3, 1, 2, prompt_loader, log_dir=folder)
+    rows = lines(folder)
+    assert rows[0]["kl/mean"] == pytest.approx(0.0, abs=1e-5)
+    assert abs(rows[-1]["kl/mean"]) > 1e-3
+    with torch.no_grad():
+        assert not torch.allclose(lora_actor(ids).logits, start)
+        with lora_actor.disable_adapter():
+            assert torch.equal(lora_actor(ids).logits, start)
+    assert all(torch.equal(lora_actor.state_dict()[name], tensor) for name, tensor in base.items())
+
+
+def test_lora_checkpoints_load_again(
+    make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any, folder: str
+) -> None:
+    def trainer() -> PPOTrainer:
+        actor = add_lora(make_actor(), LoraConfig(r=4), seed=0)
+        return make_trainer(actor=actor, reference=None, save_interval=1, save_dir=folder)
+
+    saved = trainer()
+    saved.fit(1, 1, 1, prompt_loader)
+    loaded = trainer()
+    loaded.load_checkpoint()
+    for name, tensor in saved.actor.state_dict().items():
+        assert torch.equal(loaded.actor.state_dict()[name], tensor), name
+
+
+def test_bf16(make_trainer: Callable[..., PPOTrainer], prompt_loader: Any, folder: str) -> None:
+    trainer = make_trainer(precision="bf16")
+    trainer.fit(1, 1, 2, prompt_loader, log_dir=folder)
+    assert all(parameter.dtype == torch.float32 for parameter in trainer.actor.parameters())
+    assert all(row["loss/policy"] is not None for row in lines(folder))
+
+
+def test_gradient_checkpointing_gives_the_same_run(
+    make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any
+) -> None:
+    plain, saving = make_actor(), make_actor()
+    saving.gradient_checkpointing_enable({"use_reentrant": False})
+    for actor in (plain, saving):
+        make_trainer(actor=actor).fit(1, 1, 2, prompt_loader)
+    for ours, theirs in zip(saving.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_is_off_where_ratios_are_compared(
+    make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any, folder: str
+) -> None:
+    actor = add_lora(make_actor(), LoraConfig(r=4, dropout=0.5), seed=0)
+    make_trainer(actor=actor, reference=None).fit(2, 1, 1, prompt_loader, log_dir=folder)
+    assert all(row["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-4) for row in lines(folder)[::2])
+
+
+class PlainBooster:
+    """The part of a ColossalAI Booster that is used, around plain torch."""
+
+    plugin = None
+
+    def __init__(self) -> None:
+        self.num_backward = 0
+
+    def backward(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        self.num_backward += 1
+        loss.backward()
+
+    def no_sync(self, model: Any = None, optimizer: Any = None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def save_model(self, model: Any, checkpoint: str, shard: bool = False, use_safetensors: bool = False) -> None:
+        assert use_safetensors
+        save_weights(Path(checkpoint), state_dict_shards_of(model, 1 << 20))
+
+    def load_model(self, model: Any, checkpoint: str) -> None:
+        load_weights(model, Path(checkpoint))
+
+    def save_optimizer(self, optimizer: Any, checkpoint: str, shard: bool = False) -> None:
+        Path(checkpoint).mkdir(parents=True)
+
+    def load_optimizer(self, optimizer: Any, checkpoint: str) -> None:
+        assert Path(checkpoint).is_dir()
+
+
+def test_boosters_train_as_a_strategy_does(
+    make_trainer: Callable[..., PPOTrainer], prompt_loader: Any, folder: str
+) -> None:
+    actor_booster, critic_booster = PlainBooster(), PlainBooster()
+    assert is_booster(actor_booster) and not is_booster(object())
+    boosted = make_trainer(
+        actor_booster=actor_booster, critic_booster=critic_booster, save_interval=1, save_dir=folder, train_batch_size=4
+    )
+    plain = make_trainer(train_batch_size=4)
+    for trainer in (boosted, plain):
+        trainer.fit(1, 1, 1, prompt_loader)
+    assert (actor_booster.num_backward, critic_booster.num_backward) == (2, 2)
+    for ours, theirs in zip(boosted.actor.parameters(), plain.actor.parameters(), strict=True):
+        # The strategy clips the gradient at 1, the Booster's plugin would.
+        assert (ours - theirs).abs().max() < 1e-3
+    assert boosted.load_checkpoint() == 1
+
+
+def test_one_booster_for_both(make_trainer: Callable[..., PPOTrainer], prompt_loader: Any) -> None:
+    booster = PlainBooster()
+    make_trainer(actor_booster=booster, critic_booster=booster).fit(1, 1, 1, prompt_loader)
+    assert booster.num_backward == 2
