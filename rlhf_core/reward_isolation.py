@@ -62,9 +62,11 @@ class IsolatedReward:
             worker = worker or self._start()
             kind, answer = worker.ask(rollouts, timeout_seconds, self._memory_limit_bytes)
             if worker.resident_bytes() > self._memory_limit_bytes:
-                worker = self._end(worker)
+                self._end(worker)
+                worker = None
         except RewardFault:
-            worker = self._end(worker)
+            self._end(worker)
+            worker = None
             raise
         finally:
             self._places.put(worker)

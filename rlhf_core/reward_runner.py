@@ -85,7 +85,11 @@ class RewardRunner:
         self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
 
     def _isolate(self, spec: RewardSpec) -> IsolatedReward:
-        build = spec.recipe or partial(_itself, spec.function)
+        build = spec.recipe
+        if build is None and spec.function is not None:
+            build = partial(_itself, spec.function)
+        if build is None:
+            raise ValueError(f"reward {spec.name!r} has neither function nor recipe")
         try:
             return IsolatedReward(
                 build,
@@ -118,8 +122,8 @@ class RewardRunner:
 
         def collect() -> list[float | None]:
             outcomes = [outcome for future in futures for outcome in future.result()]
-            by_key: dict[str | int, Outcome] = dict(known)
-            by_key.update(zip(first, outcomes, strict=True))
+            by_key: dict[str | int, Outcome] = dict(zip(first, outcomes, strict=True))
+            by_key.update(known.items())
             self._remember(by_key, known)
             found = [by_key[index if key is None else key] for index, key in enumerate(keys)]
             return [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
@@ -196,9 +200,9 @@ class RewardRunner:
         except RewardFault as fault:
             return [fault] * len(batch)
         except (Exception, SystemExit) as error:  # a stranger's function may raise anything
-            fault = RewardFault(f"raised {type(error).__name__}: {error}")
-            fault.__cause__ = error
-            return [fault] * len(batch)
+            raised = RewardFault(f"raised {type(error).__name__}: {error}")
+            raised.__cause__ = error
+            return [raised] * len(batch)
         finally:
             with self._lock:
                 self._counts.calls += 1
