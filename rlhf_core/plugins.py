@@ -117,7 +117,8 @@ def as_kind(name: str) -> str:
     """`algorithm`, `Algorithms` -> `algorithms`; also `hooks` and `commands`. Raises `PluginError`."""
     folded = fold(name)
     for kind in GROUPS:
-        if folded in (kind, fold(_SINGULAR[kind]), kind.removesuffix("s")):
+        spoken = _SINGULAR[kind].replace(" ", "-")
+        if folded in (fold(kind), fold(spoken), kind.removesuffix("s")):
             return kind
     raise PluginError(f'no plugin kind "{name}"{suggestion(name, GROUPS)}', hint=f"kinds: {', '.join(GROUPS)}")
 

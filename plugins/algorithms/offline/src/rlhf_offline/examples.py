@@ -48,15 +48,16 @@ class ExampleBatch:
     """[B, S] bool, True = a token that is learnt."""
     position_ids: Tensor | None = None
     """[B, S] int64 where rows hold several examples: each counts from 0; padding is 0."""
+    num_packed: int | None = None
+    """Examples in it, where rows hold several."""
 
     def __len__(self) -> int:
-        return int(self.input_ids.shape[0])
+        return int(self.input_ids.shape[0]) if self.num_packed is None else self.num_packed
 
     def to(self, device: torch.device) -> ExampleBatch:
         positions = None if self.position_ids is None else self.position_ids.to(device)
-        return ExampleBatch(
-            self.input_ids.to(device), self.attention_mask.to(device), self.loss_mask.to(device), positions
-        )
+        masks = self.attention_mask.to(device), self.loss_mask.to(device)
+        return ExampleBatch(self.input_ids.to(device), *masks, positions, self.num_packed)
 
     @property
     def targets(self) -> Tensor:

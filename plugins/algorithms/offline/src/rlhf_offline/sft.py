@@ -94,4 +94,5 @@ def pack(rows: Sequence[Sequence[Example]]) -> ExampleBatch:
         batch.attention_mask,
         batch.loss_mask,
         torch.nn.utils.rnn.pad_sequence(positions, batch_first=True),
+        num_packed=sum(len(row) for row in rows),
     )

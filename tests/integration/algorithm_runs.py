@@ -1,0 +1,71 @@
+"""One rank of the runs that `test_algorithms_agree.py` compares: every algorithm in turn."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf_core import train
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"name": "grpo", "importance_cap": 2.0, "dynamic_sampling": True},
+    "grpo-sequence": {"name": "grpo", "policy_loss": "gspo", "aggregation": "sequence-mean-token-mean"},
+    "rloo": {"name": "rloo", "policy_loss": "cispo", "aggregation": "sequence-mean-token-sum-norm"},
+    "reinforce": {"name": "reinforce++", "entropy_coef": 0.01},
+    "sft": {"name": "sft", "packing": True, "max_tokens": 32},
+    "dpo": {"name": "dpo"},
+    "reward-model": {"name": "reward-model", "centring_coef": 0.01},
+}
+ROLLOUTS = ("grpo", "rloo", "reinforce")
+
+
+def run_file(name: str, strategy: str, data: Path) -> dict[str, Any]:
+    """Sizes that do not divide by two, and a token budget that gives the ranks different numbers of micro-batches."""
+    run: dict[str, Any] = {
+        "model": {"path": "builtin:tiny-digits", "device": "cpu"},
+        "prompts": {"name": "jsonl", "path": str(data)},
+        "algorithm": ALGORITHMS[name],
+        # A large eps: Adam would make whole steps out of gradients that are but rounding.
+        "optimizer": {"lr": 3e-4, "eps": 1e-4},
+        "strategy": {"name": strategy},
+        "train": {"episodes": 2, "prompts_per_episode": 11, "train_batch_size": 7, "micro_batch_tokens": 64},
+        "checkpoint": {"every_episodes": None},
+        "logging": {"tensorboard": False},
+    }
+    if name.startswith(ROLLOUTS):
+        run["engine"] = {"name": "hf", "max_new_tokens": 6}
+        run["rewards"] = [{"name": "length", "target_tokens": 2}]
+        run["train"] |= {"samples_per_prompt": 3, "train_batch_size": 14}
+    else:
+        run["eval"] = {"every_episodes": 2, "num_prompts": 5}
+    return run
+
+
+def write_data(path: Path) -> None:
+    """Digits, their sorted and their reversed form."""
+    draw = random.Random(1)
+    lines = []
+    for _ in range(60):
+        digits = [draw.choice("0123456789") for _ in range(draw.randint(2, 6))]
+        good, bad = "".join(sorted(digits)), "".join(sorted(digits, reverse=True)) + "1"
+        prompt = "".join(digits) + ">"
+        lines.append(json.dumps({"prompt": prompt, "completion": good, "chosen": good, "rejected": bad}))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def main(out: Path, strategy: str) -> None:
+    if strategy != "single":
+        # One group for all runs: a strategy uses the one it finds.
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
+    for name in ALGORITHMS:
+        train(run_file(name, strategy, out / "data.jsonl"), output=out / f"{name}-{strategy}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,84 @@
+"""Importance weights, masks of far samples and the length penalty against hand-derived numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_core.functional import (
+    group_normalised,
+    group_spread,
+    leave_one_out,
+    off_policy_correction,
+    overlong_penalty,
+    truncated_importance_weights,
+)
+
+NAN = math.nan
+MASK = torch.tensor([[True, True, False], [True, False, False]])
+RATIO = torch.tensor([[3.0, 0.5, NAN], [0.25, NAN, NAN]])
+ZEROS = torch.zeros(2, 3)
+
+
+def test_weights_of_tokens_are_those_of_truncated_importance_sampling() -> None:
+    plain = truncated_importance_weights(RATIO.log(), ZEROS, MASK, cap=2.0)
+    result = off_policy_correction(RATIO.log(), ZEROS, MASK, cap=2.0)
+    torch.testing.assert_close(result.weights, plain.weights)
+    torch.testing.assert_close(result.weights, torch.tensor([[2.0, 0.5, 0.0], [0.25, 0.0, 0.0]]))
+    assert result.truncated.tolist() == plain.truncated.tolist() == [[True, False, False], [False] * 3]
+    assert result.effective_sample_size.item() == pytest.approx(2.75**2 / (3 * (4 + 0.25 + 0.0625)))
+    torch.testing.assert_close(result.ratio, torch.tensor([[3.0, 0.5, 1.0], [0.25, 1.0, 1.0]]))
+
+
+def test_weights_of_sequences_are_products() -> None:
+    result = off_policy_correction(RATIO.log(), ZEROS, MASK, cap=1.2, level="sequence")
+    torch.testing.assert_close(result.weights, torch.tensor([[1.2, 1.2, 0.0], [0.25, 0.0, 0.0]]))
+    assert result.truncated.tolist() == [[True, True, False], [False] * 3]
+
+
+def test_ranges_mask_tokens_and_sequences() -> None:
+    tokens = off_policy_correction(RATIO.log(), ZEROS, MASK, token_range=(0.5, 2.0))
+    assert tokens.kept.tolist() == [[False, True, False], [False] * 3]
+    torch.testing.assert_close(tokens.weights, tokens.kept.float())
+    mean = math.sqrt(1.5)  # geometric, of 3 and 1/2
+    for low, kept in ((mean - 0.01, True), (mean + 0.01, False)):
+        result = off_policy_correction(RATIO.log(), ZEROS, MASK, sequence_range=(low, 2.0))
+        assert result.kept.tolist() == [[kept, kept, False], [False] * 3]
+    both = off_policy_correction(RATIO.log(), ZEROS, MASK, token_range=(0.4, 9.0), sequence_range=(0.1, 1.0))
+    assert not both.kept.any() and both.effective_sample_size.item() == 0.0
+
+
+def test_a_ratio_never_overflows() -> None:
+    result = off_policy_correction(torch.tensor([[500.0]]), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    assert result.ratio.item() == pytest.approx(math.exp(20.0))
+
+
+def test_long_answers_are_penalised_in_a_line() -> None:
+    lengths = torch.tensor([1, 6, 7, 8, 10, 12])
+    expected = torch.tensor([0.0, 0.0, -0.25, -0.5, -1.0, -1.0])
+    torch.testing.assert_close(overlong_penalty(lengths, max_tokens=10, buffer_tokens=4), expected)
+
+
+scores_in_groups = st.lists(st.tuples(st.integers(0, 3), st.floats(-5, 5, width=32)), min_size=1, max_size=12)
+
+
+@given(scores_in_groups)
+def test_leave_one_out_is_the_group_mean_without_oneself(pairs: list[tuple[int, float]]) -> None:
+    groups, scores = torch.tensor([g for g, _ in pairs]), torch.tensor([s for _, s in pairs])
+    expected = []
+    for index, (group, score) in enumerate(pairs):
+        others = [s for j, (g, s) in enumerate(pairs) if g == group and j != index]
+        expected.append(score - sum(others) / len(others) if others else 0.0)
+    torch.testing.assert_close(leave_one_out(scores, groups), torch.tensor(expected), rtol=1e-5, atol=1e-5)
+    plain = group_normalised(scores, groups, divide_by_std=False, leave_one_out=True)
+    torch.testing.assert_close(plain, leave_one_out(scores, groups))
+
+
+def test_spread_of_groups() -> None:
+    spread = group_spread(torch.tensor([1.0, 3.0, 2.0, 2.0, 7.0]), torch.tensor([5, 5, 2, 2, 9]))
+    assert spread.std_mean == pytest.approx(math.sqrt(2.0) / 3)
+    assert spread.without_spread_fraction == pytest.approx(2 / 3)

@@ -1,0 +1,69 @@
+"""Advantage estimators and policy losses of strangers, by name, with their own options."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_core.errors import ConfigError, PluginError
+from rlhf_core.function_plugins import bind_function
+from rlhf_core.plugins import as_kind, discover_all
+
+SOURCE = """
+def scaled(batch, *, factor: float = 2.0, power: int = 1):
+    return (batch * factor) ** power
+
+def untyped(batch, *, factor=1):
+    return batch
+
+def greedy(batch, other):
+    return batch
+
+class Thing:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def stranger(install) -> None:
+    names = {name: f"acme_losses:{name}" for name in ("scaled", "untyped", "greedy", "Thing")}
+    install(
+        "acme", {"rlhf.policy_losses": names, "rlhf.advantages": {"scaled": names["scaled"]}}, {"acme_losses": SOURCE}
+    )
+
+
+@pytest.mark.parametrize("kind", ["policy_losses", "advantages"])
+def test_options_are_bound(kind) -> None:
+    assert bind_function(kind, "scaled", where="it")(3.0) == 6.0
+    assert bind_function(kind, {"name": "Scaled", "factor": 3, "power": 2}, where="it")(1.0) == 9.0
+    assert bind_function(kind, {"name": "scaled", "power": 2}, where="it", shared={"factor": 5})(1.0) == 25.0
+
+
+@pytest.mark.parametrize(
+    ("choice", "shared", "error", "message"),
+    [
+        ({"name": "scaled", "facto": 1}, {}, ConfigError, r"algorithm\.x: policy loss .scaled. .*facto: Extra inputs"),
+        ({"name": "scaled", "factor": "many"}, {}, ConfigError, r"factor: Input should be a valid number"),
+        (
+            {"name": "scaled", "factor": 1},
+            {"factor": 2},
+            ConfigError,
+            r"algorithm\.factor: is given in",
+        ),
+        ("scaled", {"clip_eps": 0.1}, ConfigError, r"algorithm\.clip_eps: .*no such option"),
+        ({"factor": 1}, {}, ConfigError, r"needs a `name`"),
+        ("scalde", {}, PluginError, r'no policy loss "scalde" is installed'),
+        ("untyped", {}, PluginError, r'its option "factor" has no type'),
+        ("greedy", {}, PluginError, r"it takes more than the batch by position: other"),
+        ("Thing", {}, PluginError, r"is a type, not a function"),
+    ],
+)
+def test_what_does_not_fit_is_named(choice, shared, error, message) -> None:
+    with pytest.raises(error, match=message) as caught:
+        bind_function("policy_losses", choice, where="algorithm.x", shared=shared)
+    assert caught.value.exit_code == 2
+
+
+def test_they_are_listed() -> None:
+    installed = discover_all()
+    assert installed["policy_losses"]["scaled"].distribution == "acme"
+    assert as_kind("policy-loss") == "policy_losses" and as_kind("advantage") == "advantages"
