@@ -5,6 +5,8 @@ import json
 import pytest
 from run_files import lines, metrics, samples, start
 
+from rlhf_core import train
+
 ON_EVERY_LINE = {
     "step",
     "episode",
@@ -120,6 +122,17 @@ def test_micro_batches_change_nothing_but_rounding(first, tmp_path, micro_batch_
     for whole, part in zip(metrics(first.run_folder)[:1], metrics(split.run_folder)[:1], strict=True):
         for key in ("loss/policy", "loss/value", "policy/grad_norm", "critic/grad_norm", "policy/entropy"):
             assert part[key] == pytest.approx(whole[key], rel=1e-5, abs=1e-7), key
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_the_written_config_is_a_run_file_of_the_same_run(first, tmp_path):
+    again = train(first.run_folder / "config.yaml", output=tmp_path / "again")
+    assert metrics(again.run_folder) == metrics(first.run_folder)
+    assert (tmp_path / "again/config.yaml").read_text() == (first.run_folder / "config.yaml").read_text()
+    odd = {"stop": ["1e-6", "on", "~"], "max_new_tokens": 2}
+    folder = start({"engine": odd, "train": {**TRAIN, "episodes": 1}}, tmp_path / "odd").run_folder
+    start_again = train(folder / "config.yaml", output=tmp_path / "odd-again")
+    assert samples(start_again.run_folder) == samples(folder)
 
 
 @pytest.mark.usefixtures("no_plots")
