@@ -24,7 +24,12 @@ from .interrupts import INTERRUPT_FILE
 
 
 def run_in_processes(
-    resolved: ResolvedRun, output: Path, resume: str | None, num_processes: int, hooks: Sequence[str]
+    resolved: ResolvedRun,
+    output: Path,
+    resume: str | None,
+    num_processes: int,
+    hooks: Sequence[str],
+    origin: Path | None = None,
 ) -> None:
     """Run in `num_processes` processes of this machine, and wait for all of them.
 
@@ -38,7 +43,15 @@ def run_in_processes(
     with tempfile.TemporaryDirectory(prefix="rlhf-launch-") as scratch:
         request = Path(scratch) / "request.json"
         request.write_text(
-            json.dumps({"run": resolved.to_mapping(), "output": str(output), "resume": resume, "hooks": list(hooks)})
+            json.dumps(
+                {
+                    "run": resolved.to_mapping(),
+                    "output": str(output),
+                    "resume": resume,
+                    "hooks": list(hooks),
+                    "origin": None if origin is None else str(origin),
+                }
+            )
         )
         config = LaunchConfig(
             min_nodes=1,

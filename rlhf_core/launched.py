@@ -23,6 +23,7 @@ def _main(path: str) -> int:
             output=request["output"],
             resume=request["resume"],
             hooks=request["hooks"] if rank == 0 else (),
+            origin=None if request["origin"] is None else Path(request["origin"]),
         )
     except KeyboardInterrupt:
         return InterruptedRun.exit_code

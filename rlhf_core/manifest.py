@@ -44,15 +44,23 @@ _CHUNK_BYTES = 1 << 20
 
 
 def collect_manifest(
-    *, seed: int, command: Sequence[str], data_digest: str | None, project_folder: Path | None = None
+    *,
+    seed: int,
+    command: Sequence[str],
+    data_digest: str | None,
+    num_processes: int = 1,
+    project_folder: Path | None = None,
 ) -> dict[str, Any]:
     """Everything the manifest says at the start of a run; JSON values.
 
+    With `config.yaml` it is enough to make the run again: `rlhf train --from`.
     `project_folder` (default: the working folder) is where the git revision is looked up.
     """
     return {
         "seed": seed,
         "command": redact_command(command),
+        "num_processes": num_processes,
+        "working_folder": str(Path.cwd()),
         "data_digest": data_digest,
         "git_revision": git_revision(project_folder or Path.cwd()),
         "python": platform.python_version(),

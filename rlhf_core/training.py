@@ -22,13 +22,13 @@ from .hook_plugins import load_hook_plugins
 from .hooks import HookRelay
 from .interrupts import InterruptFlag
 from .launch_env import read_launch_env
-from .manifest import collect_manifest, full_command
 from .models import check_model
 from .oversight import ROLLBACK
 from .plugins import resolve_build
 from .prompts import PromptStream
 from .run_guard import failed_when_refused, undone_when_refused
 from .run_hooks import FirstScore, register_run_hooks
+from .run_record import begin_record
 from .run_state import read_run_state
 from .runfolder import RunFolder, Status, default_path, find_newest
 from .transport import RunRequest, Transport
@@ -56,6 +56,7 @@ def train(
     dry_run: bool = False,
     overrides: Sequence[Override] = (),
     hooks: Sequence[object | str] = (),
+    origin: Path | None = None,
 ) -> TrainResult | None:
     """Train as a run file (path) or mapping says.
 
@@ -66,6 +67,7 @@ def train(
         dry_run: check everything, load no weights, write nothing; returns None.
         overrides: `"key.path=value"` as `--set` takes them.
         hooks: objects with `rlhf_…` hooks, or `module:attr` of what makes one, beside the installed hook plugins.
+        origin: folder of a run that `run` comes from; what differs from it is said in log and manifest.
 
     Raises:
         UserInputError: the input is wrong; nothing was written.
@@ -81,13 +83,14 @@ def train(
     if dry_run:
         return None
     if num_processes > 1:
-        return _launch(resolved, _choose_output(output, resume, resolved), resume, num_processes, hooks)
+        return _launch(resolved, _choose_output(output, resume, resolved), resume, num_processes, hooks, origin)
     environment = read_launch_env()
     if environment.world_size > 1 and output is None:
         raise UserInputError(
             "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
         )
-    return _execute(resolved, prompts, relay, _choose_output(output, resume, resolved), resume, environment.rank)
+    chosen = _choose_output(output, resume, resolved)
+    return _execute(resolved, prompts, relay, chosen, resume, environment.rank, origin)
 
 
 def _made(hook: object | str) -> object:
@@ -98,7 +101,12 @@ def _made(hook: object | str) -> object:
 
 
 def _launch(
-    resolved: ResolvedRun, output: Path, resume: str | None, num_processes: int, hooks: Sequence[object | str]
+    resolved: ResolvedRun,
+    output: Path,
+    resume: str | None,
+    num_processes: int,
+    hooks: Sequence[object | str],
+    origin: Path | None,
 ) -> TrainResult:
     from .launch import run_in_processes
 
@@ -114,7 +122,8 @@ def _launch(
     with undone_when_refused(output) if resume is None else nullcontext():
         if resume is None:
             RunFolder.create(output).close()
-        run_in_processes(resolved, output, resume, num_processes, [hook for hook in hooks if isinstance(hook, str)])
+        named = [hook for hook in hooks if isinstance(hook, str)]
+        run_in_processes(resolved, output, resume, num_processes, named, origin)
     return read_result(output)
 
 
@@ -207,7 +216,13 @@ def find_checkpoint(resume: str, output: Path) -> Path:
 
 
 def _execute(
-    resolved: ResolvedRun, prompts: PromptStream, relay: HookRelay, output: Path, resume: str | None, rank: int
+    resolved: ResolvedRun,
+    prompts: PromptStream,
+    relay: HookRelay,
+    output: Path,
+    resume: str | None,
+    rank: int,
+    origin: Path | None,
 ) -> TrainResult:
     """Run in this process, as the rank it is."""
     checkpoint = None if resume is None else find_checkpoint(resume, output)
@@ -229,7 +244,7 @@ def _execute(
         if rank != 0:
             _transport(resolved).run(request)
         else:
-            run_as_main(request)
+            run_as_main(request, origin)
     return read_result(output)
 
 
@@ -243,15 +258,10 @@ def _opened(output: Path, resume: str | None, stack: ExitStack) -> RunFolder:
     return folder
 
 
-def run_as_main(request: RunRequest) -> None:
+def run_as_main(request: RunRequest, origin: Path | None = None) -> None:
     """Run, and keep the folder's account of it: config, manifest, log, summary, report."""
     resolved, folder, relay = request.resolved, request.folder, request.hooks
-    config = resolved.to_mapping()
-    folder.write_config(config)
-    seed = resolved.run.train.seed
-    manifest = collect_manifest(seed=seed, command=full_command(), data_digest=f"sha256:{request.prompts.digest}")
-    events = folder.read_json(folder.manifest).get("events", []) if request.resume is not None else []
-    folder.write_manifest({**manifest, "events": events})
+    begin_record(request, origin)
     register_run_hooks(relay, resolved)
     earlier = read_run_state(request.resume) if request.resume is not None else None
     first = FirstScore(None if earlier is None else earlier.eval_before)
@@ -260,7 +270,7 @@ def run_as_main(request: RunRequest) -> None:
     wall_before = 0.0 if earlier is None else earlier.wall_s
     status: Status = "failed"
     eval_after: float | None = None
-    with relay.span("run", run_folder=folder.path, config=config) as span:
+    with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
             result = _transport(resolved).run(request)
             first.score, eval_after, status = result.eval_before, result.eval_after, "done"

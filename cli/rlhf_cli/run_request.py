@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,13 @@ QUICKSTART_MODEL = "builtin:tiny-digits"
 
 _OPTIONS = (
     click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(dir_okay=False)),
+    click.option(
+        "--from",
+        "origin",
+        metavar="RUN_DIR",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Begin with the config of an earlier run, in place of RUN.yaml.",
+    ),
     click.option("--algorithm", metavar="NAME", help="What the update is: ppo, grpo, sft, …"),
     click.option("--strategy", metavar="NAME", help="How the model is trained: single, ddp, gemini, …"),
     click.option("--transport", metavar="NAME", help="Where makers and trainers run: local or ray."),
@@ -41,6 +49,8 @@ class RunRequest:
     """A run as asked for on the command line."""
 
     run_file: str | None = None
+    origin: Path | None = None
+    """Folder of the run whose config is the base."""
     algorithm: str | None = None
     strategy: str | None = None
     transport: str | None = None
@@ -52,15 +62,25 @@ class RunRequest:
     @property
     def where(self) -> str:
         """How errors call the source of the run."""
-        return self.run_file or "quickstart"
+        return self.run_file or (f"config of {self.origin}" if self.origin is not None else "quickstart")
 
     def mapping(self) -> tuple[dict[str, Any], list[str]]:
         """The run as one mapping (file, then flags, then `--set`), and the options that flags dropped."""
         from rlhf_core.config_load import load_run
 
-        run = load_run(self.run_file if self.run_file is not None else quickstart_stage("ppo"))
+        run = load_run(self._base())
         dropped = self._apply_plugins(run)
         return load_run(run, [*self._flag_overrides(), *self.overrides]), dropped
+
+    def _base(self) -> str | dict[str, Any]:
+        if self.origin is None:
+            return self.run_file if self.run_file is not None else quickstart_stage("ppo")
+        if self.run_file is not None:
+            raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
+        from rlhf_core.runfolder import RunFolder
+
+        folder = RunFolder.read(self.origin)
+        return folder.read_config()
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
         from rlhf_core.config_load import PLUGIN_SECTIONS, switch_plugin
@@ -114,7 +134,12 @@ def quickstart_stage(name: str) -> dict[str, Any]:
 def is_quickstart(request: RunRequest, run: Mapping[str, Any]) -> bool:
     """True where the warm start comes first: no run file, and the model is still the quickstart's own."""
     model = run.get("model")
-    return request.run_file is None and isinstance(model, Mapping) and model.get("path") == QUICKSTART_MODEL
+    return (
+        request.run_file is None
+        and request.origin is None
+        and isinstance(model, Mapping)
+        and model.get("path") == QUICKSTART_MODEL
+    )
 
 
 def tell_dropped(dropped: list[str]) -> None:

@@ -39,12 +39,13 @@ Examples:
   rlhf train run.yaml --reward exact-match --reward ./my_reward.py:brevity:0.1
   rlhf train run.yaml --strategy ddp --num-processes 2 --set train.episodes=10
   rlhf train run.yaml --output runs/first --resume auto
+  rlhf train --from runs/first --output runs/again --set train.seed=1
 """
 
 
 @click.command("train", help=_HELP)
 @run_options
-@click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
+@click.option("--num-processes", type=click.IntRange(min=1), help="Training processes.  [default: 1, or as in --from]")
 @click.option("--output", type=click.Path(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
 @click.option("--resume", metavar="auto|DIR", help="Go on from the newest checkpoint (auto) or from the one in DIR.")
 @click.option("--dry-run", is_flag=True, help="Resolve and check everything; load no weights, write nothing.")
@@ -52,7 +53,7 @@ Examples:
 @click.option("--quiet", "verbosity", flag_value="quiet", help="Say only how the run ended.")
 def train(
     request: RunRequest,
-    num_processes: int,
+    num_processes: int | None,
     output: Path | None,
     resume: str | None,
     dry_run: bool,
@@ -70,7 +71,7 @@ def train(
             mapping,
             output=output,
             resume=resume,
-            num_processes=num_processes,
+            num_processes=num_processes or _processes_of(request),
             dry_run=dry_run,
             hooks=[_QUIET if verbosity == "quiet" else _PROGRESS],
         )
@@ -82,6 +83,16 @@ def train(
         click.echo(f"ok: {request.where} can run; nothing was written")
 
 
+def _processes_of(request: RunRequest) -> int:
+    """As many as the run that is made again had; else one."""
+    if request.origin is None:
+        return 1
+    from rlhf_core.runfolder import RunFolder
+
+    folder = RunFolder.read(request.origin)
+    return int(folder.read_json(folder.manifest).get("num_processes", 1))
+
+
 def _start(request: RunRequest, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
     if is_quickstart(request, mapping):
         from rlhf_core.quickstart import run_quickstart
@@ -89,7 +100,7 @@ def _start(request: RunRequest, mapping: dict[str, Any]) -> Callable[..., TrainR
         return partial(run_quickstart, quickstart_stage("warm-start"))
     from rlhf_core.training import train as start
 
-    return start
+    return start if request.origin is None else partial(start, origin=request.origin)
 
 
 def quiet_progress() -> PlainProgress:

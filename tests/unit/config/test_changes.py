@@ -1,0 +1,43 @@
+"""What differs between two run files, and what that means."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_core.config import RunConfig
+from rlhf_core.config_changes import Change, config_changes
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_every_changed_option_is_named_with_both_values():
+    before = {"optimizer": {"lr": 1e-3}, "rewards": [{"name": "a", "weight": 1}], "train": {"seed": 0, "episodes": 2}}
+    after = {"optimizer": {"lr": 1e-4}, "rewards": [{"name": "a", "weight": 2}], "train": {"seed": 0, "episodes": 3}}
+    changes = config_changes(before, after)
+    assert [(c.key, c.before, c.after) for c in changes] == [
+        ("optimizer.lr", 1e-3, 1e-4),
+        ("rewards.0.weight", 1, 2),
+        ("train.episodes", 2, 3),
+    ]
+    assert str(changes[2]).startswith("train.episodes: 2 -> 3 (the run ends at another episode")
+
+
+def test_what_came_and_what_went():
+    changes = config_changes({"engine": {"stop": ["a"]}, "eval": None}, {"eval": {"num_prompts": 4}})
+    assert [(c.key, c.before, c.after) for c in changes] == [
+        ("eval.num_prompts", None, 4),
+        ("engine.stop", ["a"], None),
+    ]
+
+
+@given(st.dictionaries(st.sampled_from("abc"), values))
+def test_a_run_file_does_not_differ_from_itself(run):
+    assert config_changes(run, run) == []
+
+
+def test_every_section_has_a_meaning_of_its_own():
+    sections = {*RunConfig.model_fields, "algorithm", "strategy", "rewards", "transport"}
+    assert not [name for name in sections if Change(f"{name}.x", 0, 1).meaning == "holds from here on"]
