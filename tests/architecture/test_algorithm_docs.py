@@ -1,0 +1,40 @@
+"""Every option of an algorithm, and every metric it gives, is on its page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.plugins import load
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "algorithms"
+SHARED = "critic-free.md"
+PAGES = {
+    "grpo": ["grpo.md", SHARED],
+    "rloo": ["rloo.md", SHARED],
+    "reinforce++": ["reinforce-plus-plus.md", SHARED],
+    "sft": ["sft.md"],
+    "dpo": ["dpo.md"],
+    "reward-model": ["reward-model.md"],
+}
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins" / "algorithms"
+METRIC = re.compile(r'"((?:group|off_policy|preference|sft|policy|kl|reward)/[a-z_]+)"')
+
+
+def quoted(names: list[str]) -> set[str]:
+    return {name for page in names for name in re.findall(r"`([^`\s]+)`", (DOCS / page).read_text("utf-8"))}
+
+
+@pytest.mark.parametrize("algorithm", PAGES)
+def test_every_option_is_on_the_page(algorithm: str) -> None:
+    options = set(load("algorithms", algorithm).component.config.model_fields)
+    assert not options - quoted(PAGES[algorithm])
+
+
+@pytest.mark.parametrize(("folder", "pages"), [("group", [SHARED]), ("offline", ["sft.md", "dpo.md"])])
+def test_every_metric_is_on_a_page(folder: str, pages: list[str]) -> None:
+    files = [*PLUGINS.glob(f"{folder}/src/*/*.py")]
+    if folder == "group":
+        files.append(PLUGINS.parents[1] / "rlhf_core" / "policy_metrics.py")
+    metrics = {name for path in files for name in METRIC.findall(path.read_text("utf-8"))}
+    assert metrics and not metrics - quoted(pages)
