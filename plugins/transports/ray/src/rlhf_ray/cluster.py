@@ -8,7 +8,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ import ray
 from rlhf_core.errors import RlhfError
 
 from .config import RayConfig
+from .undertaker import watched
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -40,12 +41,13 @@ def connected(config: RayConfig) -> Iterator[str]:
     if ray.is_initialized():
         yield namespace
         return
-    with _environment(_QUIET), _own_signal_handlers():
-        _start(config, namespace)
-    try:
-        yield namespace
-    finally:
-        ray.shutdown()
+    with watched() if config.address is None else nullcontext():
+        with _environment(_QUIET), _own_signal_handlers(), _loopback_kept():
+            _start(config, namespace)
+        try:
+            yield namespace
+        finally:
+            ray.shutdown()
 
 
 def _start(config: RayConfig, namespace: str) -> None:
@@ -55,7 +57,7 @@ def _start(config: RayConfig, namespace: str) -> None:
             "address": "local",
             "include_dashboard": False,
             "object_store_memory": config.object_store_bytes,
-            # Nobody outside this machine has business with a local Ray.
+            # Nobody outside this machine has business with a local Ray (see `_loopback_kept`).
             "_node_ip_address": "127.0.0.1",
         }
     else:
@@ -81,6 +83,23 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for key in added:
             os.environ.pop(key, None)
+
+
+@contextmanager
+def _loopback_kept() -> Iterator[None]:
+    """Ray replaces 127.0.0.1 by the machine's own address and then listens on all; here it listens on 127.0.0.1."""
+    from ray._private import services
+
+    replace = getattr(services, "resolve_ip_for_localhost", None)
+    if replace is None:
+        logger.warning("this Ray listens on all network interfaces; its authentication token is what guards it")
+        yield
+        return
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = replace
 
 
 @contextmanager

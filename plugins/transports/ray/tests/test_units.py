@@ -1,0 +1,323 @@
+"""The parts of a detached run, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
+from rlhf_core.evaluate import EvaluationRow
+from rlhf_core.group_trees import group_to_tree
+from rlhf_core.types import BufferItem, PhaseTimes, Rollout, RolloutGroup
+from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.evaluation_jobs import EvaluationJobs
+from rlhf_ray.failures import ActorLostError, explain, first_cause
+from rlhf_ray.group_wire import PackedGroup, pack_group, unpack_group
+from rlhf_ray.maker_roster import MakerRoster
+from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver, WeightChunk, WeightEnd
+from rlhf_ray.status_file import read_status
+from rlhf_ray.weight_board import WeightBoard
+
+
+def group(position: int) -> RolloutGroup:
+    rollout = Rollout(
+        sample_id=position,
+        prompt="3,1>",
+        messages=None,
+        prompt_ids=(7, 5),
+        completion="1,3",
+        completion_ids=(5, 6, 7),
+        logprobs=(-0.5, -0.25, 0.0),
+        answer="1,3",
+        metadata={"digits": [3, 1]},
+        policy_version=4,
+        finish_reason="stop",
+        group_id=position,
+    )
+    item = BufferItem(
+        sample_id=position,
+        group_id=position,
+        policy_version=4,
+        prompt_ids=torch.tensor([7, 5]),
+        response_ids=torch.tensor([5, 6, 7]),
+        action_mask=torch.tensor([True, True, False]),
+        action_log_probs=torch.tensor([-0.5, -0.25, 0.0]),
+        rewards={"exact": 1.0},
+        values=torch.tensor([0.1, 0.2, 0.3]),
+        support_ids=torch.tensor([[5, -1], [6, 7], [7, -1]], dtype=torch.int32),
+    )
+    return RolloutGroup(position=position, rollouts=(rollout,), items=(item,))
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert type(left) is type(right)
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list):
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert left == right
+
+
+def test_a_group_arrives_as_it_was_sent() -> None:
+    sent = group(11)
+    packed = pack_group(sent)
+    assert packed.position == 11
+    assert_same(group_to_tree(unpack_group(packed)), group_to_tree(sent))
+
+
+class TestWeightBoard:
+    def test_parts_come_in_order_and_then_the_end(self) -> None:
+        board = WeightBoard()
+        board.begin(3, adapter_only=True)
+        assert board.next_for(-1, 0) is None
+        board.add(3, "policy", ["a"])
+        board.add(3, "critic", ["b"])
+        first = board.next_for(-1, 0)
+        assert isinstance(first, WeightChunk)
+        assert (first.role, first.reference, first.adapter_only) == ("policy", ["a"], True)
+        second = board.next_for(first.serial, 1)
+        assert isinstance(second, WeightChunk) and second.role == "critic"
+        assert board.next_for(first.serial, 2) is None
+        board.finish(3, checksums={"policy": "x"}, canary=None)
+        end = board.next_for(first.serial, 2)
+        assert isinstance(end, WeightEnd) and end.version == 3
+        assert board.next_for(first.serial, 3) is None
+
+    def test_a_new_version_replaces_a_half_sent_one(self) -> None:
+        board = WeightBoard()
+        board.begin(1, adapter_only=False)
+        board.add(1, "policy", ["old"])
+        first = board.next_for(-1, 0)
+        assert first is not None
+        board.begin(2, adapter_only=False)
+        board.add(2, "policy", ["new"])
+        part = board.next_for(first.serial, 1)
+        assert isinstance(part, WeightChunk)
+        assert (part.index, part.reference) == (0, ["new"])
+        with pytest.raises(SyncError, match="part of version 1 came while 2 is open"):
+            board.add(1, "policy", ["late"])
+
+    def test_who_has_it_and_who_refuses_it(self) -> None:
+        board = WeightBoard()
+        board.begin(1, adapter_only=False)
+        board.finish(1, checksums={}, canary=None)
+        end = board.next_for(-1, 0)
+        assert end is not None
+        board.acknowledge("maker-0", end.serial, None)
+        assert board.waits_for(["maker-0", "maker-1"]) == ["maker-1"]
+        board.acknowledge("maker-1", end.serial - 1, None)
+        assert board.waits_for(["maker-0", "maker-1"]) == ["maker-1"]
+        board.acknowledge("maker-1", end.serial, SyncError("wrong shape", where="weight sync", hint="same model"))
+        with pytest.raises(SyncError, match="maker-1, weight sync: wrong shape"):
+            board.waits_for(["maker-0", "maker-1"])
+
+
+class TestEvaluationJobs:
+    def test_every_prompt_is_answered_once_though_a_maker_dies(self) -> None:
+        jobs = EvaluationJobs()
+        jobs.open(10, 4, version=2)
+        works = [jobs.take("a"), jobs.take("b"), jobs.take("a")]
+        assert works == [EvaluationWork(0, 4, 2), EvaluationWork(4, 8, 2), EvaluationWork(8, 10, 2)]
+        assert jobs.take("b") is None
+        jobs.done(works[1], self.rows(4))
+        jobs.release("a")
+        assert not jobs.complete
+        again = [jobs.take("b"), jobs.take("b")]
+        assert again == [works[0], works[2]]
+        for work in again:
+            assert work is not None
+            jobs.done(work, self.rows(work.start))
+        jobs.done(EvaluationWork(0, 4, 2), self.rows(99))
+        assert jobs.complete
+        assert [row.num_tokens for row in jobs.rows()] == [0, 4, 8]
+
+    def rows(self, number: int) -> list[EvaluationRow]:
+        return [EvaluationRow({"exact": 1.0}, number, False)]
+
+
+class TestMakerRoster:
+    def test_silence_and_long_work_are_noticed(self) -> None:
+        now = [0.0]
+        roster = MakerRoster(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
+        roster.register("a", 1, "n")
+        roster.register("b", 2, "n")
+        roster.begins("a", RolloutWork((4, 5), 0))
+        now[0] = 9
+        roster.seen("a")
+        now[0] = 15
+        assert roster.stuck() == {"b": "gave no sign of life for 15 s"}
+        now[0] = 101
+        roster.seen("a")
+        assert roster.stuck()["a"] == "makes 2 prompts from 4 since 101 s"
+        roster.forget("a")
+        assert roster.registered == {"b"}
+
+    def test_idle_fraction(self) -> None:
+        now = [0.0]
+        roster = MakerRoster(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
+        roster.register("a", 1, "n")
+        now[0] = 3
+        roster.begins("a", RolloutWork((0,), 0))
+        now[0] = 4
+        assert roster.take_idle_fraction() == pytest.approx(0.75)
+        now[0] = 8
+        assert roster.take_idle_fraction() == 0
+        roster.begins("a", None)
+        now[0] = 10
+        assert roster.take_idle_fraction() == 1
+
+
+def run(scenario: Callable[[Coordinator], Any], **changes: Any) -> None:
+    settings = {
+        "num_makers": 1,
+        "num_episodes": 2,
+        "prompts_per_episode": 2,
+        "prompts_per_lease": 2,
+        "max_staleness": 0,
+        "lease_seconds": 60.0,
+        "heartbeat_seconds": 60.0,
+    }
+
+    async def play() -> None:
+        await scenario(Coordinator(CoordinatorSettings(**{**settings, **changes})))
+
+    asyncio.run(play())
+
+
+def packed(position: int) -> Made:
+    return Made(PackedGroup(position, b""), True)
+
+
+class TestCoordinator:
+    def test_nothing_is_made_before_there_are_weights_nor_ahead_of_the_bound(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            assert await coordinator.next_work("m", 0.01) is None
+            await coordinator.publish(0)
+            assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0)
+            assert await coordinator.submit("m", [packed(0), packed(1)], PhaseTimes()) == 2
+            assert await coordinator.next_work("m", 0.01) is None
+            waiting = asyncio.create_task(coordinator.next_work("m", 5))
+            taken = await coordinator.take(0, 1)
+            assert [each.position for each in taken.groups] == [0, 1]
+            await coordinator.publish(1)
+            assert await waiting == RolloutWork((2, 3), 1)
+
+        run(scenario)
+
+    def test_a_dead_makers_prompts_go_to_another_and_count_once(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            for name in ("m", "other"):
+                await coordinator.register(name, 1, "n", 0)
+            await coordinator.publish(0)
+            assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0)
+            waiting = asyncio.create_task(coordinator.next_work("other", 5))
+            assert await coordinator.release("m") == 2
+            assert await waiting == RolloutWork((0, 1), 0)
+            assert await coordinator.submit("other", [packed(0), packed(1)], PhaseTimes()) == 2
+            assert await coordinator.submit("m", [packed(0)], PhaseTimes()) == 0
+            await coordinator.take(0, 1)
+            await coordinator.publish(1)
+            # What a dead maker still asks for is not given to it.
+            assert await coordinator.next_work("m", 0.01) is None
+
+        run(scenario)
+
+    def test_waits_end_and_say_what_is_missing(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            with pytest.raises(DeadlineError, match="1 makers to load their models; ready: none"):
+                await coordinator.wait_for_makers(0.01)
+            await coordinator.register("m", 1, "n", 3)
+            await coordinator.publish(0)
+            with pytest.raises(DeadlineError, match="samples of episode 0: it is not open"):
+                await coordinator.take(0, 0.01)
+            await coordinator.begin_weights(1, False)
+            with pytest.raises(DeadlineError, match="for m to take policy version 1"):
+                await coordinator.finish_weights(1, {}, None, 0.01)
+            with pytest.raises(DeadlineError, match="evaluation: 2 parts wait"):
+                await coordinator.evaluate(2, 0.01)
+
+        run(scenario)
+
+    def test_every_trainer_rank_gets_the_same_episode(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            await coordinator.publish(0)
+            await coordinator.next_work("m", 1)
+            ranks = [asyncio.create_task(coordinator.take(0, 5)) for _ in range(3)]
+            await asyncio.sleep(0)
+            await coordinator.submit("m", [packed(1), packed(0)], PhaseTimes(rollout_s=2.0))
+            taken = await asyncio.gather(*ranks)
+            assert all(each is taken[0] for each in taken)
+            assert taken[0].times.rollout_s == 2.0
+
+        run(scenario)
+
+    def test_the_end_and_events_wake_who_waits(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            work = asyncio.create_task(coordinator.next_work("m", 5))
+            view = asyncio.create_task(coordinator.overview(5))
+            await asyncio.sleep(0)
+            await coordinator.report([LogLine("m", 20, "hello")])
+            assert (await view).events == [LogLine("m", 20, "hello")]
+            await coordinator.finish()
+            assert await work == RunOver()
+
+        run(scenario)
+
+    def test_its_state_goes_on_elsewhere(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            await coordinator.publish(0)
+            await coordinator.next_work("m", 1)
+            await coordinator.submit("m", [packed(1)], PhaseTimes())
+            state = await coordinator.state()
+
+            async def resumed(other: Coordinator) -> None:
+                await other.register("m", 1, "n", 0)
+                await other.load(state)
+                await other.publish(0)
+                assert await other.next_work("m", 1) == RolloutWork((0,), 0)
+
+            await resumed(Coordinator(coordinator._settings))
+
+        run(scenario)
+
+
+class TestFailures:
+    def test_the_error_that_the_others_follow_from_comes_first(self) -> None:
+        late = DeadlineError("waited")
+        lost = ActorLostError("is gone")
+        bug = RlhfError("ValueError: x")
+        assert first_cause({"trainer-0": late, "trainer-1": lost}) is lost
+        assert first_cause({"trainer-0": late, "trainer-1": bug}) is bug
+        assert first_cause({"trainer-0": late}) is late
+        assert isinstance(first_cause({"trainer-0": late, "trainer-1": InterruptedRun("stop")}), InterruptedRun)
+
+    def test_an_error_names_its_actor_and_keeps_its_kind(self) -> None:
+        raised = ray.exceptions.RayTaskError("work", "Traceback", SyncError("refused", where="weight sync", hint="do"))
+        explained = explain("maker-1", raised.as_instanceof_cause())
+        assert isinstance(explained, SyncError)
+        assert (explained.where, explained.message, explained.hint) == ("maker-1, weight sync", "refused", "do")
+        bug = explain("maker-1", ray.exceptions.RayTaskError("work", "Traceback", KeyError("k")).as_instanceof_cause())
+        assert bug.message == "KeyError: 'k'"
+
+
+def test_a_folder_without_a_detached_run_has_no_status(tmp_path: Path) -> None:
+    assert read_status(tmp_path) is None
+    with pytest.raises(RlhfError, match="no such folder"):
+        read_status(tmp_path / "nowhere")
