@@ -376,3 +376,23 @@ class TestReward:
     def test_what_cannot_score_is_refused(self) -> None:
         with pytest.raises(UserInputError, match="reward model"):
             as_reward(3, torch.device("cpu"))
+
+
+def test_lora_layers_of_another_scale_are_refused() -> None:
+    from rlhf_core.builtin_models import build_builtin
+    from rlhf_core.config import LoraConfig
+    from rlhf_core.models import add_lora
+    from rlhf_ray.detached_lora import check_lora_scales, lora_scales
+
+    def model(alpha: float) -> nn.Module:
+        return add_lora(build_builtin("builtin:tiny-digits", 0)[0], LoraConfig(r=2, alpha=alpha), seed=0)
+
+    sent = lora_scales(model(4))
+    assert all(scales == {"default": 2.0} for scales in sent.values())
+    assert sent
+    check_lora_scales(model(4), sent)
+    check_lora_scales(model(8), None)
+    with pytest.raises(SyncError, match="LoRA layers differ"):
+        check_lora_scales(model(8), sent)
+    with pytest.raises(SyncError, match="LoRA layers differ"):
+        check_lora_scales(nn.Linear(2, 2), sent)

@@ -1,8 +1,12 @@
-"""PPO for the rlhf framework: the algorithm, its value model and the seed's trainer classes."""
+"""PPO for the rlhf framework: the algorithm, its value model and the seed's trainer classes.
+
+`DetachedPPOTrainer` needs the extra: pip install 'rlhf-ppo[ray]'.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ def __getattr__(name: str) -> Any:
     """Import a class when it is asked for: listing plugins loads neither torch nor ray."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "DetachedPPOTrainer" and (find_spec("rlhf_ray") is None or find_spec("ray") is None):
+        raise ImportError("DetachedPPOTrainer needs rlhf-ray, which is not installed: pip install 'rlhf-ppo[ray]'")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

@@ -106,6 +106,12 @@ class NamedActors:
             self._handles.pop(name, None)
             self._lost.add(name)
 
+    def look_up_again(self) -> None:
+        """Forget who has the names: between two loops or fits, others may have taken them."""
+        with self._lock:
+            self._handles.clear()
+            self._lost.clear()
+
     def call(self, method: str, *args: Any) -> list[Call]:
         """Call `method` of all actors at the same time."""
         return [(name, getattr(self.handle(name), method).remote(*args)) for name in self.names]

@@ -110,6 +110,7 @@ class DetachedTrainer(ABC):
             num_updates=self._num_updates,
         )
         self._presence.fit_begins()
+        self.makers.look_up_again()
         try:
             trainer.fit(self._fit_info(plan))
         finally:
@@ -117,6 +118,7 @@ class DetachedTrainer(ABC):
 
     def sync_models_to_remote_makers(self, **kwargs: Any) -> None:
         """Send the full weights now. Keywords go to `_update_remote_makers`."""
+        self.makers.look_up_again()
         self._sync(fully_update=True, **kwargs)
 
     @ray.method(concurrency_group="buffer_length")

@@ -28,7 +28,8 @@ class TrainerSender:
         self._under_way: list[Call] = []
 
     def announce(self, maker: str, temperature: float) -> None:
-        """Tell all trainers that a loop starts."""
+        """Find the trainers, and tell them that a loop starts."""
+        self._trainers.look_up_again()
         calls = self._trainers.call("maker_started", maker, temperature)
         collect(calls, timeout_seconds=self._timeout_seconds, doing="to hear that a maker starts")
 

@@ -1,0 +1,200 @@
+"""What a detached trainer trains, without Ray: the numbers, what is sent, what is saved."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rlhf_core.batching import collate, split
+from rlhf_core.config import LoraConfig
+from rlhf_core.errors import UserInputError
+from rlhf_core.functional.forward import policy_forward
+from rlhf_core.models import add_lora
+from rlhf_core.strategy import Strategy
+from rlhf_core.types import BufferItem, Experience
+from rlhf_core.update import Updater
+from rlhf_ppo import Critic
+from rlhf_ppo.algorithm import PPO
+from rlhf_ppo.config import PPOConfig
+from rlhf_ppo.detached_learner import DetachedLearner
+from rlhf_ppo.detached_roles import OptimizerOptions
+
+OPTIONS = OptimizerOptions(actor_lr=1e-2, critic_lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
+CONFIG = PPOConfig(kl_coef=0.0)
+
+
+@pytest.fixture
+def experience() -> Experience:
+    """Six samples of various lengths, scored and with a KL coefficient of their own, as a maker sends them."""
+    random = torch.Generator().manual_seed(0)
+
+    def item(number: int) -> BufferItem:
+        length = 1 + number % 3
+        return BufferItem(
+            sample_id=number,
+            group_id=number,
+            policy_version=0,
+            prompt_ids=torch.randint(4, 16, (2 + number % 2,), generator=random),
+            response_ids=torch.randint(4, 16, (length,), generator=random),
+            action_mask=torch.ones(length, dtype=torch.bool),
+            action_log_probs=-2.7 + 0.1 * torch.randn(length, generator=random),
+            reference_log_probs=torch.full((length,), -2.5),
+            rewards={"reward": float(number % 2)},
+            values=0.1 * torch.randn(length, generator=random),
+            kl_coef=0.1,
+        )
+
+    return collate([item(number) for number in range(6)])
+
+
+@pytest.fixture
+def make_learner(actor: nn.Module, make_strategy: Callable[..., Strategy]) -> Callable[..., DetachedLearner]:
+    def make(model: nn.Module | None = None, micro_batch_tokens: int | None = None) -> DetachedLearner:
+        policy = copy.deepcopy(actor if model is None else model)
+        models = (policy, Critic.from_pretrained(policy))
+        return DetachedLearner(make_strategy(), lambda: models, CONFIG, OPTIONS, micro_batch_tokens=micro_batch_tokens)
+
+    return make
+
+
+def weights(learner: DetachedLearner, role: str = "policy") -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in learner.unwrapped(role).state_dict().items()}
+
+
+def test_a_step_is_ppos_own_update(make_learner: Callable[..., DetachedLearner], experience: Experience) -> None:
+    learner, other = make_learner(), make_learner()
+    metrics = learner.step(experience, 0.8)
+    ppo = PPO(CONFIG, temperature=0.8)
+    scored = ppo.advantages(replace(experience, scores=experience.rewards["reward"])).experience
+    expected = Updater(ppo, other.strategy, other.trained).update(split(scored))
+    assert metrics == pytest.approx(expected)
+    for role in ("policy", "critic"):
+        for name, tensor in weights(learner, role).items():
+            assert torch.equal(tensor, weights(other, role)[name]), name
+
+
+def test_the_makers_kl_coefficient_counts(make_learner: Callable[..., DetachedLearner], experience: Experience) -> None:
+    with_kl, without = make_learner(), make_learner()
+    with_kl.step(experience, 1.0)
+    without.step(replace(experience, kl_coef=torch.zeros(6)), 1.0)
+    assert not torch.equal(weights(with_kl)["lm_head.weight"], weights(without)["lm_head.weight"])
+
+
+def test_micro_batches_change_nothing(make_learner: Callable[..., DetachedLearner], experience: Experience) -> None:
+    whole, parts = make_learner(), make_learner(micro_batch_tokens=8)
+    assert parts.step(experience, 1.0) == pytest.approx(whole.step(experience, 1.0), rel=1e-4, abs=1e-6)
+
+
+def test_a_better_answer_becomes_more_likely(
+    make_learner: Callable[..., DetachedLearner], experience: Experience
+) -> None:
+    learner = make_learner()
+    policy = learner.unwrapped("policy")
+
+    def gap() -> float:
+        with torch.no_grad():
+            log_probs = policy_forward(policy, experience, 1.0).log_probs.sum(-1) / experience.action_mask.sum(-1)
+        return float(log_probs[1::2].mean() - log_probs[::2].mean())
+
+    before = gap()
+    for _ in range(5):
+        learner.step(experience, 1.0)
+    assert gap() > before
+
+
+def test_samples_without_values_or_rewards_are_explained(
+    make_learner: Callable[..., DetachedLearner], experience: Experience
+) -> None:
+    with pytest.raises(UserInputError, match="no values"):
+        make_learner().step(replace(experience, values=None), 1.0)
+    with pytest.raises(UserInputError, match="no rewards"):
+        make_learner().step(replace(experience, rewards={}), 1.0)
+
+
+def test_shards_are_bounded_and_whole(make_learner: Callable[..., DetachedLearner]) -> None:
+    learner = make_learner()
+    shards = list(learner.shards("policy", 4096, adapter_only=False))
+    assert len(shards) > 2
+    assert all(len(s) == 1 or sum(t.numel() * t.element_size() for t in s.values()) <= 4096 for s in shards)
+    assert {name for shard in shards for name in shard} == weights(learner).keys()
+
+
+def test_an_adapter_is_all_that_is_trained(
+    make_learner: Callable[..., DetachedLearner], actor: Any, experience: Experience
+) -> None:
+    learner = make_learner(add_lora(actor, LoraConfig(r=2), seed=0))
+    before = {role: weights(learner, role) for role in learner.trained}
+    for _ in range(4):  # lora_B, lora_A and the head start at zero, and hold each other up
+        learner.step(experience, 1.0)
+    for role in learner.trained:
+        sent = {name for shard in learner.shards(role, 1 << 20, adapter_only=True) for name in shard}
+        after = weights(learner, role)
+        changed = {name for name in after if not torch.equal(after[name], before[role][name])}
+        assert changed == sent
+    assert "value_head.weight" in sent
+
+
+def test_without_an_adapter_there_is_none_to_send(make_learner: Callable[..., DetachedLearner]) -> None:
+    with pytest.raises(UserInputError, match="no LoRA adapter"):
+        make_learner().trained_names("policy")
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_saved_actor_is_a_plain_model(
+    make_learner: Callable[..., DetachedLearner], actor: Any, experience: Experience, tmp_path: Path, lora: bool
+) -> None:
+    learner = make_learner(add_lora(actor, LoraConfig(r=2), seed=0) if lora else None)
+    learner.step(experience, 1.0)
+    learner.step(experience, 1.0)
+    learner.save("policy", tmp_path / "actor")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
+    with torch.no_grad():
+        expected = policy_forward(learner.unwrapped("policy"), experience, 1.0).log_probs
+        assert torch.allclose(policy_forward(saved, experience, 1.0).log_probs, expected, atol=1e-5)
+
+
+def test_a_saved_critic_and_optimizer_come_back(
+    make_learner: Callable[..., DetachedLearner], experience: Experience, tmp_path: Path
+) -> None:
+    learner, other = make_learner(), make_learner()
+    learner.step(experience, 1.0)
+    learner.save("critic", tmp_path / "critic")
+    loaded = Critic.from_pretrained(tmp_path / "critic").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights(learner, "critic").items())
+    learner.save_optimizer("policy", tmp_path / "optimizer")
+    other.strategy.load_optimizer(other.trained["policy"].optimizer, tmp_path / "optimizer")
+    states = [each.trained["policy"].optimizer.state_dict()["state"] for each in (learner, other)]
+    assert torch.equal(states[0][0]["exp_avg"], states[1][0]["exp_avg"])
+
+
+@pytest.mark.parametrize("returned", [None, (1, 2), (nn.Linear(1, 1),)])
+def test_a_model_fn_that_returns_something_else_is_named(make_strategy: Callable[..., Strategy], returned: Any) -> None:
+    with pytest.raises(UserInputError, match=r"model_fn.*\(actor, critic\)"):
+        DetachedLearner(make_strategy(), lambda: returned, CONFIG, OPTIONS, micro_batch_tokens=None)
+
+
+def test_a_strategy_fn_that_returns_something_else_is_named() -> None:
+    with pytest.raises(UserInputError, match="strategy_fn: it returned a str"):
+        DetachedLearner("ddp", lambda: None, CONFIG, OPTIONS, micro_batch_tokens=None)  # type: ignore[arg-type, return-value]
+
+
+def test_the_package_loads_nothing_heavy_until_asked() -> None:
+    code = "import sys, rlhf_ppo, rlhf_ray; assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rlhf_ppo
+
+    monkeypatch.setattr(rlhf_ppo, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'rlhf-ppo\[ray\]'"):
+        _ = rlhf_ppo.DetachedPPOTrainer
+    assert not hasattr(rlhf_ppo, "no_such_name")
