@@ -1,0 +1,185 @@
+"""Write docs/reference/<kind>.md from the code: `python docs/generate_reference.py [--check]`.
+
+One page a kind: what core hands to `build`, what comes back, and the options of every plugin in this repository.
+`tests/architecture/test_reference.py` fails when a committed page is not what this writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import itertools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlhf_cli.schema_text import option_rows
+from rlhf_core import components
+from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
+from rlhf_core.components import KINDS
+from rlhf_core.config_resolve import SHARED_OPTIONS
+from rlhf_core.plugins import Selected, discover, load_ref
+from rlhf_core.protocols import PromptSource, Reward, RolloutEngine
+from rlhf_core.strategy import Strategy
+from rlhf_core.transport import RunRequest, Transport
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by docs/generate_reference.py from the code; change the code and run it again. -->"
+
+TITLES = {
+    "algorithms": "Algorithms",
+    "strategies": "Strategies",
+    "rewards": "Rewards",
+    "transports": "Transports",
+    "engines": "Engines",
+    "prompts": "Prompt sources",
+}
+CONTEXTS: dict[str, type] = {
+    "algorithms": components.AlgorithmContext,
+    "strategies": components.StrategyContext,
+    "rewards": components.RewardContext,
+    "transports": RunRequest,
+    "engines": components.EngineContext,
+    "prompts": components.PromptsContext,
+}
+RESULTS: dict[str, tuple[type, ...]] = {
+    "algorithms": (RolloutAlgorithm, DatasetAlgorithm),
+    "strategies": (Strategy,),
+    "rewards": (Reward,),
+    "transports": (Transport,),
+    "engines": (RolloutEngine,),
+    "prompts": (PromptSource,),
+}
+CONTRACTS = {
+    "algorithms": "AlgorithmContract` or `DatasetAlgorithmContract",
+    "strategies": "StrategyContract",
+    "rewards": "RewardContract",
+    "transports": "TransportContract",
+    "engines": "EngineContract",
+    "prompts": "PromptsContract",
+}
+
+
+def pages() -> dict[Path, str]:
+    """Every page's path and text."""
+    return {FOLDER / f"{kind}.md": page(kind) for kind in KINDS}
+
+
+def page(kind: str) -> str:
+    """The reference of one kind."""
+    context, results = CONTEXTS[kind], RESULTS[kind]
+    given = "`run(request)` is given" if kind == "transports" else "`build(config, context)` is given as `context`"
+    parts = [
+        f"# {TITLES[kind]}",
+        NOTE,
+        f"Entry-point group `rlhf.{kind}`. To write one, see [plugins.md](../plugins.md); "
+        f"to test it, subclass `{CONTRACTS[kind]}` of `rlhf_core.testing.contracts`.",
+        f"## What {given}",
+        f"`{context.__module__}.{context.__name__}`",
+        *fields_table(context),
+        "## What it gives back" if kind != "transports" else "## What `build` gives back",
+    ]
+    for result in results:
+        parts += [f"### `{result.__module__}.{result.__name__}`", inspect.getdoc(result) or "", *methods(result)]
+    shared = SHARED_OPTIONS.get(kind)
+    if shared is not None:
+        parts += ["## Options that core reads in every section", *options_table(shared)]
+    parts.append("## The plugins of this repository")
+    for selected in installed(kind):
+        parts += plugin_part(selected, shared)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def installed(kind: str) -> Iterable[Selected]:
+    """Those whose distribution lies in this repository, by name."""
+    manifests = [ROOT / "pyproject.toml", *ROOT.glob("plugins/*/*/pyproject.toml")]
+    ours = {
+        line.split('"')[1] for path in manifests for line in path.read_text().splitlines() if line[:8] == 'name = "'
+    }
+    return [load_ref(ref) for ref in discover(kind).values() if ref.distribution in ours]
+
+
+def plugin_part(selected: Selected, shared: type[BaseModel] | None) -> list[str]:
+    """Name, summary, what it needs, and the options that are its own."""
+    component = selected.component
+    says = inspect.getdoc(selected.function) if selected.function else None
+    parts = [f"### `{selected.name}`", says or f"{component.summary.rstrip('.')}.", f"From `{selected.distribution}`."]
+    if component.requires:
+        parts.append(f"Needs {', '.join(f'`{name}`' for name in component.requires)}.")
+    known = set(shared.model_fields) if shared is not None and issubclass(component.config, shared) else set()
+    return [*parts, *(options_table(component.config, known) or ["No options of its own."])]
+
+
+def options_table(model: type[BaseModel], known: Iterable[str] = ()) -> list[str]:
+    """Options with type, bounds, default and meaning; those in `known` are told elsewhere."""
+    rows = [[f"`{row[0]}`", f"`{row[1]}`", f"`{row[2]}`", row[3]] for row in option_rows(model) if row[0] not in known]
+    return [table(["option", "type", "default", "meaning"], rows)] if rows else []
+
+
+def fields_table(kind: type) -> list[str]:
+    """A dataclass's fields, with the docstrings under them."""
+    meanings = field_docs(kind)
+    types = {name: str(text).replace("|", "or") for name, text in kind.__annotations__.items()}
+    return [table(["field", "type", "meaning"], [[f"`{n}`", f"`{t}`", meanings.get(n, "")] for n, t in types.items()])]
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The string that stands under each field."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef))
+    found: dict[str, str] = {}
+    for field, doc in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+            found[ast.unparse(field.target)] = " ".join(str(doc.value.value).split())
+    return found
+
+
+def methods(kind: type) -> list[str]:
+    """Its public methods and properties, those of its bases in this project too."""
+    owners = [each for each in reversed(kind.__mro__) if each.__module__.startswith("rlhf_core")]
+    members = {name: value for owner in owners for name, value in vars(owner).items()}
+    public = {name: value for name, value in members.items() if not name.startswith("_") or name == "__call__"}
+    if issubclass(kind, PromptSource):
+        public |= {name: members[name] for name in ("__len__", "__getitem__")}
+    rows = [method_row(name, value) for name, value in public.items() if callable(value) or isinstance(value, property)]
+    return [table(["member", "", "meaning"], rows)]
+
+
+def method_row(name: str, value: Any) -> list[str]:
+    """One line: signature, whether it must be written, and the first line of its docstring."""
+    function = value.fget if isinstance(value, property) else value
+    signature = inspect.signature(function)
+    parameters = [parameter for each, parameter in signature.parameters.items() if each != "self"]
+    shown = str(signature.replace(parameters=parameters)).replace("'", "").replace("|", "or")
+    required = getattr(function, "__isabstractmethod__", False)
+    text = f"`{name}`: `{shown.removeprefix('() -> ')}`" if isinstance(value, property) else f"`{name}{shown}`"
+    meaning = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+    return [text, "required" if required else "", meaning]
+
+
+def table(headers: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def main() -> int:
+    """Write the pages, or with --check say which are not up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page would change")
+    check = parser.parse_args().check
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(pages()[path], encoding="utf-8")
+        print(f"{'not up to date' if check else 'wrote'}: {path.relative_to(ROOT)}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Rewards for how an answer is written."""

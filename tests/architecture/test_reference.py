@@ -1,0 +1,13 @@
+"""The pages under docs/reference are what the code says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_the_reference_is_up_to_date(root: Path) -> None:
+    script = root / "docs" / "generate_reference.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"run: python docs/generate_reference.py\n{done.stdout}{done.stderr}"
