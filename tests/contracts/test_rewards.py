@@ -9,7 +9,6 @@ IN_THEIR_OWN_TESTS = {"model": "needs a reward model's folder", "http": "needs a
 globals().update(
     contracts_for(
         RewardContract,
-        skip={name: "needs a folder or a server: see the plugin's own tests" for name in ("model", "http")},
         options={
             "regex": {"options": {"pattern": r"\d+"}},
             "format-tags": {"options": {"tags": ["answer"]}},
