@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from .did_you_mean import suggestion
 from .errors import ConfigError, RlhfError
+from .manifest import redact_text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -119,7 +120,7 @@ def _given(value: Any) -> str:
     """` (given 3)` for a value that can be shown on a line."""
     if value is _ABSENT or isinstance(value, Mapping):
         return ""
-    shown = json.dumps(value, ensure_ascii=False)
+    shown = redact_text(json.dumps(value, ensure_ascii=False))
     return f" (given {shown if len(shown) <= 60 else shown[:57] + '...'})"
 
 

@@ -100,7 +100,7 @@ def redact_command(command: Sequence[str]) -> list[str]:
             shown.append(f"{key}={_HIDDEN}")
         else:
             hide_next = word.startswith("-") and bool(_SECRET.search(word))
-            shown.append(_USERINFO.sub(f"{_HIDDEN}@", word))
+            shown.append(redact_text(word))
     return shown
 
 
@@ -162,4 +162,9 @@ def _redact(value: Any) -> Any:
         return redact_mapping(value)
     if isinstance(value, list | tuple):
         return [_redact(entry) for entry in value]
-    return _USERINFO.sub(f"{_HIDDEN}@", value) if isinstance(value, str) else value
+    return redact_text(value) if isinstance(value, str) else value
+
+
+def redact_text(text: str) -> str:
+    """The text without the credentials of addresses in it."""
+    return _USERINFO.sub(f"{_HIDDEN}@", text)

@@ -269,11 +269,13 @@ class RewardRunner:
         self._closing.set()
         if self._isolated is not None:
             self._isolated.close()
-        self._close_reward()
-        self._loop.close()
-        self._pool.close()
-        for thread in self._idle_threads:
-            thread.end()
+        try:
+            self._close_reward()
+        finally:
+            self._loop.close()
+            self._pool.close()
+            for thread in self._idle_threads:
+                thread.end()
 
     def _close_reward(self) -> None:
         """Call the reward's `aclose` (async) or `close`, where it is an object that has one."""

@@ -13,7 +13,9 @@ from pydantic import ValidationError
 
 from rlhf_core.components import RewardContext
 from rlhf_core.config import RewardPolicy
-from rlhf_core.errors import RewardError, UserInputError
+from rlhf_core.config_errors import Problems
+from rlhf_core.config_resolve import resolve_reward
+from rlhf_core.errors import ConfigError, RewardError, UserInputError
 from rlhf_core.plugins import load
 from rlhf_core.rewards import RewardScorer, reward_spec
 from rlhf_reward_http.client import HttpReward, RemoteScorerError, build, retry_after
@@ -174,6 +176,14 @@ def test_the_token_is_sent_and_nowhere_shown(monkeypatch, caplog):
 def test_only_plain_http_addresses(url):
     with pytest.raises(ValidationError) as caught:
         HttpRewardConfig(url=url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_run_file_with_credentials_is_refused_without_repeating_them():
+    problems = Problems()
+    resolve_reward({"name": "http", "url": "http://me:s3cret@host/"}, problems, "rewards.0")
+    with pytest.raises(ConfigError, match=r"rewards\.0\.url: holds credentials.*token_env") as caught:
+        problems.raise_if_any("run.yaml")
     assert "s3cret" not in str(caught.value)
 
 
