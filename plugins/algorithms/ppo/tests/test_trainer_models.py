@@ -13,6 +13,7 @@ import torch
 
 from rlhf_core.config import LoraConfig
 from rlhf_core.models import add_lora, is_adapter_weight
+from rlhf_core.strategy import Strategy
 from rlhf_core.weight_files import load_weights, save_weights, state_dict_shards_of
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.booster import is_booster
@@ -85,6 +86,27 @@ def test_dropout_is_off_where_ratios_are_compared(
     actor = add_lora(make_actor(), LoraConfig(r=4, dropout=0.5), seed=0)
     make_trainer(actor=actor, reference=None).fit(2, 1, 1, prompt_loader, log_dir=folder)
     assert all(row["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-4) for row in lines(folder)[::2])
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_where_weights_are_sharded_the_engine_has_a_copy_that_is_kept_in_step(
+    make_trainer: Callable[..., PPOTrainer],
+    make_actor: Callable[..., Any],
+    make_strategy: Callable[..., Strategy],
+    prompt_loader: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lora: bool,
+) -> None:
+    def losses(name: str) -> list[float]:
+        actor = add_lora(make_actor(), LoraConfig(r=4), seed=0) if lora else make_actor()
+        trainer = make_trainer(actor=actor, reference=None if lora else "copy", lr=1e-2)
+        trainer.fit(3, 1, 2, prompt_loader, log_dir=str(tmp_path / name))
+        return [row["loss/policy"] for row in lines(str(tmp_path / name))]
+
+    whole = losses("whole")
+    monkeypatch.setattr(type(make_strategy()), "shards_parameters", True)
+    assert losses("sharded") == pytest.approx(whole, rel=1e-4, abs=1e-5)
 
 
 class PlainBooster:

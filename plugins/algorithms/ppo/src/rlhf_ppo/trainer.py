@@ -113,7 +113,7 @@ class PPOTrainer:
         check_tensor_parallel(use_tp, actor_booster, critic_booster)
         self._begin(models, optimizers, objective, batching, rollouts, tokenizer)
         self._save_interval = save_interval
-        self._checkpoints = save_dir and TrainerCheckpoints(Path(save_dir), self._context)
+        self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
         self.coordinator = coordinator
         for callback in callbacks:
             self._context.hooks.register(callback)
@@ -203,7 +203,7 @@ class PPOTrainer:
         """
         if path is not None:
             checkpoints, chosen = TrainerCheckpoints(Path(path).parent, self._context), Path(path)
-        elif self._checkpoints:
+        elif self._checkpoints is not None:
             checkpoints, chosen = self._checkpoints, None
         else:
             raise UserInputError("there is no save_dir to load from", where="PPOTrainer.save_dir", hint="give a path")
@@ -274,7 +274,7 @@ class PPOTrainer:
 
     def _save_checkpoint(self, episode: int = 0) -> None:
         """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states. `episode` are done."""
-        if not self._checkpoints:
+        if self._checkpoints is None:
             raise UserInputError("there is no folder to save to", where="PPOTrainer.save_dir")
         state = RunState(
             step=self.num_train_step,

@@ -37,12 +37,7 @@ class Models:
     def strategy(self, trained: dict[str, Trained]) -> RoleStrategies:
         """Both boosters as one strategy. Raises `UserInputError` on what is none."""
         actor = as_strategy(self.actor_booster, trained["policy"], where=f"{_WHERE}.actor_booster")
-        shared = self.critic_booster is self.actor_booster and isinstance(actor, Strategy)
-        own = isinstance(self.critic_booster, Strategy)
-        if shared and own:
-            critic = actor
-        else:
-            critic = as_strategy(self.critic_booster, trained["critic"], where=f"{_WHERE}.critic_booster")
+        critic = as_strategy(self.critic_booster, trained["critic"], where=f"{_WHERE}.critic_booster")
         return RoleStrategies({"policy": actor, "critic": critic}, trained)
 
     def check(self, strategy: Strategy, kl_coef: float) -> None:
