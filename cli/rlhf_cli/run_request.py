@@ -74,7 +74,7 @@ class RunRequest:
 
     def _base(self) -> str | dict[str, Any]:
         if self.origin is None:
-            return self.run_file if self.run_file is not None else quickstart_stage("ppo")
+            return self.run_file if self.run_file is not None else quickstart_run(self.algorithm)
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
         from rlhf_core.runfolder import RunFolder
@@ -123,8 +123,15 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
     return with_request
 
 
+def quickstart_run(algorithm: str | None) -> dict[str, Any]:
+    """The quickstart's second stage: PPO's, or for any other algorithm the one with several answers to each prompt."""
+    from rlhf_core.did_you_mean import fold
+
+    return quickstart_stage("ppo" if algorithm is None or fold(algorithm) == "ppo" else "critic-free")
+
+
 def quickstart_stage(name: str) -> dict[str, Any]:
-    """A run file shipped with the command: `warm-start` or `ppo`."""
+    """A run file shipped with the command: `warm-start`, `ppo` or `critic-free`."""
     from rlhf_core.config_load import load_run
 
     with as_file(files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml") as path:

@@ -368,6 +368,16 @@ def test_the_quickstart_files_hold_what_the_design_says():
     assert load_run(ppo) == ppo
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++"])
+def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
+    result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
+    assert result.exit_code == 0, result.output
+    from rlhf_cli.run_request import RunRequest
+
+    mapping, _ = RunRequest(algorithm=algorithm).mapping()
+    assert "critic_lr" not in mapping["optimizer"] and mapping["train"]["samples_per_prompt"] > 1
+
+
 def test_main_exits_with_the_code_of_the_run(monkeypatch):
     with pytest.raises(SystemExit) as left:
         main_module.main(["trian"])
