@@ -173,8 +173,11 @@ def _values(kind: str, name: str, distribution: str, template: Template) -> dict
 
 
 def _target(path: Path, values: Mapping[str, str]) -> Path:
-    text = path.as_posix().removesuffix(_SUFFIX).replace("__package__", values["package"])
-    return Path(text.replace("__snake__", values["snake"]))
+    """Where a template goes. Its folder of tests is not called `tests`, so that no wheel of ours seems to hold any."""
+    text = path.as_posix().removesuffix(_SUFFIX)
+    for placeholder, name in (("package", values["package"]), ("snake", values["snake"]), ("tests", "tests")):
+        text = text.replace(f"__{placeholder}__", name)
+    return Path(text)
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

@@ -102,7 +102,7 @@ def test_all_names_every_plugin() -> None:
 
 def test_requirements_name_every_folder() -> None:
     base = (ROOT / "requirements" / "base.txt").read_text(encoding="utf-8")
-    named = set(re.findall(r"^-e \./(\S+)$", base, flags=re.MULTILINE))
+    named = set(re.findall(r"^-e \./([^\s\[]+)(?:\[\S+\])?$", base, flags=re.MULTILINE))
     assert named == {folder.relative_to(ROOT).as_posix() for folder in FOLDERS[1:]}
 
 
