@@ -1,7 +1,8 @@
 """Checkpoints at episode borders: whole or not at all, verified before use, no pickle.
 
 `checkpoints/step-N/` is written beside its final name, fsynced, listed with sizes and SHA-256 in `files.json`, and
-renamed. `checkpoints/last` names the newest good one. What is in it is up to the caller's `write`.
+renamed. `checkpoints/last` names the newest good one, `best` the best by a metric where one is chosen. What is in it
+is up to the caller.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .errors import CheckpointError
 
 _LISTING = "files.json"
 _LAST = "last"
+_BEST = "best"
 logger = logging.getLogger(__name__)
 
 
@@ -48,8 +50,11 @@ class CheckpointStore:
             raise write_error(partial, error) from error
         return partial
 
-    def commit(self, step: int) -> Path:
-        """Make what was written durable, then give it its name. The previous checkpoints stay intact until then."""
+    def commit(self, step: int, *, best: int | None = None) -> Path:
+        """Make what was written durable, then give it its name. The previous checkpoints stay intact until then.
+
+        Of the older ones the newest `keep` and the `best` stay; `checkpoints/best` names that one.
+        """
         partial = self.partial(step)
         final = self.path(step)
         try:
@@ -64,12 +69,13 @@ class CheckpointStore:
             partial.rename(final)
             shutil.rmtree(self._folder / f".partial-step-{step}-before", ignore_errors=True)
             _write_durably(self._folder / _LAST, final.name + "\n")
+            self._name_best(best)
             _fsync(self._folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise write_error(final, error) from error
-        for old in self.steps()[: -self._keep]:
-            shutil.rmtree(self._folder / f"step-{old}", ignore_errors=True)
+        for old in (step for step in self.steps()[: -self._keep] if step != best):
+            shutil.rmtree(self.path(old), ignore_errors=True)
         return final
 
     def abandon(self, step: int) -> None:
@@ -95,16 +101,26 @@ class CheckpointStore:
             else:
                 logger.warning("%s is skipped: %s", path, problem)
 
-    def discard_after(self, step: int) -> None:
-        """The run continues from `step`: remove newer checkpoints, and what a killed run had half written."""
+    def discard_after(self, step: int, *, best: int | None = None) -> None:
+        """The run continues from `step`: remove newer checkpoints, and what a killed run had half written.
+
+        `best`: the best of those that stay.
+        """
         try:
             _write_durably(self._folder / _LAST, f"step-{step}\n")
+            self._name_best(best)
         except OSError as error:
             raise write_error(self._folder / _LAST, error) from error
         for newer in [s for s in self.steps() if s > step]:
             shutil.rmtree(self._folder / f"step-{newer}", ignore_errors=True)
         for partial in self._folder.glob(".partial-step-*"):
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _name_best(self, best: int | None) -> None:
+        if best is None:
+            (self._folder / _BEST).unlink(missing_ok=True)
+        else:
+            _write_durably(self._folder / _BEST, f"step-{best}\n")
 
 
 def find_damage(path: Path) -> str | None:

@@ -206,6 +206,12 @@ class CheckpointConfig(Section):
         10, description="Save after every so many episodes; null only at the end or when interrupted."
     )
     keep: Count = Field(3, description="Newest checkpoints kept; older ones are removed.")
+    best: str | None = Field(
+        None,
+        min_length=1,
+        description="Metric, such as eval/score, by which the best checkpoint is kept, too; saved when it is found.",
+    )
+    best_is: Literal["highest", "lowest"] = Field("highest", description="Which value of that metric is the best.")
 
 
 class LoggingConfig(Section):
@@ -246,4 +252,10 @@ class RunConfig(Section):
                 f"guards.{self.guards.rolling_back[0]} may roll back past the newest checkpoint, which may be bad "
                 "already: set checkpoint.keep to 2 or more"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> RunConfig:
+        if (self.checkpoint.best or "").startswith("eval/") and self.eval is None:
+            raise ValueError(f"checkpoint.best is {self.checkpoint.best}, but there is no eval section to measure it")
         return self

@@ -120,7 +120,8 @@ class EpisodeRecord:
         return {**self.values, **values}
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
-        if self._metrics is not None:
+        """Held-out scores, on the episode's last line; guards may have skipped all of them."""
+        if self._metrics is not None and self._metrics.holds_line:
             self._metrics.evaluation(metrics)
 
     def flush(self, *, durable: bool = False) -> None:

@@ -89,6 +89,11 @@ class MetricsWriter:
         if self._held is not None:
             self._held.update(values)
 
+    @property
+    def holds_line(self) -> bool:
+        """Whether there is a line that times and held-out scores can still be put on."""
+        return self._held is not None
+
     def evaluation(self, values: Mapping[str, Number]) -> None:
         """Put `eval/*` on the line it follows; call it before `flush`."""
         if self._held is None:

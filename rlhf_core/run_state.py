@@ -35,6 +35,9 @@ class RunState:
     """Role -> factor on its learning rates, where guards or a person have changed them."""
     rollbacks: int = 0
     """Times the run was rolled back."""
+    best_step: int | None = None
+    best_value: float | None = None
+    """The best checkpoint so far and its metric, where `checkpoint.best` names one."""
 
 
 def save_run_state(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .algorithm import Algorithm
 from .checkpoint import CheckpointStore, write_error
+from .config import CheckpointConfig
 from .hooks import HookRelay
 from .protocols import ExperienceChannel
 from .rewards import RewardCombiner
@@ -27,8 +31,11 @@ class Saving:
         combiner: RewardCombiner,
         channel: ExperienceChannel | None,
         hooks: HookRelay,
+        config: CheckpointConfig,
     ) -> None:
         self._store = store
+        self._config = config
+        self._best: tuple[int, float] | None = None
         self._strategy = strategy
         self._trained = trained
         self._algorithm = algorithm
@@ -36,9 +43,22 @@ class Saving:
         self._channel = channel
         self._hooks = hooks
 
-    def save(self, state: RunState) -> None:
-        """Write checkpoint `state.step`, whole or not at all."""
+    def improves(self, metrics: Mapping[str, float]) -> float | None:
+        """The value of `checkpoint.best` where it is the best so far, else None; rank 0's values decide."""
+        if self._config.best is None:
+            return None
+        value: float | None = self._strategy.broadcast_object(metrics.get(self._config.best))
+        if value is None or not math.isfinite(value):
+            return None
+        sign = 1.0 if self._config.best_is == "highest" else -1.0
+        return value if self._best is None or sign * value > sign * self._best[1] else None
+
+    def save(self, state: RunState, best_value: float | None = None) -> None:
+        """Write checkpoint `state.step`, whole or not at all. `best_value`: it is the best, with this value."""
         step = state.step
+        best = self._best if best_value is None else (step, best_value)
+        if best is not None:
+            state = replace(state, best_step=best[0], best_value=best[1])
         channel = None if self._channel is None else self._channel.state_dict()
         self._strategy.run_on_main(lambda: _discard(self._store.begin(step)))
         partial = self._store.partial(step)
@@ -50,7 +70,8 @@ class Saving:
         except BaseException:
             self._abandon(step)
             raise
-        self._strategy.run_on_main(lambda: _discard(self._store.commit(step)))
+        self._strategy.run_on_main(lambda: _discard(self._store.commit(step, best=state.best_step)))
+        self._best = best
         if self._strategy.is_main:
             path = self._store.path(step)
             self._hooks.fire("checkpoint_saved", path=path, step=step, episode=state.next_episode - 1)
@@ -63,8 +84,11 @@ class Saving:
         channel_state = load_channel_state(path)
         if self._channel is not None and channel_state is not None:
             self._channel.load_state_dict(channel_state)
+        self._best = None
+        if state.best_step is not None and state.best_value is not None:
+            self._best = state.best_step, state.best_value
         if self._strategy.is_main:
-            self._store.discard_after(state.step)
+            self._store.discard_after(state.step, best=state.best_step)
         return state
 
     def last_good(self, episode: int) -> Path | None:

@@ -73,6 +73,7 @@ class TrainerSession:
             combiner=self._combiner,
             channel=parts.channel,
             hooks=hooks,
+            config=resolved.run.checkpoint,
         )
         self._rates = LearningRates(models.trained)
         self._guards = make_guards(resolved.run.guards) if strategy.is_main else []
@@ -153,15 +154,17 @@ class TrainerSession:
         metrics = self._record.end_episode(self._strategy)
         last = episode + 1 == run.train.episodes
         interrupted = self._agree(self._parts.interrupted())
+        results: Mapping[str, float] = {}
         # Also when interrupted: after a resume its scores could not be put on the line they belong to.
         if run.eval is not None and (last or _due(episode, run.eval.every_episodes)):
             results = self._evaluate(self._trainer.num_updates)
             self._record.evaluation(results)
             self._eval_after = results.get("eval/score") if last else None
-        due = last or interrupted or _due(episode, run.checkpoint.every_episodes)
+        best = self._saving.improves({**metrics, **results})
+        due = best is not None or last or interrupted or _due(episode, run.checkpoint.every_episodes)
         self._record.flush(durable=due)
         if due:
-            self.save(episode, self._trainer.num_updates)
+            self.save(episode, self._trainer.num_updates, best)
         if interrupted and not last:
             raise InterruptedRun(
                 f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written",
@@ -169,8 +172,8 @@ class TrainerSession:
             )
         return metrics
 
-    def save(self, episode: int, step: int) -> None:
-        """Write the checkpoint that follows `episode`. Collective."""
+    def save(self, episode: int, step: int, best_value: float | None = None) -> None:
+        """Write the checkpoint that follows `episode`; `best_value`: it is the best so far. Collective."""
         self._saving.save(
             RunState(
                 step=step,
@@ -182,7 +185,8 @@ class TrainerSession:
                 wall_s=self.wall_seconds,
                 lr_factors=self._rates.factors,
                 rollbacks=self._rollbacks,
-            )
+            ),
+            best_value,
         )
 
     @property

@@ -50,6 +50,17 @@ def test_the_newest_are_kept_and_last_names_the_newest(store, tmp_path):
     assert store.newest().name == "step-30"
 
 
+def test_the_best_is_kept_however_old_it_is(store, tmp_path):
+    for step, best in ((1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (6, 6)):
+        store.begin(step)
+        store.commit(step, best=best)
+        assert (tmp_path / "checkpoints/best").read_text() == f"step-{best}\n"
+        assert best in store.steps()
+    assert store.steps() == [4, 5, 6]
+    store.discard_after(5)
+    assert names(tmp_path) == ["last", "step-4", "step-5"]
+
+
 def test_an_abandoned_one_leaves_nothing(store, tmp_path):
     (store.begin(1) / "half").write_text("x")
     store.abandon(1)
