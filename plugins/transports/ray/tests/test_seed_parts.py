@@ -396,3 +396,40 @@ def test_lora_layers_of_another_scale_are_refused() -> None:
         check_lora_scales(model(8), sent)
     with pytest.raises(SyncError, match="LoRA layers differ"):
         check_lora_scales(nn.Linear(2, 2), sent)
+
+
+def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
+    from rlhf_core.builtin_models import build_builtin
+    from rlhf_core.components import StrategyContext
+    from rlhf_core.hooks import HookRelay
+    from rlhf_core.plugins import load, resolve_build
+    from rlhf_core.types import Prompt, SamplingParams
+    from rlhf_ray.holder_models import IdTokenizer, make_models, make_worker, set_eos
+
+    selected = load("strategies", "single")
+    strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))
+    actor = build_builtin("builtin:tiny-digits", 0)[0]
+    models = make_models(lambda: (actor, None, lambda rollouts: [0.0] * len(rollouts), None), strategy, kl_coef=0.0)
+    ends = list(range(4, 16))
+    set_eos(actor, ends)
+    worker = make_worker(
+        models,
+        strategy,
+        IdTokenizer(ends),
+        SamplingParams(max_new_tokens=50),
+        HookRelay(),
+        engine="hf",
+        engine_options={"max_batch_size": 2},
+        seed=0,
+        kl_coef=0.0,
+        reward_timeout_seconds=60.0,
+        sync_idle_seconds=60.0,
+    )
+    groups = worker.make([Prompt(position=n, text="", prompt_ids=(5, 6)) for n in range(4)])
+    worker.close()
+    for group in groups:
+        (rollout,) = group.rollouts
+        assert rollout.sample_id == group.position
+        assert rollout.finish_reason == "stop"
+        assert rollout.completion_ids[-1] in ends and not set(rollout.completion_ids[:-1]) & set(ends)
+        assert rollout.completion == " ".join(map(str, rollout.completion_ids[:-1]))

@@ -41,6 +41,16 @@ class DetachedPPOTrainer(DetachedTrainer):
 
     Start it under a name, by which the makers find it. Several trainers are one process group when `env_info` says so
     (rank, world_size, local_rank, master_addr, master_port): call `fit`, `sync_…` and `strategy_save_…` on all.
+
+    strategy_fn: a core `Strategy` or a ColossalAI `Booster`. model_fn: (actor, critic), a transformers causal
+    LM and a `Critic`. The KL coefficient rides on the samples: it is the makers'.
+    train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 = any number.
+    eps_clip, value_clip, gamma, lam, entropy_coef: as in `PPOConfig`; advantages are whitened over each batch.
+    eval_performance: print how fast it was when a fit ends.
+    update_lora_weights: send what LoRA trains only, but for `sync_models_to_remote_makers`, which sends all.
+    temperature: what the makers sample at; None takes what they say of themselves.
+    micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
+    max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
     """
 
     def __init__(
@@ -75,16 +85,6 @@ class DetachedPPOTrainer(DetachedTrainer):
         sync_timeout_seconds: float = 600.0,
         seed: int = 0,
     ) -> None:
-        """strategy_fn: a core `Strategy` or a ColossalAI `Booster`. model_fn: (actor, critic), a transformers causal
-        LM and a `Critic`. The KL coefficient rides on the samples: it is the makers'.
-        train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 = any number.
-        eps_clip, value_clip, gamma, lam, entropy_coef: as in `PPOConfig`; advantages are whitened over each batch.
-        eval_performance: print how fast it was when a fit ends.
-        update_lora_weights: send what LoRA trains only, but for `sync_models_to_remote_makers`, which sends all.
-        temperature: what the makers sample at; None takes what they say of themselves.
-        micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
-        max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
-        """
         super().__init__(
             experience_maker_holder_name_list,
             train_batch_size=train_batch_size,

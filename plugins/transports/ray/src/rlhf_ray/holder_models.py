@@ -13,6 +13,7 @@ from torch import nn
 from rlhf_core.components import EngineContext, StrategyContext
 from rlhf_core.config import RewardPolicy
 from rlhf_core.errors import UserInputError
+from rlhf_core.functional.forward import innermost
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import adapter_off, disable_dropout, is_lora
 from rlhf_core.plugins import load, resolve_build
@@ -59,6 +60,13 @@ class IdTokenizer:
     def batch_decode(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
         """`decode` of each."""
         return [self.decode(ids, skip_special_tokens) for ids in batch]
+
+
+def set_eos(actor: nn.Module, eos_token_id: int | list[int] | None) -> None:
+    """Answers end with these tokens besides the tokenizer's; engines read it from the model's generation config."""
+    config = getattr(innermost(actor), "generation_config", None)
+    if eos_token_id is not None and config is not None:
+        config.eos_token_id = eos_token_id
 
 
 def make_strategy(strategy_fn: Callable[[], Any]) -> Strategy:

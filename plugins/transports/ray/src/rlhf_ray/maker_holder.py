@@ -17,7 +17,7 @@ from .detached_actors import NamedActors, own_name, set_environment
 from .detached_lora import check_lora_scales
 from .detached_trainer import show_debug_messages
 from .detached_wire import unpack
-from .holder_models import IdTokenizer, make_models, make_strategy, make_worker
+from .holder_models import IdTokenizer, make_models, make_strategy, make_worker, set_eos
 from .holder_performance import MakerPerformance
 from .holder_prompts import BatchReader, batches_of, maker_number
 from .holder_sampling import read_generate_kwargs
@@ -35,6 +35,23 @@ class ExperienceMakerHolder:
 
     Start it under a name, by which trainers find it. New weights arrive while it generates and are swapped in between
     two batches, whole versions only.
+
+    detached_trainer_name_list: actors that get the samples, in turn.
+    strategy_fn: a core `Strategy`, or anything else for one process and one device.
+    model_fn: (actor, critic, reward model, initial model); the critic may be None. The actor is a causal LM, the
+    reward a function f(rollouts) or a sequence-classification model, the initial model the KL's reference.
+    env_info: environment variables of a process group (rank, world_size, master_addr, master_port).
+    sync_models_from_trainers: make nothing before a trainer has sent its full weights.
+    buffer_cpu_offload: samples are always sent from CPU memory, whatever is said here.
+    kl_coef: factor of the KL penalty; it rides on every sample. 0 computes no reference.
+    callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
+    eval_performance: print how fast it was when a loop ends.
+    update_lora_weights: after the first sync, trainers send what LoRA trains only.
+    generate_kwargs: max_length (prompt and response), max_new_tokens, temperature, top_k, top_p, stop, do_sample,
+    eos_token_id.
+    tokenizer: needed where prompts are texts. seed: of the sampling noise. engine, engine_options: an installed
+    rollout engine that shares the actor's module. sync_idle_seconds: after so long without a chunk, a half-sent
+    version is dropped.
     """
 
     def __init__(
@@ -62,23 +79,6 @@ class ExperienceMakerHolder:
         reward_timeout_seconds: float = 600.0,
         **generate_kwargs: Any,
     ) -> None:
-        """detached_trainer_name_list: actors that get the samples, in turn.
-        strategy_fn: a core `Strategy`, or anything else for one process and one device.
-        model_fn: (actor, critic, reward model, initial model); the critic may be None. The actor is a causal LM, the
-        reward a function f(rollouts) or a sequence-classification model, the initial model the KL's reference.
-        env_info: environment variables of a process group (rank, world_size, master_addr, master_port).
-        sync_models_from_trainers: make nothing before a trainer has sent its full weights.
-        buffer_cpu_offload: samples are always sent from CPU memory, whatever is said here.
-        kl_coef: factor of the KL penalty; it rides on every sample. 0 computes no reference.
-        callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
-        eval_performance: log how fast it was when a loop ends.
-        update_lora_weights: after the first sync, trainers send what LoRA trains only.
-        generate_kwargs: max_length (prompt and response), max_new_tokens, temperature, top_k, top_p, stop, do_sample,
-        eos_token_id.
-        tokenizer: needed where prompts are texts. seed: of the sampling noise. engine, engine_options: an installed
-        rollout engine that shares the actor's module. sync_idle_seconds: after so long without a chunk, a half-sent
-        version is dropped.
-        """
         if not detached_trainer_name_list:
             raise UserInputError("detached_trainer_name_list is empty", where="ExperienceMakerHolder")
         if debug:
@@ -93,7 +93,9 @@ class ExperienceMakerHolder:
         self._sampling = read_generate_kwargs(generate_kwargs)
         self._strategy = make_strategy(strategy_fn)
         models = make_models(model_fn, self._strategy, kl_coef=kl_coef)
-        decoder = tokenizer if tokenizer is not None else IdTokenizer(generate_kwargs.get("eos_token_id"))
+        eos_token_id = generate_kwargs.get("eos_token_id")
+        set_eos(models.actor, eos_token_id)
+        decoder = tokenizer if tokenizer is not None else IdTokenizer(eos_token_id)
         self._worker = make_worker(
             models,
             self._strategy,
