@@ -65,8 +65,15 @@ class Updater:
         """The same metrics on this rank's held-out `items`, without training. Collective."""
         import torch
 
-        with torch.no_grad(), _explained_memory():
-            return self._run(items, None, backward=False).result()
+        training = {role: model.training for role, model in self._models.items()}
+        try:
+            for model in self._models.values():
+                model.eval()
+            with torch.no_grad(), _explained_memory():
+                return self._run(items, None, backward=False).result()
+        finally:
+            for role, model in self._models.items():
+                model.train(training[role])
 
     def _run(self, items: Sequence[Any], gap_version: int | None, *, backward: bool) -> _Meter:
         """Forward (and backward) all micro-batches, in step with the other ranks."""

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import DatasetAlgorithm, LossOutput, LossTerm
+from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional.masking import masked_sum
 from rlhf_core.functional.preference import dpo_loss
 from rlhf_core.types import Role
 
 from .config import DPOConfig
 from .examples import answer_log_probs
-from .pairs import Pair, PairBatch, collate_pairs, encode_pair, pair_metrics
+from .pairs import Pair, PairAlgorithm, PairBatch, encode_pair, pair_output
 
 
 def build(config: DPOConfig, context: AlgorithmContext) -> DPO:
@@ -27,7 +26,7 @@ def build(config: DPOConfig, context: AlgorithmContext) -> DPO:
     return DPO(config)
 
 
-class DPO(DatasetAlgorithm[Pair, PairBatch]):
+class DPO(PairAlgorithm):
     """Mean preference loss over the pairs of the global batch."""
 
     def __init__(self, config: DPOConfig) -> None:
@@ -38,10 +37,6 @@ class DPO(DatasetAlgorithm[Pair, PairBatch]):
     @property
     def roles(self) -> frozenset[Role]:
         return frozenset({"policy"} if self._config.reference_free else {"policy", "reference"})
-
-    @property
-    def terms(self) -> Mapping[str, LossTerm]:
-        return {"policy": LossTerm("policy")}
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
         """`prompt` (text or chat messages), `chosen` and `rejected` (texts)."""
@@ -65,18 +60,6 @@ class DPO(DatasetAlgorithm[Pair, PairBatch]):
         """[B, 2] nats of chosen and rejected."""
         return torch.stack(self._log_probs(model, batch), dim=-1)
 
-    def collate(self, items: Sequence[Pair]) -> PairBatch:
-        return collate_pairs(items)
-
-    def to_device(self, batch: PairBatch, device: torch.device) -> PairBatch:
-        return batch.to(device)
-
-    def masked(self, item: Pair) -> Pair:
-        return item.masked()
-
-    def counts(self, batch: PairBatch) -> Mapping[str, float]:
-        return {"policy": float(batch.counts.sum())}
-
     def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
         chosen, rejected = self._log_probs(models["policy"], batch)
         reference = (None, None) if batch.reference is None else batch.reference.unbind(-1)
@@ -84,7 +67,7 @@ class DPO(DatasetAlgorithm[Pair, PairBatch]):
         result = dpo_loss(
             chosen, rejected, *reference, beta=config.beta, kind=config.loss, label_smoothing=config.label_smoothing
         )
-        return LossOutput({"policy": masked_sum(result.losses, batch.counts)}, pair_metrics(result, batch.counts))
+        return pair_output(result, batch.counts)
 
     def _log_probs(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """[B] each: of the chosen and the rejected answers, summed over tokens (IPO: their mean)."""

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import Mean, Metric
+from rlhf_core.algorithm import DatasetAlgorithm, LossOutput, LossTerm, Mean, Metric
 from rlhf_core.errors import DataError
 from rlhf_core.functional.masking import masked_sum
 from rlhf_core.functional.preference import PairLoss
+from rlhf_core.types import Role
 
 from .examples import Example, ExampleBatch, answer_example, collate_examples
 
@@ -64,6 +65,30 @@ class PairBatch:
         return PairBatch(self.examples.to(device), self.margins.to(device), self.counts.to(device), reference)
 
 
+class PairAlgorithm(DatasetAlgorithm[Pair, PairBatch]):
+    """An algorithm whose policy learns from pairs, by a mean over those of the global batch."""
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        return frozenset({"policy"})
+
+    @property
+    def terms(self) -> Mapping[str, LossTerm]:
+        return {"policy": LossTerm("policy")}
+
+    def collate(self, items: Sequence[Pair]) -> PairBatch:
+        return collate_pairs(items)
+
+    def to_device(self, batch: PairBatch, device: torch.device) -> PairBatch:
+        return batch.to(device)
+
+    def masked(self, item: Pair) -> Pair:
+        return item.masked()
+
+    def counts(self, batch: PairBatch) -> Mapping[str, float]:
+        return {"policy": float(batch.counts.sum())}
+
+
 def encode_pair(
     record: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,
@@ -103,12 +128,13 @@ def collate_pairs(pairs: Sequence[Pair], *, pad_id: int = 0) -> PairBatch:
     )
 
 
-def pair_metrics(result: PairLoss, counts: Tensor) -> dict[str, Metric]:
-    """Means over the pairs that count ([B] bool)."""
+def pair_output(result: PairLoss, counts: Tensor) -> LossOutput:
+    """The loss and its metrics over the pairs that count ([B] bool)."""
     number = counts.sum()
     rewards = {"chosen_reward": result.chosen_rewards, "rejected_reward": result.rejected_rewards}
     metrics: dict[str, Metric] = {
         "preference/accuracy": Mean((result.is_right & counts).sum(), number),
         "preference/margin": Mean(masked_sum(result.margins, counts), number),
     }
-    return metrics | {f"preference/{name}": Mean(masked_sum(each, counts), number) for name, each in rewards.items()}
+    metrics |= {f"preference/{name}": Mean(masked_sum(each, counts), number) for name, each in rewards.items()}
+    return LossOutput({"policy": masked_sum(result.losses, counts)}, metrics)

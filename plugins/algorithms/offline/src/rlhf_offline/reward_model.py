@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import DatasetAlgorithm, LossOutput, LossTerm, ModelKind
+from rlhf_core.algorithm import LossOutput, ModelKind
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import UserInputError
-from rlhf_core.functional.masking import masked_sum
 from rlhf_core.functional.preference import bradley_terry_loss
-from rlhf_core.types import Role
 
 from .config import RewardModelConfig
-from .pairs import Pair, PairBatch, collate_pairs, encode_pair, pair_metrics
+from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, encode_pair, pair_output
 
 
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
@@ -38,7 +35,7 @@ def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
     return RewardModel(config, pad_id=tokenizer.pad_token_id)
 
 
-class RewardModel(DatasetAlgorithm[Pair, PairBatch]):
+class RewardModel(PairAlgorithm):
     """Mean Bradley-Terry loss over the pairs of the global batch."""
 
     def __init__(self, config: RewardModelConfig, *, pad_id: int) -> None:
@@ -48,14 +45,6 @@ class RewardModel(DatasetAlgorithm[Pair, PairBatch]):
     @property
     def model_kind(self) -> ModelKind:
         return "sequence-classification"
-
-    @property
-    def roles(self) -> frozenset[Role]:
-        return frozenset({"policy"})
-
-    @property
-    def terms(self) -> Mapping[str, LossTerm]:
-        return {"policy": LossTerm("policy")}
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
         """`prompt` (text or chat messages), `chosen` and `rejected` (texts), with `use_margin` a `margin`."""
@@ -72,21 +61,12 @@ class RewardModel(DatasetAlgorithm[Pair, PairBatch]):
     def collate(self, items: Sequence[Pair]) -> PairBatch:
         return collate_pairs(items, pad_id=self._pad_id)
 
-    def to_device(self, batch: PairBatch, device: torch.device) -> PairBatch:
-        return batch.to(device)
-
-    def masked(self, item: Pair) -> Pair:
-        return item.masked()
-
-    def counts(self, batch: PairBatch) -> Mapping[str, float]:
-        return {"policy": float(batch.counts.sum())}
-
     def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
         rows = batch.examples
         output = models["policy"](input_ids=rows.input_ids, attention_mask=rows.attention_mask.long(), use_cache=False)
         chosen, rejected = output.logits.squeeze(-1).float().chunk(2)
         result = bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self._config.centring_coef)
-        return LossOutput({"policy": masked_sum(result.losses, batch.counts)}, pair_metrics(result, batch.counts))
+        return pair_output(result, batch.counts)
 
 
 def _other_token(tokenizer: PreTrainedTokenizerBase) -> str:
