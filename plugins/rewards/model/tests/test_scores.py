@@ -7,9 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.components import RewardContext
-from rlhf_core.config import RewardPolicy
-from rlhf_core.plugins import load
-from rlhf_core.rewards import RewardScorer, reward_spec
 from rlhf_reward_model.config import ModelRewardConfig
 from rlhf_reward_model.reward import build, length_batches
 
@@ -114,17 +111,3 @@ def test_on_a_gpu_offloaded_weights_come_back_to_the_host(save, rollouts):
     kept = reward(path, device="cuda", dtype="float32")
     assert torch.cuda.memory_allocated() > before
     assert kept(rollouts) == pytest.approx(scores, abs=1e-6)
-
-
-def test_it_runs_by_its_name_in_a_process_of_its_own(save, rollouts):
-    tokenizer = made.make_tokenizer()
-    path = save(made.make_model("llama", tokenizer), tokenizer)
-    selected = load("rewards", "model")
-    config = selected.component.config.model_validate({"path": path})
-    policy = RewardPolicy(isolate=True, timeout_seconds=120)
-    scorer = RewardScorer([reward_spec(selected, config, CPU, policy)])
-    try:
-        scores = [each["model"] for each in scorer.score(rollouts)]
-    finally:
-        scorer.close()
-    assert scores == pytest.approx(reward(path)(rollouts), abs=1e-6)
