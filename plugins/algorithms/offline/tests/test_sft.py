@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import DataError, UserInputError
+from rlhf_core.prompts import PromptEncoder
 from rlhf_core.testing.models import tiny_model, tiny_tokenizer
 from rlhf_offline.packing import plan_rows
 
@@ -70,6 +71,14 @@ def test_a_prompt_of_messages_ends_where_the_answer_begins(algorithm: Any) -> No
     record = {"prompt": TALK[:3], "completion": "no"}
     example = algorithm("sft", {"add_eos": False}, tokenizer).encode(record, tokenizer)
     assert learnt(tokenizer, example) == ["no"]
+
+
+def test_the_prompt_of_a_conversation_is_what_comes_before_the_last_answer() -> None:
+    """So the stream can measure it, and evaluation can ask for the answer."""
+    prompt = PromptEncoder(chat_tokenizer(PLAIN)).prompt({"messages": TALK}, 0, "line 1")
+    assert prompt.text == "<user>hi</user><assistant>yes</assistant><user>more</user><assistant>"
+    with pytest.raises(DataError, match="line 1: `messages` is a str, not a list of chat messages"):
+        PromptEncoder(chat_tokenizer(PLAIN)).prompt({"messages": "hi"}, 0, "line 1")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rlhf_core.function_plugins import bind_function
 from rlhf_core.functional.advantages import AdvantageInput, group_spread, token_rewards
 from rlhf_core.functional.forward import policy_forward
 from rlhf_core.functional.kl import kl_estimate
-from rlhf_core.functional.losses import PolicyLossInput
+from rlhf_core.functional.losses import PolicyLoss, PolicyLossInput
 from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum
 from rlhf_core.functional.off_policy import overlong_penalty
 from rlhf_core.policy_metrics import policy_metrics
@@ -109,6 +109,12 @@ class CriticFree(RolloutAlgorithm):
         metrics["kl/per_sample"] = float(masked_sum(kl, episode.action_mask)) / len(episode)
         return kl
 
+    def set_option(self, name: str, value: float) -> None:
+        """`kl_coef` can be changed where there is a reference."""
+        if name != "kl_coef" or self._config.kl_coef == 0 or value == 0:
+            super().set_option(name, value)
+        self._config = self._config.model_copy(update={name: value})
+
     def counts(self, batch: Experience) -> Mapping[str, float]:
         return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self._config.aggregation))
 
@@ -122,6 +128,8 @@ class CriticFree(RolloutAlgorithm):
         # What is corrected for the engine by weights starts from the trainer's own log-probs.
         old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
         policy = self._policy_loss(PolicyLossInput(output.log_probs, old, batch.advantages, mask))
+        if not isinstance(policy, PolicyLoss):
+            raise TypeError(f"the policy loss returned a {type(policy).__name__}, not a PolicyLoss")
         sums = {"policy": self._sum(policy.losses, mask)}
         if "entropy" in terms:
             sums["entropy"] = self._sum(output.entropy, mask)
