@@ -26,7 +26,10 @@ BEST = 5.0
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_with_gpus() -> Iterator[None]:
-    """A Ray that says it has GPUs, on whatever machine this is."""
+    """A Ray that says it has GPUs, on whatever machine this is; one that other tests started is used as it is."""
+    if ray.is_initialized():
+        yield
+        return
     before = os.environ.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     ray.init(
@@ -129,7 +132,8 @@ def reward_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(reward_log: Path) -> Iterator[tuple[Any, Any]]:
     """The maker and the trainer of the pages, for several tests: starting them takes seconds."""
-    maker = ExperienceMakerHolder.options(name="page_maker", num_gpus=1).remote(
+    gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 2 else 0
+    maker = ExperienceMakerHolder.options(name="page_maker", num_gpus=gpus).remote(
         detached_trainer_name_list=["page_trainer"],
         strategy_fn=lambda: my_strategy(),
         model_fn=lambda: (my_actor(), my_critic(), my_reward_model(), my_actor()),
@@ -139,7 +143,7 @@ def pair(reward_log: Path) -> Iterator[tuple[Any, Any]]:
         max_length=9,
         top_k=50,
     )
-    trainer = DetachedPPOTrainer.options(name="page_trainer", num_gpus=1).remote(
+    trainer = DetachedPPOTrainer.options(name="page_trainer", num_gpus=gpus).remote(
         experience_maker_holder_name_list=["page_maker"],
         strategy_fn=lambda: my_strategy(),
         model_fn=lambda: (my_actor(), my_critic()),

@@ -95,7 +95,9 @@ def get(reference: Any, doing: str = "to answer") -> Any:
 
 
 def test_the_pages_example(start: Callable[..., Any]) -> None:
-    trainer = start(MyTrainer, "trainer_0", experience_maker_holder_name_list=["maker_0"], train_batch_size=8)
+    trainer = start(
+        MyTrainer, "trainer_0", experience_maker_holder_name_list=["maker_0"], train_batch_size=8, debug=True
+    )
     fit = trainer.fit.remote(total_steps=10, update_steps=4, train_epochs=2)
     get(trainer.buffer_append.remote(collate([item(n) for n in range(30)])))
     get(trainer.buffer_extend.remote([item(n) for n in range(30, 85)]))
