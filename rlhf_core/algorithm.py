@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
+from .errors import UserInputError
 from .types import BufferItem, Experience, Role, RolloutGroup
 
 if TYPE_CHECKING:
@@ -118,6 +119,13 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
     @abstractmethod
     def loss(self, models: Mapping[str, nn.Module], batch: BatchT) -> LossOutput:
         """Forward one micro-batch. `models` has a module for each trained role."""
+
+    def set_option(self, name: str, value: float) -> None:
+        """Change an option while the run goes on (`rlhf control`); called on every rank, between updates.
+
+        `kl_coef` is the one that may be asked for. Raises `UserInputError` where it cannot be changed.
+        """
+        raise UserInputError(f"this algorithm's {name} cannot be changed while a run goes on", where="algorithm")
 
     def end_episode(self) -> None:
         """An episode has been trained on: adapt what adapts (a KL controller)."""

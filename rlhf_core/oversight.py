@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from .errors import GuardStop
+from .guards import GuardsConfig, make_guards
 from .hooks import HookRelay
 from .hookspecs import Verdict
+from .jsonl import read_lines
 from .run_state import RunState
 from .runfolder import RunFolder
 from .strategy import Strategy
@@ -36,10 +39,22 @@ class RollBack(Exception):
 class Oversight:
     """Asks the hooks of rank 0 after each update, and does what they say on every rank."""
 
-    def __init__(self, strategy: Strategy, hooks: HookRelay) -> None:
+    def __init__(self, strategy: Strategy, hooks: HookRelay, config: GuardsConfig, folder: RunFolder) -> None:
         self._strategy = strategy
         self._hooks = hooks
+        self._config = config
+        self._folder = folder
         self._skip_rest = False
+        self.rollbacks = 0
+        """Of the run so far."""
+        self._guards = make_guards(config) if strategy.is_main else []
+        for guard in self._guards:
+            hooks.register(guard, name=f"guard {guard.name}")
+
+    def restart(self) -> None:
+        """The fit begins, goes on or was rolled back, with what `metrics.jsonl` says of its past."""
+        for guard in self._guards:
+            guard.restart(read_lines(self._folder.metrics))
 
     def after_update(self, step: int, episode: int, metrics: Mapping[str, float]) -> None:
         """Collective. Raises `GuardStop` or `RollBack`; a skip ends the episode's updates."""
@@ -66,6 +81,41 @@ class Oversight:
             logger.warning("guard %s: update %d is skipped: %s", verdict.guard, step, verdict.reason)
             return SkippedUpdate(verdict.reason)
         raise RollBack(verdict, step=step, episode=episode) from error
+
+    def allow_rollback(self, request: RollBack, target: Path | None) -> None:
+        """Count a rollback. Raises `GuardStop` where there is no checkpoint, or too many were made."""
+        if self.rollbacks >= self._config.rollback.max_times or target is None:
+            why = "there is no whole checkpoint" if target is None else f"it was rolled back {self.rollbacks} times"
+            raise GuardStop(
+                f"{request.verdict.reason}, and {why} (update {request.step}, episode {request.episode + 1})",
+                where=f"guard {request.verdict.guard}",
+                hint="lower optimizer.lr, or see guards.rollback",
+            ) from request
+        self.rollbacks += 1
+
+    def tell_rollback(self, request: RollBack, state: RunState, factors: Mapping[str, float]) -> None:
+        """Say in the log and in the manifest that the run went back to `state`."""
+        if not self._strategy.is_main:
+            return
+        verdict = request.verdict
+        logger.warning(
+            "guard %s, update %d (episode %d): %s; rollback %d: back to update %d, with learning rates x %s",
+            verdict.guard,
+            request.step,
+            request.episode + 1,
+            verdict.reason,
+            self.rollbacks,
+            state.step,
+            ", ".join(f"{factor:g} ({role})" for role, factor in factors.items()),
+        )
+        facts = {
+            "guard": verdict.guard,
+            "reason": verdict.reason,
+            "from_step": request.step,
+            "to_step": state.step,
+            "lr_factors": dict(factors),
+        }
+        self._folder.add_event(ROLLBACK, facts)
 
     def watch(self, source: BatchSource[B]) -> BatchSource[B]:
         """The same episodes, which end early where a guard says so."""
@@ -116,23 +166,3 @@ class _Watched(Generic[B]):
             if self._ended():
                 return
             yield part
-
-
-def tell_rollback(
-    folder: RunFolder, request: RollBack, state: RunState, factors: Mapping[str, float], *, number: int
-) -> None:
-    """Say in the log and in the manifest that the run went back to `state`."""
-    verdict = request.verdict
-    logger.warning(
-        "guard %s, update %d (episode %d): %s; rollback %d: back to update %d, with learning rates x %s",
-        verdict.guard, request.step, request.episode + 1, verdict.reason, number, state.step,
-        ", ".join(f"{factor:g} ({role})" for role, factor in factors.items()),
-    )  # fmt: skip
-    facts = {
-        "guard": verdict.guard,
-        "reason": verdict.reason,
-        "from_step": request.step,
-        "to_step": state.step,
-        "lr_factors": dict(factors),
-    }
-    folder.add_event(ROLLBACK, facts)

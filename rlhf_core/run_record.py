@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .config_changes import config_changes
+from .control import ControlBox
 from .launch_env import read_launch_env
 from .manifest import collect_manifest, full_command, redact_mapping
 from .runfolder import RunFolder
@@ -36,6 +37,7 @@ def begin_record(request: RunRequest, origin: Path | None) -> None:
         num_processes=read_launch_env().world_size,
     )
     folder.write_manifest({**manifest, "events": earlier.get("events", []) if request.resume is not None else []})
+    ControlBox(folder.control).clear()
     if request.resume is not None:
         _tell_resume(folder, request.resume, before, config)
     if origin is not None:

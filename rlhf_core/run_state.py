@@ -33,6 +33,8 @@ class RunState:
     """Seconds of all sessions of the run so far."""
     lr_factors: dict[str, float] = field(default_factory=dict)
     """Role -> factor on its learning rates, where guards or a person have changed them."""
+    settings: dict[str, float] = field(default_factory=dict)
+    """Options of the algorithm that a person has changed while the run went on."""
     rollbacks: int = 0
     """Times the run was rolled back."""
     best_step: int | None = None

@@ -105,6 +105,19 @@ class RunFolder:
         return any(file.exists() for file in (self.config, self.manifest, self.metrics, self.checkpoints))
 
     @property
+    def is_in_use(self) -> bool:
+        """Whether a process runs in this folder now."""
+        lock = self.path / ".lock"
+        if not lock.exists():
+            return False
+        with lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    @property
     def config(self) -> Path:
         return self.path / "config.yaml"
 
@@ -139,6 +152,11 @@ class RunFolder:
     @property
     def adapter(self) -> Path:
         return self.path / "adapter"
+
+    @property
+    def control(self) -> Path:
+        """Where commands for a run that goes on are left."""
+        return self.path / "control"
 
     @property
     def tensorboard(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,12 @@ from .checkpoint import CheckpointStore
 from .config_resolve import ResolvedRun
 from .episode_forward import SCORING_TOKENS, no_reference, reference_pass, with_trainer_log_probs
 from .episode_record import EpisodeRecord
-from .errors import DivergenceError, GuardStop, InterruptedRun
-from .guards import make_guards
+from .errors import DivergenceError, InterruptedRun
 from .hooks import HookRelay
 from .hookspecs import FitInfo
-from .jsonl import read_lines
+from .live_control import LiveControl
 from .models import save_plain_model
-from .oversight import Oversight, RollBack, tell_rollback
-from .rates import LearningRates
+from .oversight import Oversight, RollBack
 from .rewards import RewardCombiner
 from .run_state import RunState
 from .runfolder import RunFolder
@@ -30,12 +29,14 @@ from .sources import BatchPlan, DatasetSource, RolloutSource, TrainBatch
 from .strategy import Strategy
 from .trainer import BatchSource, Metrics, Trainer
 from .transport import FitResult
+from .tuning import Tuning
 from .types import BufferItem
 from .update import Updater
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger("rlhf")
 SHARD_BYTES = 512 * 1024**2
 
 
@@ -75,12 +76,9 @@ class TrainerSession:
             hooks=hooks,
             config=resolved.run.checkpoint,
         )
-        self._rates = LearningRates(models.trained)
-        self._guards = make_guards(resolved.run.guards) if strategy.is_main else []
-        for guard in self._guards:
-            hooks.register(guard, name=f"guard {guard.name}")
-        self._oversight = Oversight(strategy, hooks)
-        self._rollbacks = 0
+        self._tuning = Tuning(resolved.run.optimizer, models.trained, algorithm)
+        self._oversight = Oversight(strategy, hooks, resolved.run.guards, folder)
+        self._control = LiveControl(folder, strategy, self._tuning.setters)
         train = resolved.run.train
         self._updater = Updater(algorithm, strategy, models.trained, micro_batch_tokens=train.micro_batch_tokens)
         self._prepare = self._item_preparation()
@@ -116,8 +114,7 @@ class TrainerSession:
             keep_samples=self._resolved.run.logging.samples,
         ) as record:
             self._record = record
-            for guard in self._guards:
-                guard.restart(read_lines(self._folder.metrics))
+            self._oversight.restart()
             self._trainer = Trainer(
                 self._oversight.watch(self._source(record)),
                 self._train_step,
@@ -143,7 +140,9 @@ class TrainerSession:
     def update(self, metrics: Metrics) -> None:
         assert self._record is not None and self._trainer is not None
         self._record.update(metrics)
-        self._oversight.after_update(self._trainer.num_updates, self._episode, self._record.values)
+        step = self._trainer.num_updates
+        self._oversight.after_update(step, self._episode, self._record.values)
+        self._control.after_update(step, self._episode)
 
     def end_episode(self, episode: int) -> Metrics:
         """Publish the new policy, finish the episode's lines, evaluate and save when due, stop when asked."""
@@ -153,7 +152,7 @@ class TrainerSession:
         self._publish(self._version + 1)
         metrics = self._record.end_episode(self._strategy)
         last = episode + 1 == run.train.episodes
-        interrupted = self._agree(self._parts.interrupted())
+        interrupted = self._agree(self._parts.interrupted() or self._control.stop_asked)
         results: Mapping[str, float] = {}
         # Also when interrupted: after a resume its scores could not be put on the line they belong to.
         if run.eval is not None and (last or _due(episode, run.eval.every_episodes)):
@@ -161,10 +160,12 @@ class TrainerSession:
             self._record.evaluation(results)
             self._eval_after = results.get("eval/score") if last else None
         best = self._saving.improves({**metrics, **results})
-        due = best is not None or last or interrupted or _due(episode, run.checkpoint.every_episodes)
+        asked = self._control.checkpoint_asked
+        due = best is not None or last or interrupted or asked or _due(episode, run.checkpoint.every_episodes)
         self._record.flush(durable=due)
         if due:
             self.save(episode, self._trainer.num_updates, best)
+            self._control.checkpoint_asked = False
         if interrupted and not last:
             raise InterruptedRun(
                 f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written",
@@ -183,8 +184,9 @@ class TrainerSession:
                 algorithm=self._algorithm.state_dict(),
                 combiner=self._combiner.state_dict(),
                 wall_s=self.wall_seconds,
-                lr_factors=self._rates.factors,
-                rollbacks=self._rollbacks,
+                lr_factors=self._tuning.lr_factors,
+                settings=self._tuning.settings,
+                rollbacks=self._oversight.rollbacks,
             ),
             best_value,
         )
@@ -200,7 +202,9 @@ class TrainerSession:
             state = self._load(resume)
             self._eval_before = state.eval_before
             self._wall_before = state.wall_s
-            self._rollbacks = state.rollbacks
+            self._oversight.rollbacks = state.rollbacks
+            if self._strategy.is_main and (changed := self._tuning.describe()):
+                logger.warning("as it was changed before the checkpoint: %s", changed)
             return state.next_episode, state.step
         self._publish(0)
         self._eval_before = self._evaluate(0).get("eval/score")
@@ -210,31 +214,24 @@ class TrainerSession:
 
     def _load(self, path: Path) -> RunState:
         state = self._saving.load(path)
-        self._rates.set(state.lr_factors)
+        self._tuning.restore(state.lr_factors, state.settings)
         self._version = state.policy_version
         self._publish(state.policy_version)
         return state
 
     def _roll_back(self, request: RollBack) -> tuple[int, int]:
         """Go back to the last good checkpoint with smaller learning rates. Returns as `_begin` does. Collective."""
-        options, verdict = self._resolved.run.guards.rollback, request.verdict
         path = self._saving.last_good(request.episode)
-        if self._rollbacks >= options.max_times or path is None:
-            why = "there is no whole checkpoint" if path is None else f"it was rolled back {self._rollbacks} times"
-            raise GuardStop(
-                f"{verdict.reason}, and {why} (update {request.step}, episode {request.episode + 1})",
-                where=f"guard {verdict.guard}",
-                hint="lower optimizer.lr, or see guards.rollback",
-            ) from request
-        self._rollbacks += 1
-        factors = {role: factor * options.lr_factor for role, factor in self._rates.factors.items()}
+        self._oversight.allow_rollback(request, path)
+        assert path is not None
+        factors, settings = dict(self._tuning.lr_factors), dict(self._tuning.settings)
         for trained in self._models.trained.values():
             trained.optimizer.zero_grad()
         state = self._load(path)
-        self._rates.set(factors)
+        self._tuning.restore(factors, settings)
+        self._tuning.slow_down(self._resolved.run.guards.rollback.lr_factor)
         self._evaluated_at = None
-        if self._strategy.is_main:
-            tell_rollback(self._folder, request, state, factors, number=self._rollbacks)
+        self._oversight.tell_rollback(request, state, self._tuning.lr_factors)
         return state.next_episode, state.step
 
     def _source(self, record: EpisodeRecord) -> BatchSource[TrainBatch]:

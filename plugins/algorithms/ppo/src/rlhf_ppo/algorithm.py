@@ -177,6 +177,13 @@ class PPO(RolloutAlgorithm):
         clipped = Mean(result.clipped.sum(), mask.sum())
         return aggregate_sum(result.losses, mask, "token-mean"), {"value/clip_fraction": clipped}
 
+    def set_option(self, name: str, value: float) -> None:
+        """`kl_coef` can be changed where there is a reference; an adaptive controller goes on from the new value."""
+        if name != "kl_coef" or self._config.kl_coef == 0 or value == 0:
+            super().set_option(name, value)
+        self._config = self._config.model_copy(update={name: value})
+        self._controller = _controller(self._config)
+
     def end_episode(self) -> None:
         """Adapt the KL coefficient to the KL of the episode just trained on."""
         if self._last_kl is not None:

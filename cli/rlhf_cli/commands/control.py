@@ -1,0 +1,43 @@
+"""`rlhf control`: pause, resume, checkpoint, stop or change a run that is going on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("control")
+@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("words", metavar="pause|resume|checkpoint|stop|set KEY=VALUE", nargs=-1, required=True)
+@click.option(
+    "--wait-seconds",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="How long to wait for the run's answer, which comes at the end of an update.",
+)
+def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
+    """Ask something of a run that is going on. It is done between two updates and noted in the run's manifest.
+
+    pause and resume hold the run and let it go on; checkpoint writes one at the end of the episode; stop ends the run
+    there, with a checkpoint, as Ctrl-C does. set changes lr, critic_lr (peak learning rates) or kl_coef.
+
+    \b
+    Examples:
+      rlhf control runs/first pause
+      rlhf control runs/first set lr=5e-7
+      rlhf control runs/first stop
+    """
+    from rlhf_core.control import ControlBox, parse_command
+    from rlhf_core.errors import UserInputError
+    from rlhf_core.runfolder import RunFolder
+
+    command = parse_command(words)
+    folder = RunFolder.read(run_dir)
+    if not folder.is_in_use:
+        raise UserInputError(
+            "no run is going on in this folder", where=str(run_dir), hint=f"rlhf train --output {run_dir} --resume auto"
+        )
+    box = ControlBox(folder.control)
+    click.echo(box.wait(box.send(command), seconds=wait_seconds, is_running=lambda: folder.is_in_use))

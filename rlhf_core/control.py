@@ -1,0 +1,161 @@
+"""Commands for a run that is going on: a folder of small files, `control/` in the run folder.
+
+A sender writes `<id>.json` whole; the run takes it at its next update, does it, and leaves `<id>.answer.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from .did_you_mean import suggestion
+from .errors import DeadlineError, RlhfError, UserInputError
+from .jsonl import write_json
+
+Kind = Literal["pause", "resume", "checkpoint", "stop", "set"]
+KEYS = {
+    "lr": "optimizer.lr",
+    "critic_lr": "optimizer.critic_lr",
+    "kl_coef": "algorithm.kl_coef",
+}
+"""Short name -> option that can be set while a run goes on; the full name is taken, too."""
+
+_ANSWER = ".answer.json"
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a run is asked to do."""
+
+    kind: Kind
+    key: str | None = None
+    """Of `set`: the option's full name."""
+    value: float | None = None
+    id: str = ""
+
+    def __str__(self) -> str:
+        return self.kind if self.key is None else f"{self.kind} {self.key}={self.value:g}"
+
+
+def parse_command(words: Sequence[str]) -> Command:
+    """`["pause"]`, `["set", "lr=1e-6"]`, … Raises `UserInputError`."""
+    kinds = get_args(Kind)
+    kind = words[0] if words else ""
+    if kind not in kinds:
+        raise UserInputError(
+            f'"{kind}" is no command{suggestion(kind, kinds)}', where="control", hint=f"one of {', '.join(kinds)}"
+        )
+    if kind != "set":
+        if len(words) > 1:
+            raise UserInputError(f"takes no argument, got {' '.join(words[1:])}", where=f"control {kind}")
+        return Command(cast(Kind, kind))
+    if len(words) != 2:
+        raise UserInputError("takes one key=value", where="control set", hint="rlhf control RUN_DIR set lr=1e-6")
+    return _parse_setting(words[1])
+
+
+def _parse_setting(text: str) -> Command:
+    name, _, number = text.partition("=")
+    key = KEYS.get(name, name)
+    if key not in KEYS.values():
+        raise UserInputError(
+            f"{name} cannot be changed while a run goes on{suggestion(name, [*KEYS, *KEYS.values()])}",
+            where="control set",
+            hint=f"one of {', '.join(KEYS)}; for others: stop, and --resume auto with the changed run file",
+        )
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise UserInputError(f'"{number}" is no number of 0 or more', where=f"control set {name}")
+    return Command("set", key, value)
+
+
+class ControlBox:
+    """The commands of one run folder, from both ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: the run's `control/`; it is made by the first command."""
+        self._folder = folder
+
+    def send(self, command: Command) -> str:
+        """Leave a command for the run; returns its id."""
+        self._folder.mkdir(exist_ok=True)
+        command_id = f"{time.time_ns():020d}-{os.getpid()}"
+        write_json(self._folder / f"{command_id}.json", {**asdict(command), "id": command_id})
+        return command_id
+
+    def take(self) -> list[Command]:
+        """What has been asked since the last call, oldest first; a file that is no command is answered and removed."""
+        try:
+            names = sorted(entry.name for entry in os.scandir(self._folder))
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            if name.endswith(".json") and not name.startswith(".") and not name.endswith(_ANSWER):
+                path = self._folder / name
+                command = _read(path)
+                path.unlink()
+                if command is None:
+                    self.answer(name.removesuffix(".json"), "this is no command", refused=True)
+                else:
+                    found.append(command)
+        return found
+
+    def answer(self, command_id: str, text: str, *, refused: bool = False) -> None:
+        """Tell the sender what came of a command."""
+        write_json(self._folder / f"{command_id}{_ANSWER}", {"text": text, "refused": refused})
+
+    def wait(self, command_id: str, *, seconds: float, is_running: Callable[[], bool]) -> str:
+        """The run's answer to a command.
+
+        Raises:
+            UserInputError: the run refused it.
+            RlhfError: the run ended before it took the command.
+            DeadlineError: no answer within `seconds`; the command stays in place.
+        """
+        path = self._folder / f"{command_id}{_ANSWER}"
+        deadline = time.monotonic() + seconds
+        while not path.exists():
+            if not is_running() and not path.exists():
+                (self._folder / f"{command_id}.json").unlink(missing_ok=True)
+                raise RlhfError("the run ended before it took the command", where=str(self._folder.parent))
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"waited {seconds:g} s for the run to reach the end of an update; the command stays in place",
+                    where=str(self._folder.parent),
+                    hint="--wait-seconds waits longer",
+                )
+            time.sleep(_POLL_SECONDS)
+        answer = json.loads(path.read_text(encoding="utf-8"))
+        path.unlink(missing_ok=True)
+        if answer["refused"]:
+            raise UserInputError(answer["text"], where="control")
+        return str(answer["text"])
+
+    def clear(self) -> None:
+        """Remove what was asked of an earlier session, which can no longer do it."""
+        if self._folder.is_dir():
+            for path in self._folder.glob("*.json"):
+                path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Command | None:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        words = [str(record["kind"])]
+        if record["kind"] == "set":
+            words.append(f"{record['key']}={record['value']}")
+        command = parse_command(words)
+    except (ValueError, KeyError, TypeError, UserInputError):
+        return None
+    return Command(command.kind, command.key, command.value, path.name.removesuffix(".json"))

@@ -1,0 +1,93 @@
+"""Commands for a run: what they may say, and how they travel."""
+
+import threading
+
+import pytest
+
+from rlhf_core.control import Command, ControlBox, parse_command
+from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["pause"], Command("pause")),
+        (["set", "lr=1e-6"], Command("set", "optimizer.lr", 1e-6)),
+        (["set", "algorithm.kl_coef=0.1"], Command("set", "algorithm.kl_coef", 0.1)),
+    ],
+)
+def test_commands(words, command):
+    assert parse_command(words) == command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], '"" is no command'),
+        (["paus"], "did you mean"),
+        (["pause", "now"], "takes no argument"),
+        (["set"], "takes one key=value"),
+        (["set", "learning_rate=1"], "cannot be changed while a run goes on"),
+        (["set", "lr=fast"], "is no number"),
+        (["set", "lr=-1"], "is no number of 0 or more"),
+        (["set", "lr=nan"], "is no number of 0 or more"),
+    ],
+)
+def test_wrong_commands_are_the_users_mistake(words, message):
+    with pytest.raises(UserInputError, match=message):
+        parse_command(words)
+
+
+@pytest.fixture
+def box(tmp_path):
+    return ControlBox(tmp_path / "control")
+
+
+def test_commands_are_taken_once_and_in_order(box):
+    assert box.take() == []
+    sent = [box.send(Command("pause")), box.send(Command("set", "optimizer.lr", 1e-7))]
+    taken = box.take()
+    assert [(each.kind, each.key, each.value) for each in taken] == [
+        ("pause", None, None),
+        ("set", "optimizer.lr", 1e-7),
+    ]
+    assert [each.id for each in taken] == sent
+    assert box.take() == []
+
+
+def test_the_sender_gets_its_answer(box):
+    command_id = box.send(Command("pause"))
+    run = threading.Timer(0.05, lambda: [box.answer(each.id, "paused") for each in box.take()])
+    run.start()
+    assert box.wait(command_id, seconds=30, is_running=lambda: True) == "paused"
+    run.join()
+    refused = box.send(Command("set", "algorithm.kl_coef", 1.0))
+    box.answer(refused, "cannot be changed", refused=True)
+    with pytest.raises(UserInputError, match="cannot be changed"):
+        box.wait(refused, seconds=30, is_running=lambda: True)
+
+
+def test_a_run_that_ended_or_is_late_is_said(box):
+    command_id = box.send(Command("pause"))
+    with pytest.raises(DeadlineError, match="the end of an update"):
+        box.wait(command_id, seconds=0, is_running=lambda: True)
+    with pytest.raises(RlhfError, match="the run ended before it took the command"):
+        box.wait(command_id, seconds=30, is_running=lambda: False)
+    assert box.take() == []
+
+
+def test_a_file_that_is_no_command_is_answered_and_removed(box):
+    box.send(Command("pause"))
+    (box._folder / "7.json").write_text('{"kind": "set", "key": "model.path", "value": 1}')
+    (box._folder / "8.json").write_text("{")
+    assert [each.kind for each in box.take()] == ["pause"]
+    for number in ("7", "8"):
+        with pytest.raises(UserInputError, match="this is no command"):
+            box.wait(number, seconds=1, is_running=lambda: True)
+
+
+def test_what_was_asked_of_an_earlier_session_is_dropped(box):
+    box.clear()
+    box.send(Command("stop"))
+    box.clear()
+    assert box.take() == []
