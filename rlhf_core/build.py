@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 
 def build_strategy(resolved: ResolvedRun) -> Strategy:
+    """The strategy of the run; its process group is not joined yet."""
     build = resolve_build(resolved.strategy)
     return cast(Strategy, build(resolved.strategy.config, StrategyContext(device=resolved.run.model.device)))
 
 
 def build_algorithm(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Algorithm[Any, Any]:
+    """The algorithm, told how rollouts are sampled."""
     context = AlgorithmContext(
         sampling=resolved.sampling,
         samples_per_prompt=resolved.run.train.samples_per_prompt,
@@ -51,6 +53,7 @@ def build_algorithm(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -
 def build_engine(
     resolved: ResolvedRun, model: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> RolloutEngine:
+    """The engine over `model`: the trained module itself, or a copy of its own."""
     context = EngineContext(
         model=model,
         tokenizer=tokenizer,
@@ -189,6 +192,7 @@ def _prepare(role: str, model: nn.Module, options: OptimizerConfig, train: Train
 
 
 def updates_per_episode(train: TrainConfig) -> int:
+    """Optimizer steps of an episode in which no sample is dropped."""
     return train.epochs_per_episode * math.ceil(train.samples_per_episode / train.train_batch_size)
 
 

@@ -78,6 +78,7 @@ def build_builtin(path: str, seed: int) -> tuple[PreTrainedModel, PreTrainedToke
 
 
 def check_builtin(path: str) -> None:
+    """Raise `UserInputError` where there is no such built-in model."""
     name = path.removeprefix(PREFIX)
     if name not in BUILTIN_MODELS:
         raise UserInputError(

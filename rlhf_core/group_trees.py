@@ -19,6 +19,7 @@ def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
 
 
 def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
+    """The group that `group_to_tree` wrote."""
     return RolloutGroup(
         position=tree["position"],
         rollouts=tuple(Rollout(**rollout) for rollout in tree["rollouts"]),
@@ -36,6 +37,7 @@ def coordinator_to_tree(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def coordinator_from_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The state that `coordinator_to_tree` wrote."""
     opened = {
         index: {**saved, "accepted": [group_from_tree(group) for group in saved["accepted"]]}
         for index, saved in tree["open"].items()

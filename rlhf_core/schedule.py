@@ -27,6 +27,7 @@ def lr_factor(update: int, *, schedule: Schedule, warmup_updates: int, total_upd
 
 
 def make_scheduler(optimizer: Optimizer, *, schedule: Schedule, warmup_updates: int, total_updates: int) -> LambdaLR:
+    """A scheduler that is stepped once an update."""
     from torch.optim.lr_scheduler import LambdaLR
 
     factor = partial(lr_factor, schedule=schedule, warmup_updates=warmup_updates, total_updates=total_updates)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 def build(config: LocalConfig, context: None) -> LocalTransport:
+    """The transport of `transport: {name: local}`."""
     return LocalTransport()
 
 

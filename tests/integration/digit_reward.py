@@ -3,5 +3,6 @@
 
 def sorted_fraction(rollouts):
     return [
-        sum(a == b for a, b in zip(rollout.completion, rollout.answer)) / len(rollout.answer) for rollout in rollouts
+        sum(a == b for a, b in zip(rollout.completion, rollout.answer, strict=False)) / len(rollout.answer)
+        for rollout in rollouts
     ]
