@@ -31,9 +31,7 @@ def _start(out: Path, names: list[str], num_processes: int) -> None:
         env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
         env["LOCAL_WORLD_SIZE"] = str(num_processes)
         command = [sys.executable, str(SCRIPT), str(out), str(rank), ",".join(names)]
-        started.append(
-            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
+        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
         printed = [process.communicate(timeout=DEADLINE_SECONDS)[0] for process in started]
     finally:
