@@ -1,17 +1,14 @@
 """The parts of the seed's classes that need no Ray."""
 
-import threading
 import time
-from collections.abc import Mapping
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from rlhf_core.errors import DataError, DeadlineError, RlhfError, SyncError, UserInputError
-from rlhf_core.sync import Checksum, ModuleReceiver, named_weights
+from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
 from rlhf_core.types import Experience, Rollout
 from rlhf_ray.detached_presence import MakerPresence
 from rlhf_ray.detached_source import BufferSource, FitPlan
@@ -20,129 +17,7 @@ from rlhf_ray.holder_prompts import BatchReader, batches_of, maker_number, sampl
 from rlhf_ray.holder_reward import as_reward
 from rlhf_ray.holder_sampling import read_generate_kwargs
 from rlhf_ray.holder_sending import deal
-from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.maker_worker import trained_names
-
-
-def weights_of(module: nn.Module, value: float) -> dict[str, Tensor]:
-    return {name: torch.full_like(tensor, value) for name, tensor in named_weights(module).items()}
-
-
-class TestStagedWeights:
-    @pytest.fixture
-    def module(self) -> nn.Module:
-        return nn.Linear(2, 2)
-
-    @pytest.fixture
-    def staged(self, module: nn.Module) -> StagedWeights:
-        receiver = ModuleReceiver(module, on_commit=lambda version: None)
-        return StagedWeights({"policy": WeightTarget(receiver, module, frozenset({"bias"}))})
-
-    @staticmethod
-    def send(staged: StagedWeights, version: int, weights: Mapping[str, Tensor], sender: str = "") -> None:
-        staged.begin(version, sender=sender)
-        staged.stage(version, "policy", weights, sender=sender)
-        staged.commit(version, sender=sender)
-
-    def test_an_idle_maker_swaps_at_once(self, staged: StagedWeights, module: nn.Module) -> None:
-        self.send(staged, 1, weights_of(module, 1.0))
-        assert staged.newest == 1
-        assert bool((module.weight == 1.0).all() and (module.bias == 1.0).all())
-
-    def test_nothing_changes_while_a_batch_is_made(self, staged: StagedWeights, module: nn.Module) -> None:
-        self.send(staged, 1, weights_of(module, 1.0))
-        with staged.making():
-            self.send(staged, 2, weights_of(module, 2.0))
-            assert staged.newest == 1
-            assert bool((module.weight == 1.0).all())
-        assert staged.newest == 2
-        assert bool((module.weight == 2.0).all())
-
-    def test_the_newest_of_two_that_wait_counts(self, staged: StagedWeights, module: nn.Module) -> None:
-        with staged.making():
-            self.send(staged, 1, weights_of(module, 1.0), "a")
-            self.send(staged, 2, weights_of(module, 2.0), "b")
-        assert bool((module.weight == 2.0).all())
-        assert staged.newest == 2
-
-    def test_an_adapter_waits_on_top_of_a_full_version(self, staged: StagedWeights, module: nn.Module) -> None:
-        with staged.making():
-            self.send(staged, 1, weights_of(module, 1.0))
-            staged.begin(2, adapter_only=True)
-            staged.stage(2, "policy", {"bias": torch.full((2,), 5.0)})
-            staged.commit(2)
-        assert bool((module.weight == 1.0).all() and (module.bias == 5.0).all())
-
-    def test_two_senders_do_not_disturb_each_other(self, staged: StagedWeights, module: nn.Module) -> None:
-        for sender in ("a", "b"):
-            staged.begin(1, sender=sender)
-        staged.stage(1, "policy", weights_of(module, 1.0), sender="a")
-        staged.stage(1, "policy", weights_of(module, 2.0), sender="b")
-        staged.commit(1, sender="a")
-        assert bool((module.weight == 1.0).all())
-        staged.commit(1, sender="b")
-        assert bool((module.weight == 2.0).all())
-
-    @pytest.mark.parametrize("broken", ["missing", "unknown", "shape"])
-    def test_a_version_that_does_not_match_is_refused(
-        self, staged: StagedWeights, module: nn.Module, broken: str
-    ) -> None:
-        self.send(staged, 1, weights_of(module, 1.0))
-        weights = weights_of(module, 2.0)
-        if broken == "missing":
-            del weights["bias"]
-        elif broken == "unknown":
-            weights["other"] = torch.zeros(1)
-        else:
-            weights["bias"] = torch.zeros(3)
-        with pytest.raises(SyncError):
-            self.send(staged, 2, weights)
-        assert staged.newest == 1
-        assert bool((module.weight == 1.0).all())
-        self.send(staged, 3, weights_of(module, 3.0))
-        assert staged.newest == 3
-
-    def test_a_checksum_tells_what_changed_on_the_way(self, staged: StagedWeights, module: nn.Module) -> None:
-        sent = Checksum()
-        sent.add(weights_of(module, 1.0))
-        staged.begin(1)
-        staged.stage(1, "policy", weights_of(module, 1.5))
-        with pytest.raises(SyncError, match="checksum"):
-            staged.commit(1, {"policy": sent.hexdigest()})
-        assert staged.newest is None
-
-    def test_a_role_that_never_came_is_noticed(self, staged: StagedWeights, module: nn.Module) -> None:
-        staged.begin(1)
-        staged.stage(1, "policy", weights_of(module, 1.0))
-        with pytest.raises(SyncError, match="critic"):
-            staged.commit(1, {"policy": "", "critic": ""})
-
-    def test_what_a_dead_sender_left_is_dropped(self, module: nn.Module) -> None:
-        receiver = ModuleReceiver(module, on_commit=lambda version: None)
-        staged = StagedWeights({"policy": WeightTarget(receiver, module)}, idle_seconds=0.01)
-        staged.begin(1, sender="dead")
-        staged.stage(1, "policy", weights_of(module, 1.0), sender="dead")
-        time.sleep(0.05)
-        with staged.making():
-            assert staged.num_incoming == 0
-        with pytest.raises(SyncError, match="none is open"):
-            staged.commit(1, sender="dead")
-
-    def test_a_wait_for_a_version_ends(self, staged: StagedWeights, module: nn.Module) -> None:
-        with pytest.raises(DeadlineError, match="policy version 4"):
-            staged.wait_live(4, timeout_seconds=0.01)
-        sender = threading.Thread(target=self.send, args=(staged, 4, weights_of(module, 4.0)))
-        sender.start()
-        staged.wait_live(4, timeout_seconds=30.0)
-        sender.join()
-
-    def test_an_adapter_for_a_model_without_one_is_refused(self, module: nn.Module) -> None:
-        receiver = ModuleReceiver(module, on_commit=lambda version: None)
-        staged = StagedWeights({"policy": WeightTarget(receiver, module)})
-        staged.begin(1, adapter_only=True)
-        staged.stage(1, "policy", {"bias": torch.zeros(2)})
-        with pytest.raises(SyncError, match="has none"):
-            staged.commit(1)
 
 
 def test_what_is_trained_beside_a_frozen_rest_has_names() -> None:
