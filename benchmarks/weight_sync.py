@@ -1,0 +1,151 @@
+"""Weight sync of the transport `ray` against copying the same bytes once: full, chunked and LoRA.
+
+    python benchmarks/weight_sync.py [--megabytes 10 100 500] [--makers 1] [--repeats 5]
+
+One process publishes a model of so many MB through the run's own coordinator to actors that hold it beside their live
+weights, check names, shapes and checksum, and swap it in. `copy` is `Tensor.copy_` of the model into another, in one
+process. Times are medians, printed as ratios to it; `lora` sends a hundredth of the bytes, and is compared with
+copying everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+import torch
+from torch import nn
+
+from rlhf_core.strategy import Trained
+from rlhf_core.sync import ModuleReceiver
+from rlhf_core.weight_files import state_dict_shards_of
+from rlhf_ray.cluster import connected
+from rlhf_ray.config import RayConfig
+from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.holder_weights import StagedWeights, WeightTarget
+from rlhf_ray.ray_sync import RayWeightSync, SyncOptions
+from rlhf_ray.weight_inbox import WeightInbox
+
+SIDE = 512
+LAYER_BYTES = 4 * SIDE * SIDE
+CHUNK_BYTES = 16 * 1024**2
+
+
+def make_model(megabytes: int) -> nn.Module:
+    """Square layers of 1 MB; every hundredth (at least one) is the adapter."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(max(1, megabytes * 10**6 // LAYER_BYTES))))
+
+
+def adapter_of(model: nn.Module) -> frozenset[str]:
+    return frozenset(name for index, (name, _) in enumerate(model.named_parameters()) if index % 100 == 0)
+
+
+class Receiver:
+    """A maker without the making."""
+
+    def __init__(self, name: str, coordinator: Any, megabytes: int) -> None:
+        model = make_model(megabytes).requires_grad_(False)
+        target = WeightTarget(ModuleReceiver(model, on_commit=lambda version: None), model, adapter_of(model))
+        self._weights = StagedWeights({"policy": target})
+        self._inbox = WeightInbox(name, coordinator, self._weights, poll_seconds=5, timeout_seconds=120)
+        ray.get(coordinator.register.remote(name, 0, "here", 0), timeout=60)
+        self._inbox.start()
+
+    def wait_for(self, version: int) -> None:
+        self._inbox.wait_for(version)
+
+
+class OneProcess:
+    """What a sync asks of a strategy."""
+
+    is_main = True
+
+    def state_dict_shards(
+        self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        return state_dict_shards_of(model, max_shard_bytes, only)
+
+    def run_on_main(self, action: Callable[[], None]) -> None:
+        action()
+
+
+def time_copy(megabytes: int, repeats: int) -> float:
+    source, target = make_model(megabytes), make_model(megabytes)
+
+    def copy() -> None:
+        with torch.no_grad():
+            for a, b in zip(target.parameters(), source.parameters(), strict=True):
+                a.copy_(b)
+
+    return median(copy, repeats)
+
+
+def time_sync(mode: str, megabytes: int, makers: int, repeats: int) -> tuple[float, float]:
+    """Seconds of a publish until every maker generates with it, and bytes sent."""
+    settings = CoordinatorSettings(
+        num_makers=makers,
+        num_episodes=1,
+        prompts_per_episode=1,
+        prompts_per_lease=1,
+        max_staleness=0,
+        lease_seconds=600,
+        heartbeat_seconds=600,
+    )
+    coordinator: Any = ray.remote(Coordinator).options(num_cpus=0).remote(settings)
+    receiver = ray.remote(Receiver).options(num_cpus=0)
+    actors = [receiver.remote(f"maker-{index}", coordinator, megabytes) for index in range(makers)]
+    ray.get(coordinator.wait_for_makers.remote(120), timeout=180)
+    model = make_model(megabytes)
+    options = SyncOptions.of(mode, CHUNK_BYTES, {"policy": adapter_of(model)}, 120)
+    strategy: Any = OneProcess()
+    sync = RayWeightSync(coordinator, strategy, {"policy": Trained(model, None, None)}, options, [])  # type: ignore[arg-type]
+    version = 0
+
+    def publish() -> None:
+        nonlocal version
+        version += 1
+        sync.publish(version, ())
+        ray.get([actor.wait_for.remote(version) for actor in actors], timeout=120)
+
+    seconds = median(publish, repeats)
+    for actor in [*actors, coordinator]:
+        ray.kill(actor)
+    return seconds, sync.metrics()["sync/bytes"]
+
+
+def median(action: Callable[[], None], repeats: int) -> float:
+    """Of the seconds of `repeats` calls, after one to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 500])
+    parser.add_argument("--makers", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    print("| MB | copy, ms | full | chunked | lora | bytes full / lora |\n|---|---|---|---|---|---|")
+    with connected(RayConfig()):
+        for megabytes in arguments.megabytes:
+            copy = time_copy(megabytes, arguments.repeats)
+            row = {
+                mode: time_sync(mode, megabytes, arguments.makers, arguments.repeats)
+                for mode in ("full", "chunked", "adapter")
+            }
+            ratios = " | ".join(f"{seconds / copy:.1f} x" for seconds, _ in row.values())
+            sent = f"{row['full'][1]:,.0f} / {row['adapter'][1]:,.0f}"
+            print(f"| {megabytes} | {copy * 1000:.1f} | {ratios} | {sent} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
