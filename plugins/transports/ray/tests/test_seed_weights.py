@@ -18,7 +18,7 @@ def weights_of(module: nn.Module, value: float) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def module(self) -> nn.Module:
+def module() -> nn.Module:
     return nn.Linear(2, 2)
 
 
