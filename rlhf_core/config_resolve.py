@@ -232,24 +232,35 @@ def _check_score(given: Mapping[str, Any], rewards: Sequence[SelectedReward], pr
         problems.add("eval.score", f'no reward "{score}" in this run{suggestion(score, labels)} (rewards: {labels})')
 
 
-def check_processes(run: ResolvedRun, num_processes: int) -> None:
-    """Raise `ConfigError` where `--num-processes` does not go with the transport or the strategy."""
+def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
+    """Raise `ConfigError` where several processes do not go with the transport, the strategy or the run's sizes.
+
+    `where`: who asked for them, the flag or a launcher.
+    """
     if num_processes < 1:
-        raise ConfigError(f"needs at least 1 process, got {num_processes}", where="--num-processes")
+        raise ConfigError(f"needs at least 1 process, got {num_processes}", where=where)
     if num_processes == 1:
         return
+    where = f"{where} {num_processes}"
     if run.transport.name != "local":
         raise ConfigError(
             f"does not go with transport {run.transport.name}, which starts its own trainers",
-            where=f"--num-processes {num_processes}",
+            where=where,
             hint=f"--set transport.num_trainers={num_processes}",
         )
     if run.strategy.name == "single":
-        raise ConfigError(
-            "strategy single is one process",
-            where=f"--num-processes {num_processes}",
-            hint="add --strategy ddp",
-        )
+        raise ConfigError("strategy single is one process", where=where, hint="add --strategy ddp")
+    train = run.run.train
+    for key, count in (
+        ("prompts_per_episode", train.prompts_per_episode),
+        ("train_batch_size", train.train_batch_size),
+    ):
+        if num_processes > count:
+            raise ConfigError(
+                f"more processes than train.{key} ({count}): some would never have work",
+                where=where,
+                hint=f"lower the number of processes, or --set train.{key}={num_processes}",
+            )
 
 
 def option_names(kind: str, name: str) -> list[str]:

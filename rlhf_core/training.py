@@ -78,13 +78,14 @@ def train(
     for hook in hooks:
         relay.register(_made(hook))
     resolved = _resolved(run, overrides, relay)
+    environment = read_launch_env()
     check_processes(resolved, num_processes)
+    check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
     prompts = check_run(resolved)
     if dry_run:
         return None
     if num_processes > 1:
         return _launch(resolved, _choose_output(output, resume, resolved), resume, num_processes, hooks, origin)
-    environment = read_launch_env()
     if environment.world_size > 1 and output is None:
         raise UserInputError(
             "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
