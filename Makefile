@@ -10,7 +10,7 @@ MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml require
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test soak lint format bench
+.PHONY: help setup train test soak lint format docs bench
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
@@ -46,6 +46,9 @@ lint: setup  ## style, types and import contracts
 format: setup  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup  ## write docs/reference anew from the code
+	$(BIN)/python docs/generate_reference.py
 
 bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/README.md)
 	$(BIN)/python benchmarks/quickstart.py

@@ -10,4 +10,4 @@ def test_the_reference_is_up_to_date(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(script), "--check"], cwd=root, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, f"run: python docs/generate_reference.py\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"run: make docs\n{done.stdout}{done.stderr}"
