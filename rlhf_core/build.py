@@ -124,6 +124,7 @@ def build_evaluator(
         prompts=held_out,
         sampling=resolved.sampling,
         temperature=options.temperature,
+        sampled_temperature=options.sampled_temperature,
         score=options.score,
         batch_size=options.batch_size,
         strategy=strategy,

@@ -62,6 +62,9 @@ class EvalConfig(Section):
     num_prompts: Count = Field(200, description="Prompts held out of training and scored.")
     batch_size: Count = Field(64, description="Prompts generated at once.")
     temperature: float = Field(0.0, ge=0, description="0 is greedy decoding; above 0 samples at that temperature.")
+    sampled_temperature: float | None = Field(
+        None, gt=0, description="Also score an answer sampled at this temperature, as eval/sampled/…; null does not."
+    )
     score: str | None = Field(
         None, description="Reward (its label) whose mean is the evaluation score; null takes the first."
     )

@@ -33,7 +33,8 @@ class Ranks(Protocol):
 
 
 class PolicyEvaluator:
-    """Mean rewards of one answer to each held-out prompt. Collective: the ranks share the prompts."""
+    """Mean rewards of one answer to each held-out prompt, or of a greedy and a sampled one. Collective: the ranks
+    share the prompts."""
 
     def __init__(
         self,
@@ -47,27 +48,28 @@ class PolicyEvaluator:
         score: str | None,
         batch_size: int,
         strategy: Ranks,
+        sampled_temperature: float | None = None,
     ) -> None:
-        greedy = temperature == 0
+        """`temperature` 0 is greedy; `sampled_temperature` asks for a second answer, sampled at it."""
         self._prompts = [replace(p, position=i) for i, p in enumerate(prompts)][strategy.rank :: strategy.world_size]
         self._batch_size = batch_size
         self._score = score
         self._strategy = strategy
-        self._maker = PolicyExperienceMaker(
-            engine=engine,
-            tokenizer=tokenizer,
-            sampling=replace(
-                sampling,
-                greedy=greedy,
-                temperature=1.0 if greedy else temperature,
-                top_k=0 if greedy else sampling.top_k,
-                top_p=1.0 if greedy else sampling.top_p,
-            ),
-            samples_per_prompt=1,
-            scorer=scorer,
-            hooks=HookRelay(),
-            number=lambda position, _: FIRST_SAMPLE_ID + position,
-        )
+
+        def maker(at: float) -> PolicyExperienceMaker:
+            return PolicyExperienceMaker(
+                engine=engine,
+                tokenizer=tokenizer,
+                sampling=_at_temperature(sampling, at),
+                samples_per_prompt=1,
+                scorer=scorer,
+                hooks=HookRelay(),
+                number=lambda position, _: FIRST_SAMPLE_ID + position,
+            )
+
+        self._makers = {False: maker(temperature)}
+        if sampled_temperature is not None:
+            self._makers[True] = maker(sampled_temperature)
 
     @property
     def num_prompts(self) -> int:
@@ -84,11 +86,21 @@ class PolicyEvaluator:
     def rows(self, start: int, stop: int) -> list[EvaluationRow]:
         """Answer and score this rank's prompts `start` to `stop`."""
         rows: list[EvaluationRow] = []
-        for first in range(start, stop, self._batch_size):
-            for group in self._maker.make(self._prompts[first : min(first + self._batch_size, stop)]):
-                rows += [EvaluationRow(dict(i.rewards), i.num_response_tokens, i.truncated) for i in group.items]
-        self._maker.take_times()  # what an evaluation costs is not the next episode's
+        for sampled, maker in self._makers.items():
+            for first in range(start, stop, self._batch_size):
+                for group in maker.make(self._prompts[first : min(first + self._batch_size, stop)]):
+                    rows += [
+                        EvaluationRow(dict(i.rewards), i.num_response_tokens, i.truncated, sampled) for i in group.items
+                    ]
+            maker.take_times()  # what an evaluation costs is not the next episode's
         return rows
+
+
+def _at_temperature(sampling: SamplingParams, temperature: float) -> SamplingParams:
+    """The run's way of sampling at another temperature; 0 is greedy."""
+    if temperature == 0:
+        return replace(sampling, greedy=True, temperature=1.0, top_k=0, top_p=1.0)
+    return replace(sampling, greedy=False, temperature=temperature)
 
 
 class EvaluationRow(NamedTuple):
@@ -97,19 +109,27 @@ class EvaluationRow(NamedTuple):
     rewards: dict[str, float]
     num_tokens: int
     truncated: bool
+    sampled: bool = False
+    """The second answer, of `sampled_temperature`."""
 
 
 def evaluation_metrics(rows: Sequence[EvaluationRow], num_prompts: int, score: str | None) -> dict[str, float]:
     """`eval/<reward>` means, `eval/score` (the first reward or the one named `score`), `eval/length_mean`, counts.
 
+    Of sampled second answers the same under `eval/sampled/…`.
     A sample that a reward's policy drops counts as 0, so that a failing scorer never makes a policy look better.
     """
+    first = _means([row for row in rows if not row.sampled], num_prompts, score, "eval")
+    return first | _means([row for row in rows if row.sampled], num_prompts, score, "eval/sampled")
+
+
+def _means(rows: Sequence[EvaluationRow], num_prompts: int, score: str | None, prefix: str) -> dict[str, float]:
     if not rows:
         return {}
     names = list(rows[0].rewards)
-    metrics = {f"eval/{name}": math.fsum(row.rewards[name] for row in rows) / num_prompts for name in names}
-    metrics["eval/score"] = metrics[f"eval/{score or names[0]}"]
-    metrics["eval/length_mean"] = sum(row.num_tokens for row in rows) / len(rows)
-    metrics["eval/truncated_fraction"] = sum(row.truncated for row in rows) / len(rows)
-    metrics["eval/num_prompts"] = float(num_prompts)
+    metrics = {f"{prefix}/{name}": math.fsum(row.rewards[name] for row in rows) / num_prompts for name in names}
+    metrics[f"{prefix}/score"] = metrics[f"{prefix}/{score or names[0]}"]
+    metrics[f"{prefix}/length_mean"] = sum(row.num_tokens for row in rows) / len(rows)
+    metrics[f"{prefix}/truncated_fraction"] = sum(row.truncated for row in rows) / len(rows)
+    metrics[f"{prefix}/num_prompts"] = float(num_prompts)
     return metrics

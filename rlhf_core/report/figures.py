@@ -53,7 +53,7 @@ FIGURES: tuple[Figure, ...] = (
         title="Held-out evaluation",
         caption="On prompts kept from training.",
         keys=("eval/score", "eval/*"),
-        without=("eval/num_*", "eval/length*", "eval/*fraction*"),
+        without=("eval/*num_prompts", "eval/*length_mean", "eval/*truncated_fraction"),
     ),
     Figure(
         name="kl",

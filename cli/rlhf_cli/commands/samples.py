@@ -1,0 +1,90 @@
+"""`rlhf samples`: what a run's policy answered, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..output import print_json
+
+_GROUPS = ("best", "worst", "random", "first", "last")
+
+
+@click.command("samples")
+@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--show",
+    "groups",
+    multiple=True,
+    type=click.Choice(_GROUPS),
+    help="Best or worst by score, random ones, those of the first or of the last policy. Repeatable.  [default: all]",
+)
+@click.option("--number", type=click.IntRange(1, 24), default=3, show_default=True, help="Samples of each group.")
+@click.option("--episode", type=click.IntRange(min=1), help="Of this episode only, as the progress counts them.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: group -> lines of samples.jsonl.")
+def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | None, as_json: bool) -> None:
+    """Show prompts, answers and rewards of a run, also while it goes on.
+
+    \b
+    Examples:
+      rlhf samples runs/first
+      rlhf samples runs/first --show best --show worst --number 5
+      rlhf samples runs/first --episode 12 --show random --json
+    """
+    from rlhf_core.errors import UserInputError
+    from rlhf_core.jsonl import read_lines
+    from rlhf_core.report.samples import choose_samples
+    from rlhf_core.runfolder import RunFolder
+
+    folder = RunFolder.read(run_dir)
+    records = (line for line in read_lines(folder.samples) if episode is None or line.get("episode") == episode - 1)
+    choice = choose_samples(records, number)
+    chosen = {name: choice.groups[name] for name in _GROUPS if name in choice.groups and (not groups or name in groups)}
+    if not chosen:
+        raise UserInputError(
+            f"there is no such sample ({choice.total} in question)",
+            where=str(folder.samples),
+            hint="logging.samples: none writes none; the first policy is shown where there are two",
+        )
+    if as_json:
+        print_json(chosen)
+        return
+    click.echo(f"{choice.total} samples in {folder.samples}")
+    for name, members in chosen.items():
+        click.echo(f"\n{_styled(name.upper(), bold=True)}")
+        for text in map(_lines, members):
+            click.echo(text)
+
+
+def _lines(sample: Mapping[str, Any]) -> str:
+    """A sample: a line of numbers, prompt, completion; the text whole."""
+    rewards = sample.get("rewards") or {}
+    facts = [
+        f"#{sample.get('sample_id')}",
+        f"episode {int(sample.get('episode', 0)) + 1}",
+        f"policy {sample.get('policy_version')}",
+        *([] if sample.get("score") is None else [f"score {sample['score']:.4g}"]),
+        *(f"{name} {value:.4g}" for name, value in rewards.items()),
+        f"{sample.get('num_tokens')} tokens",
+        str(sample.get("finish_reason")),
+    ]
+    head = _styled("  ".join(facts), dim=True)
+    body = [*_indented("> ", str(sample.get("prompt", ""))), *_indented("  ", str(sample.get("completion", "")))]
+    return "\n".join([head, *body])
+
+
+def _indented(mark: str, text: str) -> Iterable[str]:
+    return (f"  {mark}{_visible(line)}" for line in text.splitlines() or [""])
+
+
+def _visible(text: str) -> str:
+    """A model may write control characters; a terminal must not obey them."""
+    return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)
+
+
+def _styled(text: str, *, bold: bool = False, dim: bool = False) -> str:
+    return click.style(text, bold=bold, dim=dim) if sys.stdout.isatty() else text
