@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,8 @@ def test_nothing_is_left_to_fill_in(tmp_path, kind):
     made = new_plugin(kind, "two-words", tmp_path / "new")
     for path in made.files:
         text = (made.folder / path).read_text()
-        assert "{{" not in text and "__package__" not in str(path) and "__snake__" not in str(path), path
+        assert "{{" not in text and not re.search("__(package|snake|tests)__", str(path)), path
+    assert Path("tests/test_two_words.py") in made.files
     assert yaml.safe_load((made.folder / "run.yaml").read_text())["model"]["path"] == "builtin:tiny-digits"
 
 
