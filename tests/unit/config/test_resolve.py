@@ -97,6 +97,7 @@ def test_the_resolved_mapping_has_every_section_in_order(fake_run):
         "transport",
         "train",
         "checkpoint",
+        "guards",
         "logging",
         "hooks",
     ]
@@ -225,7 +226,7 @@ def test_processes_go_with_transport_and_strategy(fake_run):
 
 @pytest.mark.parametrize("key", ["prompts_per_episode", "train_batch_size"])
 def test_more_processes_than_work_is_explained(fake_run, key):
-    run = {**fake_run, "strategy": "fsdp", "train": {"prompts_per_episode": 8, "train_batch_size": 8, key: 3}}
+    run = {**fake_run, "transport": "local", "train": {"prompts_per_episode": 8, "train_batch_size": 8, key: 3}}
     resolved = resolve({**run, "train": {**run["train"], "samples_per_prompt": 4}})
     check_processes(resolved, 3)
     with pytest.raises(ConfigError, match=rf"more processes than train\.{key} \(3\)"):
