@@ -21,7 +21,7 @@ from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
 from .failures import explain
 from .maker_actor import maker_class
-from .placement import Demand, Placement
+from .placement import Demand, Placement, near_driver
 from .trainer_actor import Rendezvous, trainer_class
 
 logger = logging.getLogger("rlhf.ray")
@@ -81,7 +81,7 @@ class Crew:
             Demand(f"trainer-{i}", config.trainer_cpus, config.trainer_gpus) for i in range(config.num_trainers)
         ]
         self._placement = Placement([*trainers, *makers], config)
-        self.coordinator = self._actor(Coordinator, "coordinator", {"num_cpus": 0}).remote(self._settings())
+        self.coordinator = self._actor(Coordinator, "coordinator", near_driver()).remote(self._settings())
         self._actors.append(self.coordinator)
         for index, demand in enumerate(makers):
             self.makers.append(Maker(demand.name, index, None, None))

@@ -75,3 +75,11 @@ class Placement:
             where="transport",
             hint="lower transport.maker_cpus, maker_gpus, trainer_cpus, trainer_gpus, or the number of actors",
         )
+
+
+def near_driver() -> dict[str, Any]:
+    """Options of an actor whose end is the run's: on the driver's node, so that no other node's end is."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    node = ray.get_runtime_context().get_node_id()
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=True)}
