@@ -31,6 +31,7 @@ COMMANDS = {
     "generate": LazyCommand("rlhf_cli.commands.generate:generate", "Let a trained model answer prompts."),
     "eval": LazyCommand("rlhf_cli.commands.evaluate:evaluate", "Score a model's answers to a file of prompts."),
     "report": LazyCommand("rlhf_cli.commands.report:report", "Write the report of one or several runs."),
+    "plan": LazyCommand("rlhf_cli.commands.plan:plan", "Estimate memory and time of a run before it is started."),
     "samples": LazyCommand("rlhf_cli.commands.samples:samples", "Show what a run's policy answered."),
     "control": LazyCommand("rlhf_cli.commands.control:control", "Pause, stop or change a run that is going on."),
     "version": LazyCommand("rlhf_cli.commands.version:version", "Print the versions of the parts."),

@@ -1,0 +1,61 @@
+"""`rlhf plan`: memory, throughput and time of a run, before it is started."""
+
+from __future__ import annotations
+
+import click
+
+from ..output import print_json, print_table
+from ..progress import clock
+from ..run_request import RunRequest, run_options, tell_dropped
+
+
+@click.command("plan")
+@run_options
+@click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(request: RunRequest, num_processes: int, as_json: bool) -> None:
+    """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
+
+    Only the model's config is read, and this machine's speed measured for a moment. Answers are taken to be as long
+    as engine.max_new_tokens allows, so that most runs end earlier.
+
+    \b
+    Examples:
+      rlhf plan run.yaml
+      rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
+    """
+    from rlhf_core.config_resolve import check_processes, resolve
+    from rlhf_core.plan import plan_run
+    from rlhf_core.training import check_run
+
+    mapping, dropped = request.mapping()
+    tell_dropped(dropped)
+    resolved = resolve(mapping, where=request.where)
+    check_processes(resolved, num_processes)
+    found = plan_run(resolved, check_run(resolved), num_processes)
+    if as_json:
+        print_json(found.to_json())
+        return
+    click.echo(
+        f"{found.num_parameters:,} parameters, {found.num_trainable:,} trained; "
+        f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}\n"
+    )
+    rows = []
+    for process in found.processes:
+        name = f"{process.kind} x {process.count}"
+        rows += [[name, part, _size(size)] for part, size in process.bytes_by_part.items()]
+        rows.append([name, "together", _size(process.total_bytes)])
+    print_table(["process", "memory", "peak"], rows)
+    click.echo("")
+    phases = [[phase, f"{seconds:.2f} s", _rate(found.tokens_per_second.get(phase))]
+              for phase, seconds in found.seconds_per_episode.items()]  # fmt: skip
+    print_table(["phase", "an episode", "tokens a second"], phases)
+    click.echo(f"\nat most about {clock(found.total_seconds)}, without rewards, evaluation and checkpoints")
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}"

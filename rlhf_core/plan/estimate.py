@@ -1,0 +1,227 @@
+"""Memory per role and process, throughput and time of a run, from shapes and a moment's measurement.
+
+Memory counts weights, gradients, Adam's two moments, activations (Korthikanti 2022, arXiv:2205.05198, section 4.1,
+without attention scores, which flash attention does not keep), logits and the key-value cache. Time counts 2 N
+operations a token forward and 6 N a token trained on; generation is bound by operations, by reading the weights once
+a token, or by starting its operations, whichever is slowest. Answers are taken to be as long as they may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..algorithm import Algorithm, RolloutAlgorithm
+from ..build import build_algorithm
+from ..config_resolve import ResolvedRun
+from ..episode_record import peak_memory_bytes
+from ..models import load_tokenizer
+from ..prompts import PromptStream
+from .machine import Machine, measure
+from .shape import ModelShape, model_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FP32 = 4
+_ADAM = 8
+_CALLS_PER_LAYER = 40
+"""Operations that a decoder layer starts for one token."""
+_PROMPTS_LOOKED_AT = 64
+_SHARDED: dict[str, frozenset[str]] = {
+    "low-level-zero": frozenset({"gradients", "optimizer"}),
+    "gemini": frozenset({"weights", "gradients", "optimizer"}),
+    "fsdp": frozenset({"weights", "gradients", "optimizer"}),
+}
+"""What a strategy divides among its processes; another strategy is taken to divide nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """The memory of one kind of process."""
+
+    kind: str
+    count: int
+    bytes_by_part: dict[str, int]
+    """`policy weights`, `critic optimizer`, `activations`, … -> bytes at the peak."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts together."""
+        return sum(self.bytes_by_part.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run will need. Times are upper bounds where answers end early."""
+
+    num_parameters: int
+    num_trainable: int
+    device: str
+    tokens_per_sample: float
+    """Prompt (the mean of those looked at) and the longest answer."""
+    processes: Sequence[ProcessPlan]
+    seconds_per_episode: dict[str, float] = field(default_factory=dict)
+    tokens_per_second: dict[str, float] = field(default_factory=dict)
+    total_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        totals = [{**asdict(each), "total_bytes": each.total_bytes} for each in self.processes]
+        return {**asdict(self), "processes": totals}
+
+
+def plan_run(resolved: ResolvedRun, prompts: PromptStream, num_processes: int = 1) -> Plan:
+    """Estimate a checked run (`training.check_run` gives its prompts). Loads no weight but those of built-in models."""
+    import torch
+
+    tokenizer = load_tokenizer(resolved.run.model)
+    algorithm = build_algorithm(resolved, tokenizer)
+    shape = model_shape(resolved.run.model)
+    wanted = resolved.run.model.device
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else torch.device(wanted)
+    machine = measure(device)
+    prompt_tokens, answer_tokens = _lengths(resolved, algorithm, prompts, tokenizer)
+    options = resolved.transport.config
+    trainers = int(getattr(options, "num_trainers", num_processes))
+    makers = int(getattr(options, "num_makers", 0))
+    work = _Work(resolved, algorithm, shape, machine, prompt_tokens, answer_tokens, trainers, makers)
+    return Plan(
+        num_parameters=shape.num_parameters,
+        num_trainable=shape.num_trainable,
+        device=machine.device,
+        tokens_per_sample=prompt_tokens + answer_tokens,
+        processes=work.processes(int(_own_bytes(device))),
+        seconds_per_episode=work.seconds(),
+        tokens_per_second=work.rates(),
+        total_seconds=sum(work.seconds().values()) * resolved.run.train.episodes,
+    )
+
+
+def _own_bytes(device: Any) -> float:
+    """What interpreter and libraries take: as much as in this process, which has loaded them. None of it on a GPU."""
+    return 0.0 if device.type == "cuda" else peak_memory_bytes(device)
+
+
+def _lengths(
+    resolved: ResolvedRun, algorithm: Algorithm[Any, Any], prompts: PromptStream, tokenizer: PreTrainedTokenizerBase
+) -> tuple[float, int]:
+    """Mean tokens of the first prompts (or records), and the most of an answer."""
+    positions = range(_PROMPTS_LOOKED_AT)
+    if isinstance(algorithm, RolloutAlgorithm):
+        lengths = [len(prompts.prompt(position).prompt_ids) for position in positions]
+        return sum(lengths) / len(lengths), resolved.sampling.max_new_tokens
+    encode: Any = getattr(algorithm, "encode")  # noqa: B009  # DatasetAlgorithm's
+    items = [encode(prompts.record(position), tokenizer) for position in positions]
+    known = [item.num_tokens for item in items if item is not None]
+    return (sum(known) / len(known) if known else float(resolved.run.prompts.max_prompt_tokens)), 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    resolved: ResolvedRun
+    algorithm: Algorithm[Any, Any]
+    shape: ModelShape
+    machine: Machine
+    prompt_tokens: float
+    answer_tokens: int
+    trainers: int
+    makers: int
+
+    @property
+    def critic_parameters(self) -> int:
+        has_one = "critic" in self.algorithm.roles
+        return self.shape.num_parameters - self.shape.head_parameters + self.shape.hidden_size if has_one else 0
+
+    @property
+    def reference_parameters(self) -> int:
+        is_own = "reference" in self.algorithm.roles and self.resolved.run.model.lora is None
+        return self.shape.num_parameters if is_own else 0
+
+    @property
+    def samples(self) -> float:
+        """Of an episode, in one process that generates."""
+        return self.resolved.run.train.samples_per_episode / (self.makers or self.trainers)
+
+    def processes(self, base: int) -> list[ProcessPlan]:
+        training = {**self._trained("policy", self.shape.num_parameters, self.shape.num_trainable)}
+        if self.critic_parameters:
+            training |= self._trained("critic", self.critic_parameters, self.critic_parameters)
+        training["activations"] = self._activations()
+        making: dict[str, int] = {}
+        if self.reference_parameters:
+            making["reference weights"] = self.reference_parameters * _FP32
+        if self.answer_tokens:
+            tokens = self.samples * (self.prompt_tokens + self.answer_tokens)
+            making["key-value cache"] = int(tokens * self.shape.kv_values_per_token * _FP32)
+        own = {"interpreter and libraries": base}
+        if not self.makers:
+            if self.answer_tokens and self._shards("weights"):
+                making["policy copy of the engine"] = self.shape.num_parameters * _FP32
+            return [ProcessPlan("process", self.trainers, {**training, **making, **own})]
+        making["policy weights"] = self.shape.num_parameters * _FP32
+        if self.critic_parameters:
+            making["critic weights"] = self.critic_parameters * _FP32
+        return [
+            ProcessPlan("trainer", self.trainers, {**training, **own}),
+            ProcessPlan("maker", self.makers, {**making, **own}),
+        ]
+
+    def seconds(self) -> dict[str, float]:
+        """Of an episode, by phase."""
+        tokens, machine = self._episode_tokens, self.machine
+        trained = self.shape.num_parameters + self.critic_parameters
+        factor = 8 if self.resolved.run.model.gradient_checkpointing else 6
+        epochs = self.resolved.run.train.epochs_per_episode
+        updates = epochs * math.ceil(
+            self.resolved.run.train.samples_per_episode / self.resolved.run.train.train_batch_size
+        )
+        calls = 3 * self._forward_call_seconds * (2 if self.critic_parameters else 1)
+        found = {"train": tokens * epochs * factor * trained / machine.flops / self.trainers + updates * calls}
+        if self.answer_tokens:
+            read = self.shape.num_parameters * _FP32 / machine.bytes_per_second
+            compute = 2 * self.shape.num_parameters * self.samples / machine.flops
+            found["rollout"] = self.answer_tokens * max(read, compute, self._forward_call_seconds)
+            scoring = 2 * (self.reference_parameters + self.critic_parameters)
+            found["scoring"] = tokens * scoring / machine.flops / (self.makers or self.trainers)
+        return found
+
+    def rates(self) -> dict[str, float]:
+        seconds = self.seconds()
+        rates = {"train": self._episode_tokens * self.resolved.run.train.epochs_per_episode / seconds["train"]}
+        if "rollout" in seconds:
+            answers = self.resolved.run.train.samples_per_episode * self.answer_tokens
+            rates["rollout"] = answers / seconds["rollout"]
+        return rates
+
+    @property
+    def _forward_call_seconds(self) -> float:
+        return self.shape.num_layers * _CALLS_PER_LAYER * self.machine.seconds_per_call
+
+    @property
+    def _episode_tokens(self) -> float:
+        return self.resolved.run.train.samples_per_episode * (self.prompt_tokens + self.answer_tokens)
+
+    def _shards(self, part: str) -> bool:
+        return part in _SHARDED.get(self.resolved.strategy.name, frozenset())
+
+    def _trained(self, role: str, parameters: int, trainable: int) -> dict[str, int]:
+        sizes = {"weights": parameters * _FP32, "gradients": trainable * _FP32, "optimizer": trainable * _ADAM}
+        return {
+            f"{role} {part}": math.ceil(size / (self.trainers if self._shards(part) else 1))
+            for part, size in sizes.items()
+        }
+
+    def _activations(self) -> int:
+        """Of the micro-batch of the larger of the trained models, with its logits and their gradient."""
+        train, shape = self.resolved.run.train, self.shape
+        length = self.prompt_tokens + self.answer_tokens
+        tokens = train.micro_batch_tokens or math.ceil(train.train_batch_size / self.trainers) * length
+        per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
+        if self.resolved.run.model.gradient_checkpointing:
+            kept = shape.num_layers * shape.hidden_size + per_layer
+        else:
+            kept = shape.num_layers * per_layer
+        return int(tokens * (kept + 3 * shape.vocabulary) * _FP32)

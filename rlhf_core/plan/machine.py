@@ -1,0 +1,63 @@
+"""What this machine can do, measured in a moment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..loggers.performance import known_peak
+
+if TYPE_CHECKING:
+    import torch
+
+_EFFICIENCY = 0.35
+"""Share of a GPU's peak that training usually reaches."""
+_ROUNDS = 3
+_SIZE = 768
+_GPU_SIZE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Of one process's device."""
+
+    device: str
+    flops: float
+    """Floating-point operations a second that a large multiplication reaches."""
+    bytes_per_second: float
+    """Read from memory."""
+    seconds_per_call: float
+    """Time to start a small operation: what generation of a small model is bound by."""
+
+
+def measure(device: torch.device) -> Machine:
+    """Time one large multiplication, one read of a large tensor, and one small operation."""
+    import torch
+
+    size = _GPU_SIZE if device.type == "cuda" else _SIZE
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    square = torch.ones(size, size, device=device, dtype=dtype)
+    large = torch.ones(16_000_000, device=device)
+    small = torch.ones(8, 8, device=device)
+    multiply = _fastest(lambda: square @ square, device)
+    read = _fastest(lambda: large.sum(), device)
+    call = _fastest(lambda: [small @ small for _ in range(100)], device) / 100
+    known = known_peak(name)
+    flops = known * _EFFICIENCY if known is not None else 2 * size**3 / multiply
+    return Machine(name, flops, large.numel() * 4 / read, call)
+
+
+def _fastest(action: object, device: torch.device) -> float:
+    import torch
+
+    assert callable(action)
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        action()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return best
