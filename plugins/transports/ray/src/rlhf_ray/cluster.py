@@ -69,7 +69,9 @@ def _start(config: RayConfig, namespace: str) -> None:
         raise RlhfError(
             f"{what}: {str(error).strip().splitlines()[0]}",
             where="transport.address",
-            hint="is the address right, and its Ray of the same version?" if config.address else "see /tmp/ray",
+            hint="is the address right, and its Ray of the same version?"
+            if config.address
+            else "see Ray's session logs",
         ) from error
 
 
