@@ -65,7 +65,8 @@ def _start(config: RayConfig, namespace: str) -> None:
     try:
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        what = "a local Ray cannot be started" if config.address is None else f"no Ray answers at {config.address}"
+        local = config.address is None
+        what = "a local Ray cannot be started" if local else f"no Ray answers at {config.address}"
         raise RlhfError(
             f"{what}: {str(error).strip().splitlines()[0]}",
             where="transport.address",
