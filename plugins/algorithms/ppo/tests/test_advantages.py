@@ -195,3 +195,17 @@ def test_no_reference_without_a_kl_penalty(make_items: Callable[..., list[Buffer
     assert PPO(PPOConfig(kl_coef=0.1)).roles == {"policy", "critic", "reference"}
     without = [replace(each, reference_log_probs=None) for each in make_items(3)]
     assert "kl/mean" not in PPO(PPOConfig(kl_coef=0.0)).advantages(collate(without)).metrics
+
+
+def test_truncated_importance_weights_multiply_the_advantages() -> None:
+    ppo = raw(kl_coef=0.0, importance_cap=2.0)
+    assert ppo.needs_trainer_log_probs
+    # trainer / engine: 0.5, 1 and 4, which is cut to 2.
+    trainer = [math.log(0.5), 0.0, math.log(4.0)]
+    output = ppo.advantages(episode(item(0, 3.0, [0.0, 0.0, 0.0], trainer_log_probs=trainer)))
+    assert output.experience.advantages is not None and output.experience.returns is not None
+    torch.testing.assert_close(output.experience.advantages, torch.tensor([[1.5, 3.0, 6.0]]))
+    torch.testing.assert_close(output.experience.returns, torch.tensor([[3.0, 3.0, 3.0]]))
+    assert output.metrics["off_policy/truncated_fraction"] == pytest.approx(1 / 3)
+    assert output.metrics["off_policy/weight_mean"] == pytest.approx(3.5 / 3)
+    assert output.metrics["off_policy/effective_sample_size"] == pytest.approx(3.5**2 / (3 * 5.25))

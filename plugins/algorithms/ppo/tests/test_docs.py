@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf_core.seed.generation import KNOWN
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.config import PPOConfig
-from rlhf_ppo.generation_options import KNOWN
 
 PAGE = Path(__file__).parents[4] / "docs" / "algorithms" / "ppo.md"
 EVERY_RUN = ("time/", "tokens_per_second/", "memory/", "reward_calls/", "step", "episode", "policy_version")

@@ -13,7 +13,7 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional.advantages import explained_variance, gae, token_rewards
 from rlhf_core.functional.forward import policy_forward, value_forward
 from rlhf_core.functional.kl import AdaptiveKLController, FixedKLController, KLController, kl_estimate
-from rlhf_core.functional.losses import ppo_policy_loss, value_loss
+from rlhf_core.functional.losses import ppo_policy_loss, truncated_importance_weights, value_loss
 from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum, masked_whiten
 from rlhf_core.policy_metrics import policy_metrics
 from rlhf_core.types import BufferItem, Experience, Role
@@ -79,6 +79,10 @@ class PPO(RolloutAlgorithm):
             terms["ptx"] = LossTerm("policy", config.ptx_coef)
         return terms
 
+    @property
+    def needs_trainer_log_probs(self) -> bool:
+        return self._config.importance_cap is not None
+
     def build_critic(self, policy: nn.Module) -> nn.Module:
         return Critic.from_pretrained(policy)
 
@@ -93,7 +97,19 @@ class PPO(RolloutAlgorithm):
         result = gae(rewards, episode.values, mask, config.gamma, config.lam)
         advantages = masked_whiten(result.advantages, mask) if config.whiten_advantages else result.advantages
         metrics = self._episode_metrics(episode, kl, result.returns)
+        if config.importance_cap is not None:
+            advantages = advantages * self._importance(episode, config.importance_cap, metrics)
         return EpisodeOutput(replace(episode, advantages=advantages, returns=result.returns), metrics)
+
+    def _importance(self, episode: Experience, cap: float, metrics: dict[str, float]) -> Tensor:
+        """[B, A] truncated importance weights of the trainer's policy over the one that sampled; noted in `metrics`."""
+        assert episode.trainer_log_probs is not None
+        mask = episode.action_mask
+        result = truncated_importance_weights(episode.trainer_log_probs, episode.action_log_probs, mask, cap=cap)
+        metrics["off_policy/effective_sample_size"] = float(result.effective_sample_size)
+        metrics["off_policy/weight_mean"] = float(masked_mean(result.weights, mask))
+        metrics["off_policy/truncated_fraction"] = float(masked_mean(result.truncated.float(), mask))
+        return result.weights
 
     def _kl(self, episode: Experience) -> Tensor | None:
         """[B, A] KL estimate of the policy that sampled to the reference."""
@@ -141,9 +157,11 @@ class PPO(RolloutAlgorithm):
             models["policy"], batch, self._temperature, with_entropy=True, entropy_grad=learns_entropy
         )
         assert output.entropy is not None
+        # What is corrected for the engine by weights starts from the trainer's own log-probs.
+        old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
         policy = ppo_policy_loss(
             output.log_probs,
-            batch.action_log_probs,
+            old,
             batch.advantages,
             mask,
             clip_eps_low=config.clip_eps,
@@ -159,7 +177,7 @@ class PPO(RolloutAlgorithm):
             sums["kl"] = self._sum(kl, mask)
         if "ptx" in self.terms:
             sums["ptx"] = pretraining_loss(models["policy"], batch)
-        metrics = policy_metrics(policy, output, batch.action_log_probs, mask)
+        metrics = policy_metrics(policy, output, old, mask)
         if config.dual_clip is not None:
             metrics["policy/dual_clip_fraction"] = Mean(policy.dual_clipped.sum(), mask.sum())
         sums["value"], value_metrics = self._value_sum(models["critic"], batch)

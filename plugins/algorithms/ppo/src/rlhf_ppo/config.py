@@ -41,6 +41,12 @@ class PPOConfig(Section):
     )
     kl_target: float = Field(6.0, gt=0, description="KL per answer the adaptive controller aims at, in nats.")
     kl_horizon_samples: float = Field(10_000, gt=0, description="How slowly the adaptive controller moves, in samples.")
+    importance_cap: float | None = Field(
+        None,
+        gt=0,
+        description="Weight tokens by min(trainer / engine probability, this), for engines or versions that lag behind; "
+        "null is off.",
+    )
     ptx_coef: float = Field(
         0.0, ge=0, lt=1, description="Share of the language-modelling loss on pretraining text in the policy's loss."
     )

@@ -21,15 +21,16 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.models import disable_dropout
 from rlhf_core.run_state import RunState
+from rlhf_core.seed.generation import sampling_params, set_eos
+from rlhf_core.seed.loaders import CycledLoader
+from rlhf_core.seed.prompts import BatchReader
 from rlhf_core.trainer import Trainer
 from rlhf_core.types import Experience
 
 from .collection import ExperienceSource
 from .config import PPOConfig
 from .fit_record import open_record
-from .generation_options import sampling_params
 from .pretraining import PretrainingLoader
-from .prompt_batches import CycledLoader, read_prompts
 from .trainer_checkpoint import TrainerCheckpoints
 from .trainer_parts import TrainerContext, build_generation, build_source, build_updater
 from .trainer_setup import Batching, Models, Objective, Optimizers, Rollouts, check_numbers, check_tensor_parallel
@@ -52,7 +53,7 @@ class PPOTrainer:
     `sample_buffer`: an update step draws one random batch instead of passing over the buffer in order.
     `apply_loss_mask=False` divides each answer's loss by the longest answer possible instead of by real tokens.
     `generate_kwargs`: `max_length` (prompt and response together), `max_new_tokens`, `temperature`, `top_k`, `top_p`,
-    `do_sample`, `stop`, `stop_token_ids`.
+    `do_sample`, `stop`, `stop_token_ids`, `eos_token_id`.
 
     Added here: `options`, what the algorithm can do beyond the seed's parameters (those win where both name a thing);
     `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
@@ -111,6 +112,7 @@ class PPOTrainer:
         rollouts = Rollouts(sampling, engine, samples_per_prompt, seed, offload_inference_models)
         check_numbers(batching, rollouts, save_interval, save_dir)
         check_tensor_parallel(use_tp, actor_booster, critic_booster)
+        set_eos(actor, generate_kwargs.get("eos_token_id"))
         self._begin(models, optimizers, objective, batching, rollouts, tokenizer)
         self._save_interval = save_interval
         self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
@@ -143,6 +145,7 @@ class PPOTrainer:
         )
         self._ptx_coef = objective.ptx_coef
         self.actor, self.critic, self.tokenizer = models.actor, models.critic, tokenizer
+        self._reader = BatchReader(tokenizer, tokenizer, needs_mask=True)
         self.num_train_step = 0
         """Optimizer steps so far, over all fits and what came before a resume."""
         self._version = 0
@@ -255,7 +258,8 @@ class PPOTrainer:
         strategy = self._context.strategy
         place = self._num_collected * strategy.world_size + strategy.rank
         self._num_collected += 1
-        prompts = read_prompts(next(self.prompt_dataloader), self.tokenizer, place * ROWS_PER_COLLECT_STEP)
+        batch = next(self.prompt_dataloader)
+        prompts = self._reader.read(batch, place * ROWS_PER_COLLECT_STEP, "prompt_dataloader")
         items = [item for group in self._generation.maker.make(prompts) for item in group.items]
         if not items:
             raise RlhfError("the reward dropped every sample of a collect step", where="PPOTrainer.reward_model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -19,6 +20,7 @@ from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.scoring_pass import ScoringPass
+from rlhf_core.seed.rewards import NeuralReward, seed_reward
 from rlhf_core.sources import BatchPlan, RolloutSource
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.sync import CopiedWeights, SharedWeights
@@ -27,7 +29,6 @@ from rlhf_core.update import Updater
 
 from .algorithm import PPO
 from .collection import CollectedEpisodes, ExperienceSource, RandomBatches
-from .seed_rewards import NeuralReward, seed_reward
 from .trainer_setup import Batching, Models, Rollouts
 
 _SHARD_BYTES = 512 * 1024**2
@@ -78,7 +79,13 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     engine, sync = _engine(context)
     stack.callback(engine.close)
     offload = rollouts.offload_inference_models
-    reward = seed_reward(context.models.reward, strategy.device, offload=offload, seed=rollouts.seed)
+    reward = seed_reward(
+        context.models.reward,
+        strategy.device,
+        offload=offload,
+        seed=rollouts.seed,
+        where="PPOTrainer.reward_model",
+    )
     scorer = RewardScorer([reward])
     stack.callback(scorer.close)
     maker = PolicyExperienceMaker(
@@ -151,12 +158,14 @@ def _empty_copy(model: nn.Module) -> nn.Module:
     """A model of the same architecture, for weights to come; what is sharded cannot be copied as it is."""
     adapted: Any = model
     base = adapted.get_base_model() if is_lora(model) else adapted
-    copy: nn.Module = AutoModelForCausalLM.from_config(base.config, dtype=next(model.parameters()).dtype)
+    copy: Any = AutoModelForCausalLM.from_config(base.config, dtype=next(model.parameters()).dtype)
+    copy.generation_config = deepcopy(base.generation_config)  # what ends an answer
     if is_lora(model):
         from peft import get_peft_model
 
         copy = get_peft_model(copy, next(iter(adapted.peft_config.values())))
-    return copy.eval().requires_grad_(False)
+    inference: nn.Module = copy.eval().requires_grad_(False)
+    return inference
 
 
 def _scoring_pass(context: TrainerContext) -> ScoringPass:
