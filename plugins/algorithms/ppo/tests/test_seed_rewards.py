@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def test_a_critic_is_a_reward_model(actor: Any) -> None:
     nn.init.normal_(critic.value_head.weight)
     score = NeuralReward(critic, torch.device("cpu"), offload=True, where="reward_model")
     answers = [((5, 6), (7, EOS)), ((5,), (8, 9, 10, EOS)), ((5, 6, 7), (8,))]
-    rollouts = [make_rollout(prompt_ids=prompt, completion_ids=answer) for prompt, answer in answers]
+    rollouts = [replace(make_rollout("", completion_ids=answer), prompt_ids=prompt) for prompt, answer in answers]
     alone = [score([each])[0] for each in rollouts]
     assert score(rollouts) == pytest.approx(alone, abs=1e-6)
     with torch.no_grad():

@@ -44,7 +44,7 @@ class PPOConfig(Section):
     importance_cap: float | None = Field(
         None,
         gt=0,
-        description="Weight tokens by min(trainer / engine probability, this), for engines or versions that lag behind; "
+        description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
         "null is off.",
     )
     ptx_coef: float = Field(
