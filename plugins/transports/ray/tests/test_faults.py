@@ -61,6 +61,7 @@ def test_weights_that_are_not_the_trainers_stop_the_run(
         train(run_file(max_staleness=0), output=tmp_path / "ray")
 
 
+@pytest.mark.slow
 def test_a_maker_that_keeps_dying_ends_the_run(tmp_path: Path, run_file: RunFile) -> None:
     reward = tmp_path / "deadly.py"
     reward.write_text("import os, signal\n\ndef deadly(rollouts):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
