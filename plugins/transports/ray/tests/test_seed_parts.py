@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
-from rlhf_core.types import Experience, Rollout
+from rlhf_core.types import Experience
 from rlhf_ray.detached_presence import MakerPresence
 from rlhf_ray.detached_source import BufferSource, FitPlan
 from rlhf_ray.detached_wire import num_bytes, pack, unpack
-from rlhf_ray.holder_prompts import BatchReader, batches_of, maker_number, sample_id
-from rlhf_ray.holder_reward import as_reward
-from rlhf_ray.holder_sampling import read_generate_kwargs
+from rlhf_ray.holder_numbering import maker_number, sample_id
 from rlhf_ray.holder_sending import deal
 from rlhf_ray.maker_worker import trained_names
 
@@ -55,64 +53,7 @@ def test_items_are_dealt_in_turn(sizes: list[int], num_targets: int) -> None:
     assert received == [list(range(target, made, num_targets)) for target in range(num_targets)]
 
 
-class TestSampling:
-    def test_the_seeds_words(self) -> None:
-        sampling = read_generate_kwargs({"max_length": 512, "top_k": 50, "pad_token_id": 0, "use_cache": True})
-        assert (sampling.max_length, sampling.top_k, sampling.temperature) == (512, 50, 1.0)
-        assert sampling.max_new_tokens == 512
-
-    def test_greedy(self) -> None:
-        assert read_generate_kwargs({"do_sample": False}).greedy
-
-    @pytest.mark.parametrize("options", [{"top_q": 1}, {"temperature": 0}, {"top_p": 2}, {"max_length": 0}])
-    def test_what_means_nothing_is_refused(self, options: dict[str, object]) -> None:
-        with pytest.raises(UserInputError, match=next(iter(options))):
-            read_generate_kwargs(options)
-
-
-class Words:
-    """A tokenizer of digits."""
-
-    chat_template = None
-
-    def __call__(self, texts: list[str], **options: object) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[int(c) for c in text] for text in texts]}
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        return "".join(map(str, ids))
-
-
-class TestPrompts:
-    def read(self, batch: object) -> list[tuple[str, tuple[int, ...], object, dict[str, object]]]:
-        reader = BatchReader(Words(), Words(), maker=3)  # type: ignore[arg-type]
-        prompts = reader.read(batch, 7)
-        assert [prompt.position for prompt in prompts] == [sample_id(3, 7, row) for row in range(len(prompts))]
-        return [(p.text, p.prompt_ids, p.answer, dict(p.metadata)) for p in prompts]
-
-    def test_padding_on_either_side_is_taken_off(self) -> None:
-        batch = {
-            "input_ids": torch.tensor([[0, 0, 1, 2], [3, 4, 5, 0]]),
-            "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]),
-            "answer": ["x", "y"],
-            "level": torch.tensor([1, 2]),
-        }
-        assert self.read(batch) == [("12", (1, 2), "x", {"level": 1}), ("345", (3, 4, 5), "y", {"level": 2})]
-
-    def test_a_tensor_texts_and_records(self) -> None:
-        assert self.read(torch.tensor([[1, 2]])) == [("12", (1, 2), None, {})]
-        assert self.read(["12", "3"]) == [("12", (1, 2), None, {}), ("3", (3,), None, {})]
-        assert self.read([{"prompt": "12", "answer": 4, "k": 5}]) == [("12", (1, 2), 4, {"k": 5})]
-        assert self.read({"prompt": ["1", "2"]}) == [("1", (1,), None, {}), ("2", (2,), None, {})]
-
-    @pytest.mark.parametrize("batch", [[], 3, {"text": ["1"]}, {"input_ids": [[1]], "answer": ["a", "b"]}])
-    def test_what_is_no_batch_is_refused(self, batch: object) -> None:
-        with pytest.raises(DataError, match="batch 7"):
-            self.read(batch)
-
-    def test_texts_need_a_tokenizer(self) -> None:
-        with pytest.raises(DataError, match="no tokenizer"):
-            BatchReader(None, Words(), maker=0).read(["12"], 0)
-
+class TestNumbers:
     @given(st.integers(0, (1 << 22) - 1), st.integers(0, (1 << 24) - 1), st.integers(0, (1 << 16) - 1))
     def test_numbers_are_unique_and_fit(self, maker: int, step: int, row: int) -> None:
         number = sample_id(maker, step, row)
@@ -122,12 +63,11 @@ class TestPrompts:
     def test_makers_have_numbers_of_their_own(self) -> None:
         assert len({maker_number(f"maker_{i}") for i in range(64)}) == 64
 
-    def test_epochs_and_steps(self) -> None:
-        assert list(batches_of([1, 2, 3], 2, 0)) == [1, 2, 3, 1, 2, 3]
-        assert list(batches_of([1, 2, 3], 1, 5)) == [1, 2, 3, 1, 2]
-        assert list(batches_of([1, 2, 3], 9, 2)) == [1, 2]
-        with pytest.raises(DataError, match="second time"):
-            list(batches_of(iter([1, 2]), 2, 0))
+    def test_what_cannot_be_numbered_is_refused(self) -> None:
+        with pytest.raises(DataError, match="cannot be numbered"):
+            sample_id(0, 0, 1 << 16)
+        with pytest.raises(DataError, match="cannot be numbered"):
+            sample_id(0, 1 << 24, 0)
 
 
 def experience(number: int) -> Experience:
@@ -204,55 +144,6 @@ class TestPresence:
             _ = presence.temperature
 
 
-def rollout(prompt: tuple[int, ...], answer: tuple[int, ...]) -> Rollout:
-    return Rollout(
-        sample_id=0,
-        prompt="",
-        messages=None,
-        prompt_ids=prompt,
-        completion="",
-        completion_ids=answer,
-        logprobs=(0.0,) * len(answer),
-        answer=None,
-        metadata={},
-        policy_version=0,
-        finish_reason="stop",
-    )
-
-
-class TestReward:
-    def test_a_model_is_read_at_the_last_real_token_even_if_that_pads(self) -> None:
-        from transformers import LlamaConfig, LlamaForSequenceClassification
-
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=16,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_labels=1,
-            pad_token_id=2,
-        )
-        model = LlamaForSequenceClassification(config).eval()
-        rows = [((5, 6), (7, 2)), ((5,), (9, 10, 11, 2)), ((8,), (4,))]
-        with torch.no_grad():
-            hidden = [model.model(torch.tensor([p + a])).last_hidden_state[0, -1] for p, a in rows]
-            expected = [float(model.score(state)) for state in hidden]
-        reward = as_reward(model, torch.device("cpu"))
-        assert reward([rollout(p, a) for p, a in rows]) == pytest.approx(expected, abs=1e-6)
-
-    def test_a_function_stays_itself(self) -> None:
-        def brevity(rollouts: object) -> list[float]:
-            return []
-
-        assert as_reward(brevity, torch.device("cpu")) is brevity
-
-    def test_what_cannot_score_is_refused(self) -> None:
-        with pytest.raises(UserInputError, match="reward model"):
-            as_reward(3, torch.device("cpu"))
-
-
 def test_lora_layers_of_another_scale_are_refused() -> None:
     from rlhf_core.builtin_models import build_builtin
     from rlhf_core.config import LoraConfig
@@ -278,8 +169,9 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.components import StrategyContext
     from rlhf_core.hooks import HookRelay
     from rlhf_core.plugins import load, resolve_build
+    from rlhf_core.seed.generation import set_eos
     from rlhf_core.types import Prompt, SamplingParams
-    from rlhf_ray.holder_models import IdTokenizer, make_models, make_worker, set_eos
+    from rlhf_ray.holder_models import IdTokenizer, make_models, make_worker
 
     selected = load("strategies", "single")
     strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -13,17 +13,16 @@ from torch import nn
 from rlhf_core.components import EngineContext, StrategyContext
 from rlhf_core.config import RewardPolicy
 from rlhf_core.errors import UserInputError
-from rlhf_core.functional.forward import innermost
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import adapter_off, disable_dropout, is_lora
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.scoring_pass import ScoringPass
+from rlhf_core.seed.rewards import seed_reward
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import SamplingParams
 
-from .holder_reward import as_reward
 from .maker_worker import MakerWorker, trained_names
 
 REWARD_NAME = "reward"
@@ -36,7 +35,7 @@ class HolderModels:
 
     actor: nn.Module
     critic: nn.Module | None
-    reward: Callable[..., Any]
+    reward: RewardSpec
     reference: nn.Module | None
     reference_context: Callable[[], AbstractContextManager[Any]]
     actor_adapter: frozenset[str]
@@ -62,13 +61,6 @@ class IdTokenizer:
         return [self.decode(ids, skip_special_tokens) for ids in batch]
 
 
-def set_eos(actor: nn.Module, eos_token_id: int | list[int] | None) -> None:
-    """Answers end with these tokens besides the tokenizer's; engines read it from the model's generation config."""
-    config = getattr(innermost(actor), "generation_config", None)
-    if eos_token_id is not None and config is not None:
-        config.eos_token_id = eos_token_id
-
-
 def make_strategy(strategy_fn: Callable[[], Any]) -> Strategy:
     """The factory's strategy, joined. A ColossalAI booster trains only: a maker then computes as `single` does."""
     strategy = strategy_fn()
@@ -80,8 +72,13 @@ def make_strategy(strategy_fn: Callable[[], Any]) -> Strategy:
     return strategy
 
 
-def make_models(model_fn: Callable[[], tuple[Any, ...]], strategy: Strategy, *, kl_coef: float) -> HolderModels:
-    """Build and place the models. Raises `UserInputError` when the factory returned something else."""
+def make_models(
+    model_fn: Callable[[], tuple[Any, ...]], strategy: Strategy, *, kl_coef: float, seed: int = 0
+) -> HolderModels:
+    """Build and place the models; `seed` is for an installed reward.
+
+    Raises `UserInputError` when the factory returned something else.
+    """
     with strategy.model_init_context():
         returned = model_fn()
     if not isinstance(returned, tuple | list) or len(returned) != 4:
@@ -96,7 +93,7 @@ def make_models(model_fn: Callable[[], tuple[Any, ...]], strategy: Strategy, *, 
     return HolderModels(
         actor=_placed(actor, strategy),
         critic=None if critic is None else _placed(critic, strategy),
-        reward=as_reward(reward, strategy.device),
+        reward=seed_reward(reward, strategy.device, offload=False, seed=seed, where="model_fn"),
         reference=reference,
         reference_context=context,
         actor_adapter=adapters[0],
@@ -157,7 +154,7 @@ def make_worker(
         tokenizer=tokenizer,
         sampling=sampling,
         samples_per_prompt=1,
-        scorer=RewardScorer([RewardSpec(name=REWARD_NAME, policy=policy, function=models.reward)]),
+        scorer=RewardScorer([replace(models.reward, name=REWARD_NAME, policy=policy)]),
         hooks=hooks,
         policy=models.actor,
         critic=models.critic,

@@ -11,16 +11,18 @@ import ray
 
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
+from rlhf_core.seed.generation import sampling_params, set_eos
+from rlhf_core.seed.loaders import batches_of
+from rlhf_core.seed.prompts import BatchReader
 from rlhf_core.types import BufferItem, Prompt, RolloutGroup
 
 from .detached_actors import NamedActors, own_name, set_environment
 from .detached_lora import check_lora_scales
 from .detached_trainer import show_debug_messages
 from .detached_wire import unpack
-from .holder_models import IdTokenizer, make_models, make_strategy, make_worker, set_eos
+from .holder_models import IdTokenizer, make_models, make_strategy, make_worker
+from .holder_numbering import maker_number, sample_id
 from .holder_performance import MakerPerformance
-from .holder_prompts import BatchReader, batches_of, maker_number
-from .holder_sampling import read_generate_kwargs
 from .holder_sending import TrainerSender
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class ExperienceMakerHolder:
     detached_trainer_name_list: actors that get the samples, in turn.
     strategy_fn: a core `Strategy`, or anything else for one process and one device.
     model_fn: (actor, critic, reward model, initial model); the critic may be None. The actor is a causal LM, the
-    reward a function f(rollouts) or a sequence-classification model, the initial model the KL's reference.
+    reward a function f(rollouts), a reward model or an installed reward's name, the initial model the KL's reference.
     env_info: environment variables of a process group (rank, world_size, master_addr, master_port).
     sync_models_from_trainers: make nothing before a trainer has sent its full weights.
     buffer_cpu_offload: samples are always sent from CPU memory, whatever is said here.
@@ -47,8 +49,8 @@ class ExperienceMakerHolder:
     callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
     eval_performance: print how fast it was when a loop ends.
     update_lora_weights: after the first sync, trainers send what LoRA trains only.
-    generate_kwargs: max_length (prompt and response), max_new_tokens, temperature, top_k, top_p, stop, do_sample,
-    eos_token_id.
+    generate_kwargs: max_length (prompt and response), max_new_tokens, temperature, top_k, top_p, do_sample,
+    stop, stop_token_ids, eos_token_id.
     tokenizer: needed where prompts are texts. seed: of the sampling noise. engine, engine_options: an installed
     rollout engine that shares the actor's module. sync_idle_seconds: after so long without a chunk, a half-sent
     version is dropped.
@@ -90,9 +92,9 @@ class ExperienceMakerHolder:
             self._hooks.register(callback)
         if eval_performance:
             self._hooks.register(MakerPerformance(self._name, print))
-        self._sampling = read_generate_kwargs(generate_kwargs)
+        self._sampling = sampling_params(generate_kwargs, tokenizer)
         self._strategy = make_strategy(strategy_fn)
-        models = make_models(model_fn, self._strategy, kl_coef=kl_coef)
+        models = make_models(model_fn, self._strategy, kl_coef=kl_coef, seed=seed)
         eos_token_id = generate_kwargs.get("eos_token_id")
         set_eos(models.actor, eos_token_id)
         decoder = tokenizer if tokenizer is not None else IdTokenizer(eos_token_id)
@@ -112,7 +114,7 @@ class ExperienceMakerHolder:
         self._models = models
         self._update_lora_weights = update_lora_weights
         self._number = maker_number(self._name)
-        self._reader = BatchReader(tokenizer, decoder, self._number)
+        self._reader = BatchReader(tokenizer, decoder, needs_mask=False)
         trainers = NamedActors(detached_trainer_name_list, timeout_seconds=actor_timeout_seconds)
         self._sender = TrainerSender(trainers, timeout_seconds=send_timeout_seconds)
         self._first_sync_timeout_seconds = first_sync_timeout_seconds
@@ -134,7 +136,7 @@ class ExperienceMakerHolder:
         self._sender.announce(self._name, self._sampling.temperature)
         try:
             with self._hooks.span("maker_loop", maker=self._number):
-                for batch in batches_of(dataloader_fn(), num_epochs, num_steps):
+                for batch in batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn"):
                     self._inference_step(batch)
                 self._sender.flush()
         except Exception as error:
@@ -192,7 +194,9 @@ class ExperienceMakerHolder:
         return self._worker.weights.newest or 0
 
     def _inference_step(self, batch: Any) -> None:
-        prompts = self._reader.read(batch, self._num_steps)
+        step = self._num_steps
+        prompts = self._reader.read(batch, sample_id(self._number, step, 0), f"data loader, batch {step}")
+        sample_id(self._number, step, len(prompts) - 1)  # raises if the batch is too large to be numbered
         self._num_steps += 1
         groups = self._make_experience(prompts)  # type: ignore[operator]
         items = [item for group in groups for item in group.items]

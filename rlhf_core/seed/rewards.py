@@ -1,0 +1,179 @@
+"""`reward_model` of the seed's classes: a neural model, a reward function, or the name of an installed reward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..components import RewardContext
+from ..config import RewardPolicy
+from ..errors import UserInputError
+from ..models import disable_dropout, is_lora
+from ..plugins import load
+from ..rewards import RewardSpec, reward_spec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from ..types import Rollout
+
+_NEURAL_TIMEOUT_SECONDS = 3600.0
+"""Scoring with a model of this process: nothing to lose patience with, but a wait has a deadline."""
+
+_BATCH_TOKENS = 16384
+"""Most tokens that are scored at once, padding included."""
+
+
+def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: int, where: str) -> RewardSpec:
+    """One reward under core's reward policy.
+
+    offload: a model is on the device only while it scores (`NeuralReward.release`). where: the parameter it came from.
+    Raises `UserInputError` on anything that cannot score.
+    """
+    from torch import nn
+
+    if isinstance(reward, str):
+        selected = load("rewards", reward)
+        config = selected.component.config.model_validate({})
+        return reward_spec(selected, config, RewardContext(device=str(device), seed=seed), RewardPolicy())
+    if isinstance(reward, nn.Module):
+        policy = RewardPolicy(timeout_seconds=_NEURAL_TIMEOUT_SECONDS)
+        function = NeuralReward(reward, device, offload=offload, where=where)
+        return RewardSpec(name="model", policy=policy, function=function, plugin=type(reward).__name__)
+    if callable(reward):
+        _check_options(reward, where)
+        name = getattr(reward, "__name__", None) or type(reward).__name__
+        return RewardSpec(name=name.strip("<>"), policy=RewardPolicy(), function=reward, plugin="reward_model")
+    raise UserInputError(
+        f"a {type(reward).__name__} as reward model cannot score answers",
+        where=where,
+        hint="give a reward model, a function f(rollouts) -> scores, or the name of an installed reward"
+        " (rlhf plugins list)",
+    )
+
+
+def _check_options(reward: Callable[..., Any], where: str) -> None:
+    parameters = inspect.signature(reward).parameters.values()
+    open_ones = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if open_ones:
+        raise UserInputError(
+            f"the reward's option {open_ones[0]!r} has no value",
+            where=where,
+            hint=f"bind it: functools.partial(reward, {open_ones[0]}=…)",
+        )
+
+
+class NeuralReward:
+    """Scores whole sequences, prompt and response, with a model: one number at the last real token.
+
+    A transformers sequence-classification model (one label), or any module whose forward takes `input_ids` and
+    `attention_mask` ([B, S] int64) and returns scores [B] or [B, 1], or values per token [B, S] (also as `.logits`).
+    Which token is the last real one is known from lengths, never from a token that equals the padding.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, *, offload: bool, where: str) -> None:
+        config: Any = getattr(model, "config", None)
+        classifies = type(_without_adapter(model)).__name__.endswith("ForSequenceClassification")
+        if classifies and getattr(config, "num_labels", 1) != 1:
+            raise UserInputError(
+                f"the reward model has {config.num_labels} labels", where=where, hint="load it with num_labels=1"
+            )
+        disable_dropout(model)
+        self._model = model.eval().requires_grad_(False)
+        self._device = device
+        self._offload = offload and device.type != "cpu"
+        if not self._offload:
+            self._model.to(device)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """One score an answer."""
+        import torch
+
+        rows = [rollout.prompt_ids + rollout.completion_ids for rollout in rollouts]
+        scores = [0.0] * len(rows)
+        self._model.to(self._device)
+        inner: Any = _without_adapter(self._model)
+        has_trunk = hasattr(inner, "score") and hasattr(inner, "base_model")
+        with torch.no_grad():
+            for indices in _batches([len(row) for row in rows], padded=has_trunk):
+                batch = [torch.tensor(rows[index]) for index in indices]
+                read = _score_with_trunk(inner, batch, self._device) if has_trunk else self._score(batch)
+                for index, score in zip(indices, read.float().cpu().tolist(), strict=True):
+                    scores[index] = score
+        return scores
+
+    def release(self) -> None:
+        """Leave the device to training; the next call comes back to it."""
+        if self._offload:
+            self._model.to("cpu")
+
+    def _score(self, rows: Sequence[Tensor]) -> Tensor:
+        """Scores [B] of rows of one length."""
+        import torch
+
+        ids = torch.stack(list(rows)).to(self._device)
+        output = self._model(input_ids=ids, attention_mask=torch.ones_like(ids))
+        found = getattr(output, "logits", output)
+        if not isinstance(found, torch.Tensor):
+            raise TypeError(f"the reward model returned {type(output).__name__}, not a tensor of scores")
+        scores = _one_number(found)
+        if scores.ndim == 2 and scores.shape[1] != ids.shape[1]:
+            raise ValueError(f"a reward model gives one score, this one has {scores.shape[1]} labels")
+        return scores[:, -1] if scores.ndim == 2 else scores.reshape(len(rows))
+
+
+def _score_with_trunk(model: Any, rows: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Scores [B] of a transformers classifier, rows padded on the right.
+
+    Its own pooling looks for the last token that is not the pad token, which may be EOS.
+    """
+    import torch
+
+    from ..functional.masking import mask_from_lengths, position_ids_of
+
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device)
+    mask = mask_from_lengths(lengths, ids.shape[1])
+    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    positions = {"position_ids": position_ids_of(mask)} if takes_positions else {}
+    output = model.base_model(input_ids=ids, attention_mask=mask.long(), **positions)
+    scores: Tensor = model.score(output.last_hidden_state)
+    return _one_number(scores).gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
+
+
+def _batches(lengths: Sequence[int], *, padded: bool) -> list[list[int]]:
+    """Which rows run together, as indices.
+
+    A module that finds the score's position by itself may look at the first token, the last, or the last that is no
+    padding: `padded` False gives it rows of one length, where each of these is right.
+    """
+    from ..batching import plan_micro_batches
+
+    if padded:
+        return plan_micro_batches(lengths, _BATCH_TOKENS)
+    groups: dict[int, list[int]] = {}
+    for index, length in enumerate(lengths):
+        groups.setdefault(length, []).append(index)
+    return [
+        [indices[place] for place in plan]
+        for length, indices in groups.items()
+        for plan in plan_micro_batches([length] * len(indices), _BATCH_TOKENS)
+    ]
+
+
+def _one_number(scores: Tensor) -> Tensor:
+    """[B, 1] -> [B], [B, S, 1] -> [B, S]."""
+    if scores.ndim > 1 and scores.shape[-1] == 1:
+        scores = scores.squeeze(-1)
+    if scores.ndim > 2:
+        raise ValueError(f"a reward model gives one score, this one has {scores.shape[-1]} labels")
+    return scores
+
+
+def _without_adapter(model: nn.Module) -> nn.Module:
+    """The model that a LoRA adapter sits in."""
+    adapted: Any = model
+    inner: nn.Module = adapted.get_base_model() if is_lora(model) else model
+    return inner
