@@ -77,14 +77,16 @@ class BatchReader:
         if mask is None and self._needs_mask:
             # A pad token may be a real one (EOS often is), so the ids alone cannot tell.
             raise DataError("input_ids has no attention_mask", where=where, hint="pad with tokenizer.pad(...)")
-        shapes = [_num_tokens(row) for row in ([ids] if mask is None else [ids, mask])]
-        if None in shapes or len(set(shapes)) > 1:
+        num_ids = _num_tokens(ids)
+        num_mask = num_ids if mask is None else _num_tokens(mask)
+        if num_ids is None or num_ids != num_mask:
+            told = " and ".join("none" if count is None else str(count) for count in (num_ids, num_mask))
             raise DataError(
-                "input_ids and attention_mask should both be [batch, tokens] of one shape, got rows of "
-                + " and ".join("no tokens" if shape is None else f"{shape} tokens" for shape in shapes),
+                f"input_ids and attention_mask should both be [batch, tokens] of one shape, got rows of {told} tokens",
                 where=where,
             )
-        return tuple(int(i) for i, real in zip(ids, ids if mask is None else mask, strict=True) if mask is None or real)
+        real = [True] * num_ids if mask is None else mask
+        return tuple(int(token) for token, is_real in zip(ids, real, strict=True) if is_real)
 
 
 def _rows(batch: Any, where: str) -> Sequence[Mapping[str, Any]]:

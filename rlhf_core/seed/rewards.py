@@ -55,7 +55,10 @@ def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: in
 
 
 def _check_options(reward: Callable[..., Any], where: str) -> None:
-    parameters = inspect.signature(reward).parameters.values()
+    try:
+        parameters = inspect.signature(reward).parameters.values()
+    except ValueError:  # some callables of C code have none to read
+        return
     open_ones = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if open_ones:
         raise UserInputError(
