@@ -49,6 +49,7 @@ def run_in_processes(
                     "output": str(output),
                     "resume": resume,
                     "hooks": list(hooks),
+                    "launcher": os.getpid(),
                     "origin": None if origin is None else str(origin),
                 }
             )

@@ -1,0 +1,147 @@
+"""Runs that are killed at any moment, and runs that are long (`make soak`; a few fast ones in `make test`)."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+
+import pytest
+from run_files import RLHF, metrics, samples, start, write_run
+
+TRAIN = {"episodes": 12, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
+BASE = {
+    "train": TRAIN,
+    "checkpoint": {"every_episodes": 1, "keep": 2},
+    "eval": {"every_episodes": 3, "num_prompts": 4},
+    "reward_scaling": {"normalise": True},
+}
+STRATEGIES = {1: {}, 2: {"strategy": {"name": "ddp"}}}
+DEADLINE_SECONDS = 300
+
+
+def begin(tmp_path, changes, num_processes, *flags):
+    """`rlhf train` with all its processes in a group of their own, so that they can be killed together."""
+    arguments = [RLHF, "train", str(write_run(tmp_path, changes)), "--output", str(tmp_path / "run"), "--quiet"]
+    arguments += ["--num-processes", str(num_processes), *flags]
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def updates(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def kill_after(process, folder, num_updates, wait_seconds):
+    """kill -9 of all processes, some time after an update; False where the run was over before."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while process.poll() is None and updates(folder) < num_updates:
+        assert time.monotonic() < deadline, f"no update {num_updates} within {DEADLINE_SECONDS} s"
+        time.sleep(0.005)
+    time.sleep(wait_seconds)
+    was_running = process.poll() is None
+    if was_running:
+        os.killpg(process.pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert was_running or process.returncode == 0, out + err
+    return was_running
+
+
+def resume_flags(folder):
+    whole = [path for path in folder.glob("checkpoints/step-*") if path.is_dir()]
+    return ["--resume", "auto"] if whole else []
+
+
+def killed_and_resumed(tmp_path, changes, num_processes, moments):
+    """Kill a run at each of the moments, resume it each time, and let it end."""
+    folder = tmp_path / "run"
+    for num_updates, wait_seconds in [*moments, (10**9, 0.0)]:
+        flags = resume_flags(folder)
+        if not flags and folder.exists():  # killed before its first checkpoint: begin anew
+            subprocess.run(["rm", "-r", str(folder)], check=True)
+        kill_after(begin(tmp_path, changes, num_processes, *flags), folder, num_updates, wait_seconds)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    return folder
+
+
+def same_as_never_killed(tmp_path, changes, num_processes, moments):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    straight = begin(tmp_path / "whole", changes, num_processes)
+    _, err = straight.communicate(timeout=DEADLINE_SECONDS)
+    assert straight.returncode == 0, err
+    folder = killed_and_resumed(tmp_path / "killed", changes, num_processes, moments)
+    assert metrics(folder) == metrics(tmp_path / "whole" / "run")
+    assert samples(folder) == samples(tmp_path / "whole" / "run")
+    model = "model/model.safetensors"
+    assert (folder / model).read_bytes() == (tmp_path / "whole" / "run" / model).read_bytes()
+
+
+def moments(seed, count, num_updates):
+    """Times at which to kill: in generation, reward, update, evaluation or while a checkpoint is written."""
+    chosen = random.Random(seed)
+    return sorted((chosen.randint(1, num_updates - 2), chosen.random() * 0.3) for _ in range(count))
+
+
+@pytest.mark.parametrize("num_processes", STRATEGIES)
+def test_a_run_killed_once_ends_as_if_it_had_not_been(tmp_path, num_processes):
+    changes = {**BASE, **STRATEGIES[num_processes], "train": {**TRAIN, "episodes": 6}}
+    same_as_never_killed(tmp_path, changes, num_processes, [(5, 0.02)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", STRATEGIES)
+def test_a_run_killed_ten_times_ends_as_if_it_had_not_been(tmp_path, num_processes):
+    changes = {**BASE, **STRATEGIES[num_processes]}
+    same_as_never_killed(tmp_path, changes, num_processes, moments(num_processes, 10, 24))
+
+
+class Watch:
+    """Memory, open files and step time, episode by episode."""
+
+    def __init__(self):
+        self.rows = []
+
+    def rlhf_episode_start(self):
+        self.began = time.perf_counter()
+
+    def rlhf_episode_end(self):
+        with open("/proc/self/statm", encoding="ascii") as file:
+            resident = int(file.read().split()[1]) * resource.getpagesize()
+        self.rows.append((resident, len(os.listdir("/proc/self/fd")), time.perf_counter() - self.began))
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def check_flat(rows, first):
+    """From episode `first` to the end: memory within 5%, open files the same."""
+    part = (len(rows) - first) // 4
+    early, late = rows[first : first + part], rows[-part:]
+    assert median([row[0] for row in late]) < 1.05 * median([row[0] for row in early])
+    assert max(row[1] for row in late) <= max(row[1] for row in early)
+    return early, late
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_memory_and_files_stay_flat_over_forty_episodes(tmp_path):
+    watch = Watch()
+    changes = {"train": {**TRAIN, "episodes": 40}, "checkpoint": {"every_episodes": 5, "keep": 2}}
+    start({**changes, "model": {"path": "builtin:tiny-digits", "device": "cpu"}}, tmp_path / "run", hooks=[watch])
+    check_flat(watch.rows, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_plots")
+def test_memory_files_and_step_time_stay_flat_over_two_thousand_episodes(tmp_path):
+    watch = Watch()
+    changes = {"train": {**TRAIN, "episodes": 2000}, "checkpoint": {"every_episodes": 50, "keep": 2}}
+    start({**changes, "eval": {"every_episodes": 100, "num_prompts": 8}}, tmp_path / "run", hooks=[watch])
+    early, late = check_flat(watch.rows, 100)
+    # A soak run is alone on its machine, and this compares it with itself: a leak shows as steps that grow.
+    assert median([row[2] for row in late]) < 1.5 * median([row[2] for row in early])
