@@ -80,6 +80,7 @@ def load_run_state(folder: Path, trained: Mapping[str, Trained], strategy: Strat
 
 
 def read_run_state(folder: Path) -> RunState:
+    """The counters of the checkpoint `folder`. Raises `CheckpointError` where they cannot be read."""
     try:
         return RunState(**json.loads((folder / _STATE).read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -87,5 +88,6 @@ def read_run_state(folder: Path) -> RunState:
 
 
 def load_channel_state(folder: Path) -> dict[str, Any] | None:
+    """Prompt cursor, ledger and finished groups; None for a run fed by a dataset."""
     path = folder / _CHANNEL
     return load_tree(path) if path.exists() else None
