@@ -49,7 +49,9 @@ def test_a_stop_text_ends_the_answer_and_is_kept(family, model, engine, requests
         place = texts[key].find(stop)
         # One character a token, as long as no special token comes before the stop text.
         if place < 0:
-            assert answer == free[key]
+            # Other rows left the batch earlier, which may change the last bits of a sum, never a token.
+            assert (answer.token_ids, answer.finish_reason) == (free[key].token_ids, free[key].finish_reason)
+            assert answer.logprobs == pytest.approx(free[key].logprobs, abs=1e-5)
         else:
             text = tokenizer.decode(answer.token_ids)
             assert text.endswith(stop) and text.count(stop) == 1
