@@ -86,6 +86,11 @@ def start(site: Path, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
         driver.stop()
 
 
+def _status(driver: Driver) -> subprocess.CompletedProcess[str]:
+    command = [*RLHF, "ray", "status", str(driver.output)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
 def test_a_stopped_run_writes_a_checkpoint_leaves_no_process_and_can_be_resumed(
     start: Callable[..., Driver], run_file: RunFile, check_samples: Callable[[Path], None]
 ) -> None:
@@ -97,13 +102,10 @@ def test_a_stopped_run_writes_a_checkpoint_leaves_no_process_and_can_be_resumed(
     names = [" ".join(process.cmdline()) for process in driver.seen.values() if process.is_running()]
     assert any(name.startswith("ray::ExperienceMakerHolder") for name in names)
 
-    status = subprocess.run(
-        [*RLHF, "ray", "status", str(driver.output)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    status = _status(driver)
+    deadline = time.monotonic() + 60
+    while "maker-0" not in status.stdout and time.monotonic() < deadline:
+        status = _status(driver)  # the file is written once a second
     assert "maker-0" in status.stdout
     assert "trainer-0" in status.stdout
     assert f"driver pid {driver.process.pid}" in status.stdout
