@@ -124,14 +124,19 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def quickstart_run(algorithm: str | None) -> dict[str, Any]:
-    """The quickstart's second stage: PPO's, or for any other algorithm the one with several answers to each prompt."""
+    """The quickstart's second stage: the algorithm's own, or that of all which learn from the same kind of data."""
     from rlhf_core.did_you_mean import fold
+    from rlhf_core.plugins import load
 
-    return quickstart_stage("ppo" if algorithm is None or fold(algorithm) == "ppo" else "critic-free")
+    name = "ppo" if algorithm is None else fold(algorithm)
+    if name not in ("ppo", "reward-model"):
+        feeds = load("algorithms", name, check_requires=False).component.feeds
+        name = "dataset" if feeds == "dataset" else "critic-free"
+    return quickstart_stage(name)
 
 
 def quickstart_stage(name: str) -> dict[str, Any]:
-    """A run file shipped with the command: `warm-start`, `ppo` or `critic-free`."""
+    """A run file shipped with the command: `warm-start` or one of its second stages."""
     from rlhf_core.config_load import load_run
 
     with as_file(files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml") as path:

@@ -1,4 +1,4 @@
-"""Sorting digits: a task with one right answer, learnt in minutes on a CPU."""
+"""Sorting digits: a task with one right answer, learnt in minutes on a CPU by any algorithm."""
 
 from __future__ import annotations
 
@@ -33,10 +33,25 @@ class SortDigits:
             raise IndexError(index)
         digits = str((self._factor * index + self._offset) % self._modulus).zfill(self._num_digits)
         answer = "".join(sorted(digits))
-        return {"prompt": f"{digits}>", "answer": answer, "completion": answer}
+        near_miss = _near_miss(answer, derive_seed(index, "sort-digits", "near miss"))
+        return {
+            "prompt": f"{digits}>",
+            "answer": answer,
+            "completion": answer,
+            "chosen": answer,
+            "rejected": near_miss,
+        }
 
     def describe(self, index: int) -> str:
         return f"sort-digits problem {index}"
+
+
+def _near_miss(answer: str, draw: int) -> str:
+    """The answer with one digit wrong: mostly its neighbour's, so that it still looks sorted."""
+    position = draw % len(answer)
+    neighbour = answer[position - 1]  # position 0: the last
+    wrong = neighbour if neighbour != answer[position] else str((int(neighbour) + 1) % 10)
+    return answer[:position] + wrong + answer[position + 1 :]
 
 
 def build(config: SortDigitsConfig, context: PromptsContext) -> SortDigits:

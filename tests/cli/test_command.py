@@ -378,6 +378,13 @@ def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
     assert "critic_lr" not in mapping["optimizer"] and mapping["train"]["samples_per_prompt"] > 1
 
 
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward-model"])
+def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algorithm):
+    result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "dropped" not in result.output
+
+
 def test_main_exits_with_the_code_of_the_run(monkeypatch):
     with pytest.raises(SystemExit) as left:
         main_module.main(["trian"])

@@ -80,6 +80,14 @@ class TestSortDigits:
             assert len(record["prompt"]) == 7 and record["prompt"].endswith(">")
             assert record["answer"] == record["completion"] == "".join(sorted(record["prompt"][:-1]))
 
+    @pytest.mark.parametrize("num_digits", [1, 6])
+    def test_a_near_miss_differs_in_one_digit(self, num_digits):
+        source = build("sort-digits", size=10, num_digits=num_digits)
+        for record in (source[index] for index in range(10)):
+            assert record["chosen"] == record["answer"]
+            assert len(record["rejected"]) == num_digits and record["rejected"].isdigit()
+            assert sum(a != b for a, b in zip(record["chosen"], record["rejected"], strict=True)) == 1
+
     @pytest.mark.parametrize("num_digits", [1, 2, 3])
     @pytest.mark.parametrize("seed", [0, 1, 7])
     def test_all_numbers_of_a_width_can_be_had(self, num_digits, seed):

@@ -1,0 +1,87 @@
+"""The quickstart task by every algorithm, in every placement, on several seeds: held-out accuracy, as a table.
+
+Each cell is a run of its own through the command. All runs of one seed start from one warm start. A run that is
+finished is not made again: a stopped table is gone on with by naming its folder in `--output`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RUN_TIMEOUT_SECONDS = 3600
+
+ALGORITHMS = ("ppo", "grpo", "rloo", "reinforce++", "dpo", "reward-model")
+PLACEMENTS = {
+    "local": (),
+    "ddp": ("--strategy", "ddp", "--num-processes", "2"),
+    "ray": ("--transport", "ray"),
+}
+
+
+def accuracy(algorithm: str, folder: Path) -> float:
+    """Of a finished run: greedy exact match on 1,000 held-out problems, a reward model's on held-out pairs."""
+    if algorithm != "reward-model":
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return float(summary["eval_after"])
+    last = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    return float(last["eval/preference/accuracy"])
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a run ended there as it should."""
+    summary = folder / "summary.json"
+    return summary.exists() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "done"
+
+
+def run(algorithm: str, placement: str, seed: int, root: Path) -> float:
+    """Train, unless that was done before, and return the accuracy."""
+    folder = root / f"{algorithm}-{placement}-{seed}"
+    if not is_done(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        warm_start = root / f"warm-start-{seed}"
+        if warm_start.exists():
+            shutil.copytree(warm_start, folder / "warm-start")
+        command = [str(Path(sys.executable).parent / "rlhf"), "train", "--algorithm", algorithm, "--quiet"]
+        command += [*PLACEMENTS[placement], "--set", f"train.seed={seed}", "--output", str(folder)]
+        subprocess.run(command, check=True, timeout=RUN_TIMEOUT_SECONDS)
+        if not warm_start.exists():
+            shutil.copytree(folder / "warm-start", warm_start)
+    return accuracy(algorithm, folder)
+
+
+def table(results: dict[str, dict[str, list[float]]]) -> str:
+    """Algorithm x placement, each cell the accuracies of the seeds, as a Markdown table."""
+    placements = list(next(iter(results.values())))
+    lines = [f"| algorithm | {' | '.join(placements)} |", "|---" * (len(placements) + 1) + "|"]
+    for algorithm, cells in results.items():
+        values = [" ".join(f"{value:.3f}" for value in cells[placement]) for placement in placements]
+        lines.append(f"| `{algorithm}` | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
+    parser.add_argument("--placements", nargs="+", choices=list(PLACEMENTS), default=list(PLACEMENTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=Path("runs") / f"algorithms-{time.strftime('%Y%m%d-%H%M%S')}")
+    options = parser.parse_args()
+    results = {
+        algorithm: {
+            placement: [run(algorithm, placement, seed, options.output) for seed in options.seeds]
+            for placement in options.placements
+        }
+        for algorithm in options.algorithms
+    }
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
