@@ -30,7 +30,7 @@ class LocalChannel:
     def __init__(
         self,
         *,
-        coordinator: RolloutCoordinator,
+        coordinator: RolloutCoordinator[RolloutGroup],
         prompt: Callable[[int], Prompt],
         maker: TimedMaker,
         strategy: Strategy,
@@ -51,7 +51,7 @@ class LocalChannel:
             mine = positions[self._strategy.rank :: self._strategy.world_size]
             made = list(self._maker.make([self._prompt(position) for position in mine]))
             for group in sorted(self._exchange(made), key=lambda g: g.position):
-                self._coordinator.submit(group, keep=bool(group.items) and self._keep(group))
+                self._coordinator.submit(group, keep=not group.is_empty and self._keep(group))
         return MadeEpisode(groups=self._coordinator.take(index), times=self._maker.take_times())
 
     def published(self, version: int) -> None:

@@ -82,6 +82,21 @@ class ResolvedRun:
         """How rollouts are sampled."""
         return self.run.engine.sampling()
 
+    @property
+    def rolls_out(self) -> bool:
+        """Whether answers are sampled to learn from."""
+        return self.algorithm.component.feeds == "rollouts"
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether held-out prompts are answered and judged."""
+        return self.run.eval is not None and bool(self.rewards)
+
+    @property
+    def generates(self) -> bool:
+        """Whether an engine is needed at all."""
+        return self.rolls_out or self.evaluates
+
     def to_mapping(self) -> dict[str, Any]:
         """The whole run as JSON values; `resolve` of it gives the same run again."""
         core = self.run.model_dump(mode="json")

@@ -16,10 +16,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from .errors import RewardError, RlhfError
-from .types import RolloutGroup
+
+
+class Group(Protocol):
+    """All samples of one prompt, in whatever form they travel."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def is_empty(self) -> bool: ...
+
+
+GroupT = TypeVar("GroupT", bound=Group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +51,16 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Episode:
+class _Episode(Generic[GroupT]):
     outstanding: dict[int, int]
     """position -> attempts so far, of groups not in yet."""
-    accepted: dict[int, RolloutGroup] = field(default_factory=dict)
+    accepted: dict[int, GroupT] = field(default_factory=dict)
     refused: int = 0
     emptied: int = 0
     """Of those refused, the groups without a sample; counted from the last resume on, for the error only."""
 
 
-class RolloutCoordinator:
+class RolloutCoordinator(Generic[GroupT]):
     """Prompt cursor, leases, admission, versions and ledger. Not thread-safe: one caller at a time."""
 
     def __init__(
@@ -71,7 +83,7 @@ class RolloutCoordinator:
         self._cursor = 0
         self._next_episode = 0
         self._taken = 0
-        self._open: dict[int, _Episode] = {}
+        self._open: dict[int, _Episode[GroupT]] = {}
         self._held: dict[int, _Held] = {}
 
     @property
@@ -99,7 +111,7 @@ class RolloutCoordinator:
             leases.append(Lease(position, episode, attempt))
         return leases
 
-    def submit(self, group: RolloutGroup, *, keep: bool = True) -> bool:
+    def submit(self, group: GroupT, *, keep: bool = True) -> bool:
         """Take in a finished group. False: it is not wanted (made twice, or its episode has ended).
 
         `keep=False` refuses it for training; another position is drawn in its place.
@@ -114,7 +126,7 @@ class RolloutCoordinator:
             episode.accepted[group.position] = group
         else:
             episode.refused += 1
-            episode.emptied += not group.items
+            episode.emptied += group.is_empty
         if not episode.outstanding:
             self._refill(found, episode)
         return True
@@ -124,7 +136,7 @@ class RolloutCoordinator:
         state = self._open.get(episode)
         return state is not None and not state.outstanding and len(state.accepted) >= self._prompts_per_episode
 
-    def take(self, episode: int) -> list[RolloutGroup]:
+    def take(self, episode: int) -> list[GroupT]:
         """Hand the complete episode out for training, in position order. Each episode is taken once, in order."""
         if episode != self._taken or not self.ready(episode):
             raise RlhfError(f"episode {episode} cannot be taken: {self.progress(episode)}", where="coordinator")
@@ -204,7 +216,7 @@ class RolloutCoordinator:
         self._cursor += count
         return dict.fromkeys(positions, 0)
 
-    def _refill(self, index: int, episode: _Episode) -> None:
+    def _refill(self, index: int, episode: _Episode[GroupT]) -> None:
         missing = self._prompts_per_episode - len(episode.accepted)
         if missing <= 0:
             return

@@ -174,6 +174,11 @@ class RolloutGroup:
     items: tuple[BufferItem, ...]
     """One item per rollout, in the same order."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sample is left of it: the rewards' failure policy dropped them all."""
+        return not self.items
+
 
 def sum_by_key(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The sum of what the mappings say of each key, keys in order of first appearance."""

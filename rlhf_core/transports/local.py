@@ -30,6 +30,7 @@ from ..session import SessionParts, TrainerSession
 from ..strategy import Strategy
 from ..sync import CopiedWeights, NoReceiver, SharedWeights
 from ..transport import FitResult, RunRequest
+from ..types import RolloutGroup
 
 if TYPE_CHECKING:
     from .plugin import LocalConfig
@@ -83,19 +84,16 @@ class _LocalParts:
         self._stack = stack
 
     def build(self) -> SessionParts:
-        run = self._resolved.run
         prompts = self._request.prompts
-        rolls_out = isinstance(self._algorithm, RolloutAlgorithm)
-        evaluates = run.eval is not None and bool(self._resolved.rewards)
         channel, evaluator = None, None
         sync: WeightSync = NoReceiver()
-        if rolls_out or evaluates:
+        if self._resolved.generates:
             engine, sync = self._engine()
             scorer = build_scorer(self._resolved, cache_folder=self._request.folder.path / "reward-cache")
             self._stack.callback(scorer.close)
-            if rolls_out:
+            if isinstance(self._algorithm, RolloutAlgorithm):
                 channel = self._channel(engine, scorer, prompts)
-            if evaluates:
+            if self._resolved.evaluates:
                 evaluator = build_evaluator(
                     self._resolved, engine, self._models.tokenizer, scorer, prompts, self._strategy
                 )
@@ -146,7 +144,7 @@ class _LocalParts:
             hooks=self._request.hooks,
             scoring_pass=scoring,
         )
-        coordinator = RolloutCoordinator(
+        coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
             num_episodes=train.episodes, prompts_per_episode=train.prompts_per_episode, max_staleness=0
         )
         return LocalChannel(

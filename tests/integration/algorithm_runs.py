@@ -1,4 +1,4 @@
-"""One rank of the runs that `test_algorithms_agree.py` compares: every algorithm in turn."""
+"""One process of the runs that `test_algorithms_agree.py` compares: every algorithm in turn."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 ROLLOUTS = ("grpo", "rloo", "reinforce")
 
+DEPLOYMENTS: dict[str, dict[str, Any]] = {
+    "single": {"strategy": {"name": "single"}},
+    "ddp": {"strategy": {"name": "ddp"}},
+    "ray": {"transport": {"name": "ray", "max_staleness": 0}},
+}
 
-def run_file(name: str, strategy: str, data: Path) -> dict[str, Any]:
+
+def run_file(name: str, deployment: str, data: Path) -> dict[str, Any]:
     """Sizes that do not divide by two, and a token budget that gives the ranks different numbers of micro-batches."""
     run: dict[str, Any] = {
         "model": {"path": "builtin:tiny-digits", "device": "cpu"},
@@ -34,7 +40,7 @@ def run_file(name: str, strategy: str, data: Path) -> dict[str, Any]:
         "algorithm": ALGORITHMS[name],
         # A large eps: Adam would make whole steps out of gradients that are but rounding.
         "optimizer": {"lr": 3e-4, "eps": 1e-4},
-        "strategy": {"name": strategy},
+        **DEPLOYMENTS[deployment],
         "train": {"episodes": 2, "prompts_per_episode": 11, "train_batch_size": 7, "micro_batch_tokens": 64},
         "checkpoint": {"every_episodes": None},
         "logging": {"tensorboard": False},
@@ -60,12 +66,12 @@ def write_data(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def main(out: Path, strategy: str) -> None:
-    if strategy != "single":
+def main(out: Path, deployment: str) -> None:
+    if deployment == "ddp":
         # One group for all runs: a strategy uses the one it finds.
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
     for name in ALGORITHMS:
-        train(run_file(name, strategy, out / "data.jsonl"), output=out / f"{name}-{strategy}")
+        train(run_file(name, deployment, out / "data.jsonl"), output=out / f"{name}-{deployment}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same run file with another strategy and two processes: equal metrics for every algorithm."""
+"""The same run file but one word, for two processes or detached on Ray: equal metrics for every algorithm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(660)
 SCRIPT = Path(__file__).with_name("algorithm_runs.py")
-DEADLINE_SECONDS = 280
+DEADLINE_SECONDS = 600
 TIMED = ("time/", "tokens_per_second/", "memory/", "reward_calls/")
 
 
@@ -31,31 +32,41 @@ runs_script = _script()
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs: in one process, and as two ranks as a launcher starts them, at the same time."""
+    """All runs: in one process, as two ranks as a launcher starts them, and on Ray, at the same time."""
     out = tmp_path_factory.mktemp("runs")
     runs_script.write_data(out / "data.jsonl")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     started = []
-    for strategy, rank, world_size in (("single", 0, 1), ("ddp", 0, 2), ("ddp", 1, 2)):
+    for deployment, rank, world_size in (("single", 0, 1), ("ddp", 0, 2), ("ddp", 1, 2), ("ray", 0, 1)):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        env |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-        command = [sys.executable, str(SCRIPT), str(out), strategy]
+        if world_size > 1:
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            env |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        command = [sys.executable, str(SCRIPT), str(out), deployment]
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
         printed = [process.communicate(timeout=DEADLINE_SECONDS)[0] for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(text[-3000:] for text in printed)
+    assert [process.returncode for process in started] == [0, 0, 0, 0], "\n".join(text[-3000:] for text in printed)
     return out
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if not key.startswith(TIMED)} for line in found]
+
+
+@pytest.mark.parametrize("name", list(runs_script.ALGORITHMS))
+def test_detached_trains_as_local(runs: Path, name: str) -> None:
+    local, detached = lines(runs / f"{name}-single"), lines(runs / f"{name}-ray")
+    assert len(local) == len(detached) > 0
+    for ours, theirs in zip(detached, local, strict=True):
+        for key, value in theirs.items():
+            assert ours[key] == pytest.approx(value, rel=1e-6, abs=1e-6), (ours["step"], key)
 
 
 @pytest.mark.parametrize("name", list(runs_script.ALGORITHMS))
