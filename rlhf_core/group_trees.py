@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -29,20 +29,21 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
 
 def coordinator_to_tree(state: Mapping[str, Any]) -> dict[str, Any]:
     """`RolloutCoordinator.state_dict()` with its groups as trees."""
-    opened = {
-        index: {**saved, "accepted": [group_to_tree(group) for group in saved["accepted"]]}
-        for index, saved in state["open"].items()
-    }
-    return {**state, "open": opened}
+    return with_groups(state, group_to_tree)
 
 
 def coordinator_from_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The state that `coordinator_to_tree` wrote."""
+    return with_groups(tree, group_from_tree)
+
+
+def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A coordinator's state with every group in it changed."""
     opened = {
-        index: {**saved, "accepted": [group_from_tree(group) for group in saved["accepted"]]}
-        for index, saved in tree["open"].items()
+        index: {**saved, "accepted": [change(group) for group in saved["accepted"]]}
+        for index, saved in state["open"].items()
     }
-    return {**tree, "open": opened}
+    return {**state, "open": opened}
 
 
 def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:

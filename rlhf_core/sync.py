@@ -18,13 +18,16 @@ from .weight_files import untied_names
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_BLOCK = 4096
-"""64-bit words summed together in a checksum: it notices a change anywhere and any two words that changed places."""
+_ROW = 4096
+"""64-bit words of a row that a checksum sums."""
+_ROWS = 16
+"""Rows whose columns are summed: few enough to be still in the cache when the rows are."""
 
 
 class Checksum:
     """Checksum of named tensors at memory speed: row and column sums of their bits, hashed in name order.
 
+    Of two words that change places, one at least changes its row or its column.
     Independent of how the tensors were cut into chunks and in which order the chunks came.
     """
 
@@ -49,12 +52,17 @@ def _tensor_digest(tensor: Tensor) -> bytes:
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if data.storage_offset() % 8:
         data = data.clone()  # words must begin at a multiple of their size
-    num_blocks = data.numel() // (8 * _BLOCK)
+    num_rows = data.numel() // (8 * _ROW)
     # Sums of 64-bit words that wrap around: several times as fast as sums that widen narrower ones.
-    blocks = data[: num_blocks * 8 * _BLOCK].view(torch.int64).view(-1, _BLOCK)
+    rows = data[: num_rows * 8 * _ROW].view(torch.int64).view(-1, _ROW)
+    columns = torch.zeros(_ROW, dtype=torch.int64, device=data.device)
+    sums = [columns]
+    for part in rows.split(_ROWS):
+        columns += part.sum(dim=0)
+        sums.append(part.sum(dim=1))
     digest = hashlib.blake2b(str((tuple(tensor.shape), str(tensor.dtype))).encode(), digest_size=16)
-    digest.update(blocks.sum(dim=1).cpu().numpy().tobytes())
-    digest.update(data[num_blocks * 8 * _BLOCK :].cpu().numpy().tobytes())
+    digest.update(torch.cat(sums).cpu().numpy().tobytes())
+    digest.update(data[num_rows * 8 * _ROW :].cpu().numpy().tobytes())
     return digest.digest()
 
 

@@ -145,7 +145,6 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
     from .models import load_tokenizer
 
     check_model(resolved.run.model)
-    check_guards(resolved)
     for selected in (resolved.strategy, resolved.engine, resolved.transport, *(r.selected for r in resolved.rewards)):
         resolve_build(selected)
     tokenizer = load_tokenizer(resolved.run.model)
@@ -159,17 +158,6 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
     else:
         stream.prompt(0)
     return stream
-
-
-def check_guards(resolved: ResolvedRun) -> None:
-    """Raise `ConfigError` where a guard asks for what the transport cannot do."""
-    guards = resolved.run.guards.rolling_back
-    if guards and resolved.transport.name != "local":
-        raise ConfigError(
-            f"transport {resolved.transport.name} cannot take back what its makers already have",
-            where=f"guards.{guards[0]}.action",
-            hint="use stop, and go on with --resume auto and a smaller optimizer.lr; or transport local",
-        )
 
 
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:

@@ -183,9 +183,17 @@ def test_a_checksum_notices_a_change_anywhere(dtype):
     assert checksum_of({"w": tensor.roll(4096)}) != reference
 
 
-def test_a_checksum_notices_tensors_of_one_block_that_changed_places():
-    tensor = torch.arange(4096.0)
-    assert checksum_of({"w": tensor}) != checksum_of({"w": tensor.flip(0)})
+@pytest.mark.parametrize("size", [4097, 200_000])
+@pytest.mark.parametrize("distance", [1, 2, 4095, 8192])
+def test_a_checksum_notices_values_that_changed_places(size, distance):
+    tensor = torch.arange(float(size))
+    reference = checksum_of({"w": tensor})
+    for place in (0, 3, size // 2 + 1):
+        changed = tensor.clone()
+        other = (place + distance) % size
+        changed[place], changed[other] = tensor[other], tensor[place]
+        assert checksum_of({"w": changed}) != reference
+    assert checksum_of({"w": tensor.flip(0)}) != reference
 
 
 def test_empty_and_scalar_tensors_have_checksums():

@@ -20,9 +20,11 @@ FAULTS = '''
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 FOLDER = Path(os.environ["RLHF_TEST_FAULTS"])
+STAGED = []
 
 
 def is_struck(name):
@@ -37,6 +39,32 @@ def is_struck(name):
 def strike(name, signal_number=signal.SIGKILL):
     if is_struck(name):
         os.kill(os.getpid(), signal_number)
+
+
+def strike_driver(name):
+    """The file says which process it is."""
+    try:
+        driver = int((FOLDER / name).read_text())
+    except FileNotFoundError:
+        return
+    if is_struck(name):
+        os.kill(driver, signal.SIGKILL)
+        time.sleep(60)
+
+
+def rlhf_update_start(step):
+    strike("trainer-stops", signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while (FOLDER / "trainer-waits").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def rlhf_verdict(step):
+    if not is_struck(f"rollback-{step}"):
+        return None
+    from rlhf_core.hookspecs import Verdict
+
+    return Verdict(action="rollback", guard="faults", reason="asked for by the test")
 
 
 def rlhf_rollout_batch_end(num_samples):
@@ -55,6 +83,7 @@ def rlhf_maker_loop_start(maker):
 
     def commit(self, version, *arguments, **options):
         committed(self, version, *arguments, **options)
+        STAGED.append(self)
         if is_struck(f"maker-corrupts-{version}"):
             for parameter in self._targets["policy"].module.parameters():
                 parameter.data.mul_(1.5)
@@ -62,6 +91,17 @@ def rlhf_maker_loop_start(maker):
     committed = StagedWeights.commit
     StagedWeights.stage = stage
     StagedWeights.commit = commit
+
+
+def rlhf_maker_loop_end(maker):
+    """Leave the maker's last weights where the test looks for them."""
+    if not is_struck("maker-saves"):
+        return
+    from rlhf_core.sync import named_weights
+    from safetensors.torch import save_file
+
+    weights = named_weights(STAGED[-1]._targets["policy"].module)
+    save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, FOLDER / "maker.safetensors")
 
 
 def rlhf_sync_start(version):
@@ -73,6 +113,7 @@ def rlhf_sync_start(version):
 
     def pack(shard):
         strike(f"trainer-syncs-{version}")
+        strike_driver(f"driver-dies-in-sync-{version}")
         return plain(shard)
 
     pack.plain = plain
@@ -166,6 +207,27 @@ def run_file(site: Path) -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+@pytest.fixture(scope="session")
+def warm_start(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model folder: the tiny model after a few supervised steps, so that it answers with digits."""
+    from rlhf_core import train
+
+    run = {
+        "model": {"path": "builtin:tiny-digits"},
+        "prompts": {"name": "sort-digits"},
+        "algorithm": "sft",
+        "optimizer": {"lr": 3e-3},
+        "train": {"episodes": 10, "prompts_per_episode": 64, "train_batch_size": 64},
+        "checkpoint": {"every_episodes": None},
+        "logging": {"tensorboard": False},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlhf_core.run_hooks.ReportWriter.rlhf_run_end", lambda self, run_folder: None)
+        result = train(run, output=tmp_path_factory.mktemp("warm") / "run")
+    assert result is not None
+    return str(result.run_folder / "model")
 
 
 @pytest.fixture

@@ -126,10 +126,27 @@ def test_a_stopped_run_writes_a_checkpoint_leaves_no_process_and_can_be_resumed(
     check_samples(driver.output)
 
 
-def test_a_driver_that_is_killed_takes_everything_with_it(start: Callable[..., Driver], run_file: RunFile) -> None:
-    driver = start(run_file({"episodes": 400}, max_staleness=1))
-    driver.wait_for_episodes(1)
-    assert len(driver.left()) > 3
-    os.kill(driver.process.pid, signal.SIGKILL)
-    driver.end()
+def test_a_driver_that_is_killed_in_a_sync_takes_everything_with_it_and_a_resume_goes_on(
+    start: Callable[..., Driver],
+    run_file: RunFile,
+    faults: Callable[[str], Path],
+    check_samples: Callable[[Path], None],
+) -> None:
+    run = run_file({"episodes": 4}, max_staleness=1, sync="chunked", max_shard_bytes=200_000)
+    driver = start(run)
+    faults("driver-dies-in-sync-3").write_text(str(driver.process.pid))
+
+    def is_killed() -> bool:
+        driver.look()
+        return driver.process.poll() is not None
+
+    wait_until(is_killed, "the driver's end")
+    assert len(driver.seen) > 3
     wait_until(lambda: not driver.left(), f"the end of {driver.left()}")
+    status = _status(driver)
+    assert f"its driver (pid {driver.process.pid}) was killed" in status.stdout
+    assert not (driver.output / "ray.json").exists()
+    resumed = start(run, "--resume", "auto")
+    code, output = resumed.end()
+    assert code == 0, output
+    check_samples(driver.output)

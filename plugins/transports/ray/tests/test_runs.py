@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from rlhf_core import train
-from rlhf_core.errors import ConfigError, RlhfError
+from rlhf_core.control import ControlBox, parse_command
+from rlhf_core.errors import ConfigError, InterruptedRun, RlhfError
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -30,37 +32,30 @@ def assert_equal(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) ->
             assert value == pytest.approx(other[name], abs=1e-6, rel=1e-6), name
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[dict[str, Any]]]:
-    return {}
-
-
 @pytest.fixture
-def local(
-    tmp_path: Path, run_file: Callable[..., dict[str, Any]], reference: dict[bool, list[dict[str, Any]]]
-) -> Callable[[bool], list[dict[str, Any]]]:
-    """Metrics of the same run in one process, with or without LoRA."""
+def warm_run(run_file: Callable[..., dict[str, Any]], warm_start: str) -> Callable[..., dict[str, Any]]:
+    """As `run_file`, from the warm start; greedy and sampled answers are evaluated."""
 
-    def run(lora: bool = False) -> list[dict[str, Any]]:
-        if lora not in reference:
-            result = train(run_file(lora=lora), output=tmp_path / "local")
-            assert result is not None
-            reference[lora] = result.metrics
-        return reference[lora]
+    def make(*arguments: Any, **options: Any) -> dict[str, Any]:
+        run = run_file(*arguments, **options)
+        run["model"]["path"] = warm_start
+        run["eval"]["sampled_temperature"] = 1.0
+        return run
 
-    return run
+    return make
 
 
 def test_on_policy_it_is_the_local_run(
     tmp_path: Path,
-    run_file: Callable[..., dict[str, Any]],
+    warm_run: Callable[..., dict[str, Any]],
     check_samples: Callable[[Path], None],
 ) -> None:
     """Strictly on-policy, nothing that is learnt depends on where it was: values, noise, evaluation, order."""
-    local = train(run_file(), output=tmp_path / "local")
-    result = train(run_file(max_staleness=0, sync="chunked", max_shard_bytes=200_000), output=tmp_path / "ray")
+    local = train(warm_run(), output=tmp_path / "local")
+    result = train(warm_run(max_staleness=0, sync="chunked", max_shard_bytes=200_000), output=tmp_path / "ray")
     assert result is not None and local is not None
     assert_equal(result.metrics, local.metrics)
+    assert "eval/sampled/spread" in result.metrics[-1]
     assert result.summary["eval_before"] == pytest.approx(local.summary["eval_before"], abs=1e-6)
     check_samples(tmp_path / "ray")
     assert all(0 <= line["sync/canary_gap_max"] < 1e-5 for line in result.metrics)
@@ -69,16 +64,109 @@ def test_on_policy_it_is_the_local_run(
 
 
 def test_with_two_makers_and_adapter_only_syncs_it_is_the_local_run_with_fewer_bytes(
-    tmp_path: Path, run_file: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
+    tmp_path: Path, warm_run: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
 ) -> None:
-    local = train(run_file(lora=True), output=tmp_path / "local")
-    result = train(run_file(lora=True, num_makers=2, max_staleness=0, sync="adapter"), output=tmp_path / "ray")
+    local = train(warm_run(lora=True), output=tmp_path / "local")
+    result = train(warm_run(lora=True, num_makers=2, max_staleness=0, sync="adapter"), output=tmp_path / "ray")
     assert result is not None and local is not None
     assert_equal(result.metrics, local.metrics)
     check_samples(tmp_path / "ray")
     assert all(line["sync/makers"] == 2 for line in result.metrics)
     whole_bytes = sum(path.stat().st_size for path in (tmp_path / "ray" / "model").glob("*.safetensors"))
     assert 0 < result.metrics[0]["sync/bytes"] < whole_bytes
+
+
+def test_after_twenty_adapter_syncs_the_makers_policy_is_the_trainers(
+    tmp_path: Path, warm_run: Callable[..., dict[str, Any]], site: Path, faults: Callable[[str], Path]
+) -> None:
+    from safetensors.torch import load_file
+
+    from rlhf_core.weight_files import read_weights
+
+    faults("maker-saves")
+    sizes = {"episodes": 20, "prompts_per_episode": 4, "train_batch_size": 8}
+    result = train(warm_run(sizes, lora=True, max_staleness=0, sync="adapter"), output=tmp_path / "ray")
+    assert result is not None
+    maker = load_file(site / "faults" / "maker.safetensors")
+    trainer = dict(read_weights(tmp_path / "ray" / "checkpoints" / "step-20" / "policy"))
+    assert maker.keys() == trainer.keys()
+    assert all(bool((maker[name] - trainer[name]).abs().max() <= 1e-6) for name in maker)
+    adapter = [name for name in trainer if "lora_" in name]
+    assert any(bool(trainer[name].abs().max() > 1e-3) for name in adapter if "lora_B" in name)
+    assert len({line["sync/bytes"] for line in result.metrics}) == 1
+    assert all(line["sync/canary_gap_max"] < 1e-5 for line in result.metrics)
+
+
+@pytest.mark.parametrize("strategy", ["low-level-zero", "gemini"])
+@pytest.mark.slow
+def test_sharded_trainers(
+    strategy: str, tmp_path: Path, warm_run: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
+) -> None:
+    """Two makers by two trainers; gemini trains in bf16, so its makers generate in it, too."""
+    run = warm_run(num_makers=2, num_trainers=2, max_staleness=1, sync="chunked", max_shard_bytes=200_000)
+    run["strategy"] = strategy
+    result = train(run, output=tmp_path / "ray")
+    assert result is not None
+    check_samples(tmp_path / "ray")
+    assert all(math.isfinite(line["loss/policy"]) for line in result.metrics)
+    assert all(line["sync/makers"] == 2 and 0 <= line["staleness/max"] <= 1 for line in result.metrics)
+
+
+class Send:
+    """Leaves commands for the run before it starts."""
+
+    def __init__(self, *commands: str) -> None:
+        self.commands = commands
+
+    def rlhf_run_start(self, run_folder: Path) -> None:
+        for command in self.commands:
+            ControlBox(run_folder / "control").send(parse_command(command.split()))
+
+
+def test_a_run_takes_commands_while_it_goes_on(tmp_path: Path, run_file: Callable[..., dict[str, Any]]) -> None:
+    run = run_file(max_staleness=0)
+    run["checkpoint"]["every_episodes"] = None
+    with pytest.raises(InterruptedRun, match="stopped after episode 1 of 3"):
+        train(run, output=tmp_path / "ray", hooks=[Send("set lr=5e-4", "set kl_coef=0.2", "stop")])
+    lines = [json.loads(line) for line in (tmp_path / "ray" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["policy/lr"] for line in lines] == pytest.approx([1e-3, 5e-4])
+    assert [path.name for path in (tmp_path / "ray" / "checkpoints").glob("step-*")] == ["step-2"]
+
+
+def test_a_rollback_takes_the_makers_back(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]], faults: Callable[[str], Path]
+) -> None:
+    """With a rate that stays, what was learnt before is learnt again: no sample or weight of the lost time is left."""
+    straight = train(run_file({"episodes": 4}), output=tmp_path / "local")
+    run = run_file({"episodes": 4}, num_makers=2, max_staleness=0)
+    run["guards"] = {"kl": {"action": "rollback", "bound": 1e9}, "rollback": {"lr_factor": 1.0}}
+    run["checkpoint"]["keep"] = 4
+    faults("rollback-5")
+    result = train(run, output=tmp_path / "ray")
+    assert result is not None and straight is not None
+    assert result.summary["rollbacks"] == 1
+    assert_equal(result.metrics, straight.metrics)
+
+
+@pytest.mark.parametrize("max_staleness", [1, 3])
+@pytest.mark.slow
+def test_a_rollback_in_the_middle_of_everything(
+    max_staleness: int,
+    tmp_path: Path,
+    run_file: Callable[..., dict[str, Any]],
+    faults: Callable[[str], Path],
+    check_samples: Callable[[Path], None],
+) -> None:
+    run = run_file({"episodes": 6}, num_makers=2, max_staleness=max_staleness)
+    run["guards"] = {"kl": {"action": "rollback", "bound": 1e9}, "rollback": {"lr_factor": 1.0}}
+    run["checkpoint"]["keep"] = 6
+    for step in (1, 6, 9):
+        faults(f"rollback-{step}")
+    result = train(run, output=tmp_path / "ray")
+    assert result is not None
+    assert result.summary["rollbacks"] == 3
+    check_samples(tmp_path / "ray")
+    assert all(0 <= line["staleness/max"] <= max_staleness for line in result.metrics)
 
 
 class Recorder:

@@ -12,10 +12,10 @@ from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
 from rlhf_core.types import Experience
 from rlhf_ray.detached_presence import MakerPresence
 from rlhf_ray.detached_source import BufferSource, FitPlan
-from rlhf_ray.detached_wire import num_bytes, pack, unpack
 from rlhf_ray.holder_numbering import maker_number, sample_id
 from rlhf_ray.holder_sending import deal
 from rlhf_ray.maker_worker import trained_names
+from rlhf_ray.weight_wire import num_bytes, pack, unpack
 
 
 def test_what_is_trained_beside_a_frozen_rest_has_names() -> None:

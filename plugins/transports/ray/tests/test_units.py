@@ -198,7 +198,7 @@ def run(scenario: Callable[[Coordinator], Any], **changes: Any) -> None:
 
 
 def packed(position: int) -> Made:
-    return Made(PackedGroup(position, b""), True)
+    return Made(PackedGroup(position, False, b""), True)
 
 
 class TestCoordinator:
@@ -208,7 +208,7 @@ class TestCoordinator:
             assert await coordinator.next_work("m", 0.01) is None
             await coordinator.publish(0)
             assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0)
-            assert await coordinator.submit("m", [packed(0), packed(1)], PhaseTimes()) == 2
+            assert await coordinator.submit("m", 0, [packed(0), packed(1)], PhaseTimes()) == 2
             assert await coordinator.next_work("m", 0.01) is None
             waiting = asyncio.create_task(coordinator.next_work("m", 5))
             taken = await coordinator.take(0, 1)
@@ -227,8 +227,8 @@ class TestCoordinator:
             waiting = asyncio.create_task(coordinator.next_work("other", 5))
             assert await coordinator.release("m") == 2
             assert await waiting == RolloutWork((0, 1), 0)
-            assert await coordinator.submit("other", [packed(0), packed(1)], PhaseTimes()) == 2
-            assert await coordinator.submit("m", [packed(0)], PhaseTimes()) == 0
+            assert await coordinator.submit("other", 0, [packed(0), packed(1)], PhaseTimes()) == 2
+            assert await coordinator.submit("m", 0, [packed(0)], PhaseTimes()) == 0
             await coordinator.take(0, 1)
             await coordinator.publish(1)
             # What a dead maker still asks for is not given to it.
@@ -259,7 +259,7 @@ class TestCoordinator:
             await coordinator.next_work("m", 1)
             ranks = [asyncio.create_task(coordinator.take(0, 5)) for _ in range(3)]
             await asyncio.sleep(0)
-            await coordinator.submit("m", [packed(1), packed(0)], PhaseTimes(rollout_s=2.0))
+            await coordinator.submit("m", 0, [packed(1), packed(0)], PhaseTimes(rollout_s=2.0))
             taken = await asyncio.gather(*ranks)
             assert all(each is taken[0] for each in taken)
             assert taken[0].times.rollout_s == 2.0
@@ -284,18 +284,49 @@ class TestCoordinator:
             await coordinator.register("m", 1, "n", 0)
             await coordinator.publish(0)
             await coordinator.next_work("m", 1)
-            await coordinator.submit("m", [packed(1)], PhaseTimes())
+            await coordinator.submit("m", 0, [packed(1)], PhaseTimes())
             state = await coordinator.state()
 
             async def resumed(other: Coordinator) -> None:
                 await other.register("m", 1, "n", 0)
                 await other.load(state)
                 await other.publish(0)
-                assert await other.next_work("m", 1) == RolloutWork((0,), 0)
+                assert await other.next_work("m", 1) == RolloutWork((0,), 0, era=1)
 
             await resumed(Coordinator(coordinator._settings))
 
         run(scenario)
+
+    def test_what_was_made_before_a_rollback_is_not_wanted_after_it(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            await coordinator.publish(0)
+            start = await coordinator.state()
+            await coordinator.next_work("m", 1)
+            await coordinator.submit("m", 0, [packed(0), packed(1)], PhaseTimes())
+            await coordinator.take(0, 1)
+            await coordinator.publish(1)
+            assert await coordinator.next_work("m", 1) == RolloutWork((2, 3), 1)
+
+            await coordinator.load(start)
+            assert await coordinator.next_work("m", 0.01) is None  # its weights are not there yet
+            await coordinator.publish(0)
+            assert await coordinator.submit("m", 0, [packed(2), packed(3)], PhaseTimes()) == 0
+            assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0, era=1)
+            with pytest.raises(DeadlineError, match="0 of 2 groups are in"):
+                await coordinator.take(0, 0.01)
+
+        run(scenario)
+
+    def test_a_silent_trainer_is_noticed(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.alive("trainer-0")
+            assert not (await coordinator.overview(0)).silent
+            await asyncio.sleep(0.05)
+            await coordinator.alive("trainer-1")
+            assert list((await coordinator.overview(0)).silent) == ["trainer-0"]
+
+        run(scenario, heartbeat_seconds=0.04)
 
 
 class TestFailures:

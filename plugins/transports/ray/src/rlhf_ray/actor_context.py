@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class ActorSpec:
     """The resolved run file."""
     folder: str
     """The run folder; trainer rank 0 writes into it."""
+    host: str
+    """Of the driver."""
     working_folder: str
     """Where relative paths of the run file start."""
     coordinator: Any
@@ -61,6 +64,16 @@ class ActorContext:
         config = self.resolved.transport.config
         assert isinstance(config, RayConfig)
         self.config = config
+
+    @property
+    def cache_folder(self) -> Path:
+        """Of the rewards' cache: as in a local run where the driver is; each other machine has its own.
+
+        SQLite is safe between the processes of one machine, not between machines over a network file system.
+        """
+        folder = Path(self.spec.folder) / "reward-cache"
+        host = socket.gethostname()
+        return folder if host == self.spec.host else folder / host
 
     def settle(self) -> None:
         """Before the first tensor: threads. Imports torch."""

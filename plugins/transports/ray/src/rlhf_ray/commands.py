@@ -25,13 +25,12 @@ def ray() -> None:
 @_RUN
 def status(run: Path) -> None:
     """Print the newest state; plain lines, never cut."""
-    found = read_status(run)
+    found = _going_on(run)
     if found is None:
-        click.echo(f"{run}: no detached run is going on")
         return
     values = found.values
     age = time.time() - float(values["updated"])
-    state = "running" if found.is_running else "its driver is gone"
+    state = "running" if found.is_running else "not heard of"
     click.echo(f"{run}: {state}, driver pid {found.driver_pid} on {values['host']}, {age:.0f} s ago")
     click.echo(f"  Ray {values['address']}, namespace {values['namespace']}")
     click.echo(f"  policy version {values['version']}; {values['progress']}")
@@ -51,9 +50,8 @@ def status(run: Path) -> None:
 @click.option("--timeout", "timeout_seconds", type=float, default=600.0, show_default=True, help="Seconds to wait.")
 def stop(run: Path, now: bool, timeout_seconds: float) -> None:
     """Ask the driver, as Ctrl-C does, and wait until it has ended."""
-    found = read_status(run)
-    if found is None or not found.is_running:
-        click.echo(f"{run}: no detached run is going on")
+    found = _going_on(run)
+    if found is None:
         return
     if not found.is_here:
         raise UserInputError(
@@ -66,6 +64,20 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
             os.kill(found.driver_pid, signal.SIGINT)
     _wait(found, timeout_seconds)
     click.echo(f"{run}: stopped")
+
+
+def _going_on(run: Path) -> Status | None:
+    """The run's state; None, after saying so, where none is going on. What a killed driver left is removed."""
+    found = read_status(run)
+    if found is None:
+        click.echo(f"{run}: no detached run is going on")
+    elif found.clear():
+        click.echo(
+            f"{run}: no detached run is going on; its driver (pid {found.driver_pid}) was killed, and the "
+            f"{found.path.name} that it left is removed. rlhf train --output {run} --resume auto continues it"
+        )
+        return None
+    return found
 
 
 def _wait(found: Status, timeout_seconds: float) -> None:

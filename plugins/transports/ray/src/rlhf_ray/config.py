@@ -67,6 +67,9 @@ class RayConfig(Section):
         900.0, gt=0, le=86400, description="Longest a maker may work on its prompts before it is held for stuck."
     )
     heartbeat_seconds: float = Field(
-        60.0, ge=2, le=3600, description="Longest silence of a maker before it is held for dead and started anew."
+        60.0,
+        ge=2,
+        le=3600,
+        description="Longest silence of a maker before it is started anew, or of a trainer before the run ends.",
     )
     max_restarts: int = Field(3, ge=0, le=1000, description="Times one maker is started anew before the run ends.")

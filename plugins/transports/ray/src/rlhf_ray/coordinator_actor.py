@@ -20,6 +20,7 @@ from rlhf_core.evaluate import EvaluationRow
 from rlhf_core.types import PhaseTimes
 
 from .evaluation_jobs import EvaluationJobs
+from .group_wire import PackedGroup
 from .maker_roster import MakerRoster
 from .messages import (
     Canary,
@@ -58,7 +59,7 @@ class Coordinator:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
-        self._prompts = RolloutCoordinator(
+        self._prompts: RolloutCoordinator[PackedGroup] = RolloutCoordinator(
             num_episodes=settings.num_episodes,
             prompts_per_episode=settings.prompts_per_episode,
             max_staleness=settings.max_staleness,
@@ -67,10 +68,12 @@ class Coordinator:
         )
         self._changed = asyncio.Condition()
         self._makers = MakerRoster(settings.heartbeat_seconds, settings.lease_seconds)
+        self._trainers_seen: dict[str, float] = {}
         self._weights = WeightBoard()
         self._evaluation = EvaluationJobs()
         self._num_evaluation_prompts = 0
         self._published = False
+        self._era = 0
         self._over = False
         self._interrupted = False
         self._handed: tuple[int, TakenEpisode] | None = None
@@ -94,13 +97,18 @@ class Coordinator:
         self._makers.begins(maker, work)
         return work
 
-    async def submit(self, maker: str, made: Sequence[Made], times: PhaseTimes) -> int:
-        """Finished groups; returns how many were wanted (a group that another maker made first is not)."""
+    async def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:
+        """Finished groups; returns how many were wanted.
+
+        Not wanted is one that another maker made first, or that was asked for before the run went back (`era`).
+        """
         self._makers.seen(maker)
+        if era != self._era:
+            return 0
         self._times.add(times)
         wanted = 0
         for each in made:
-            accepted = self._prompts.submit(each.group, keep=each.keep)  # type: ignore[arg-type]  # knows its position
+            accepted = self._prompts.submit(each.group, keep=each.keep)
             self._arrived[each.group.position] = time.monotonic()
             wanted += accepted
         await self._notify()
@@ -207,7 +215,16 @@ class Coordinator:
         return self._prompts.state_dict()
 
     async def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`, at the start or after a rollback; nothing is made before its weights are published."""
         self._prompts.load_state_dict(state)
+        self._era += 1
+        self._published = False
+        self._handed = None
+        self._arrived.clear()
+
+    async def alive(self, trainer: str) -> None:
+        """A trainer's sign of life."""
+        self._trainers_seen[trainer] = time.monotonic()
 
     async def interrupted(self) -> bool:
         return self._interrupted
@@ -229,6 +246,7 @@ class Coordinator:
             progress=self._describe(next_episode),
             makers=self._makers.describe(),
             stuck=self._makers.stuck(),
+            silent=self._silent_trainers(),
             events=events,
         )
 
@@ -260,10 +278,15 @@ class Coordinator:
         leases = self._prompts.lease(maker, self._settings.prompts_per_lease)
         if not leases:
             return None
-        return RolloutWork(tuple(lease.position for lease in leases), self._prompts.version)
+        return RolloutWork(tuple(lease.position for lease in leases), self._prompts.version, self._era)
+
+    def _silent_trainers(self) -> dict[str, float]:
+        now = time.monotonic()
+        silences = {trainer: now - seen for trainer, seen in self._trainers_seen.items()}
+        return {name: silence for name, silence in silences.items() if silence > self._settings.heartbeat_seconds}
 
     def _take(self, episode: int) -> TakenEpisode:
-        groups: list[Any] = self._prompts.take(episode)
+        groups = self._prompts.take(episode)
         now = time.monotonic()
         waited = [now - self._arrived.pop(group.position) for group in groups if group.position in self._arrived]
         share = 1 / self._settings.num_makers

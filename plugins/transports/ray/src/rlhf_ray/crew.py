@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from rlhf_core.errors import ConfigError, DeadlineError
 from rlhf_core.transport import RunRequest
 
 from .actor_context import ActorSpec
+from .calls import ask
 from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
 from .failures import explain
@@ -73,10 +75,15 @@ class Crew:
     _placement: Placement | None = None
     _actors: list[Any] = field(default_factory=list)
 
+    @property
+    def num_makers(self) -> int:
+        """None where nobody generates: learning from a dataset without held-out prompts to answer."""
+        return self.config.num_makers if self.request.resolved.generates else 0
+
     def start(self) -> None:
         """Find a place for every actor and start it. Raises when there is none, or an actor does not come up."""
         config = self.config
-        makers = [Demand(f"maker-{i}", config.maker_cpus, config.maker_gpus) for i in range(config.num_makers)]
+        makers = [Demand(f"maker-{i}", config.maker_cpus, config.maker_gpus) for i in range(self.num_makers)]
         trainers = [
             Demand(f"trainer-{i}", config.trainer_cpus, config.trainer_gpus) for i in range(config.num_trainers)
         ]
@@ -111,14 +118,14 @@ class Crew:
         """Put a new maker in the place of one that is gone; its prompts are made again."""
         ray.kill(maker.actor)
         self._actors.remove(maker.actor)
-        released = ray.get(self.coordinator.release.remote(maker.id), timeout=_END_SECONDS)
+        released = ask(self.coordinator, "release", maker.id)
         maker.attempt += 1
         logger.warning("%s is started anew; %d of its prompts will be made again", maker.name, released)
         self._start_maker(maker)
 
     def finish(self) -> None:
         """Let the makers end by themselves: their loops' hooks fire and what they opened is closed."""
-        ray.get(self.coordinator.finish.remote(), timeout=_END_SECONDS)
+        ask(self.coordinator, "finish")
         _, late = ray.wait([maker.work for maker in self.makers], num_returns=len(self.makers), timeout=_END_SECONDS)
         if late:
             logger.warning("%d makers did not end within %g s and are stopped", len(late), _END_SECONDS)
@@ -145,11 +152,12 @@ class Crew:
         return ray.remote(cls).options(name=name, namespace=self.namespace, max_restarts=0, **options)
 
     def _settings(self) -> CoordinatorSettings:
-        config, train = self.config, self.request.resolved.run.train
+        config, resolved = self.config, self.request.resolved
+        train = resolved.run.train
         share = math.ceil(train.prompts_per_episode / config.num_makers)
         return CoordinatorSettings(
-            num_makers=config.num_makers,
-            num_episodes=train.episodes,
+            num_makers=self.num_makers,
+            num_episodes=train.episodes if resolved.rolls_out else 0,
             prompts_per_episode=train.prompts_per_episode,
             prompts_per_lease=config.prompts_per_lease or share,
             max_staleness=config.max_staleness,
@@ -161,6 +169,7 @@ class Crew:
         return ActorSpec(
             run=self.request.resolved.to_mapping(),
             folder=str(self.request.folder.path.resolve()),
+            host=socket.gethostname(),
             working_folder=str(Path.cwd()),
             coordinator=self.coordinator,
             listened=self.listened,
@@ -197,12 +206,6 @@ def _threads(config: RayConfig) -> int | None:
 def check(request: RunRequest, config: RayConfig) -> None:
     """What the run file asks of this transport that it cannot do. Raises `ConfigError`."""
     resolved = request.resolved
-    if resolved.algorithm.component.feeds != "rollouts":
-        raise ConfigError(
-            f"{resolved.algorithm.name} learns from a dataset, so there is nothing for makers to make",
-            where="transport.name",
-            hint="--transport local",
-        )
     if config.sync == "adapter" and resolved.run.model.lora is None:
         raise ConfigError(
             "sends only what LoRA trains, but the model has no adapter",

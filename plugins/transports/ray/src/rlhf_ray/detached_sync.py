@@ -13,7 +13,7 @@ import ray
 from rlhf_core.sync import Checksum
 
 from .detached_actors import ActorLostError, Call, NamedActors, collect
-from .detached_wire import num_bytes, pack
+from .weight_wire import num_bytes, pack
 
 if TYPE_CHECKING:
     from torch import Tensor

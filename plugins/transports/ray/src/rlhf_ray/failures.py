@@ -21,20 +21,18 @@ def explain(actor: str, error: BaseException) -> RlhfError:
     if isinstance(error, ray.exceptions.RayTaskError):
         # Its text is the traceback, as it was there, with terminal colours.
         logger.error("[%s] failed:\n%s", actor, re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip())
-        return _named(actor, error.cause if isinstance(error.cause, BaseException) else error)
+        cause = error.cause if isinstance(error.cause, BaseException) else error
+        # The actors of a run call one other actor.
+        return _named(actor, _lost("coordinator", cause) if is_lost(cause) else cause)
     if is_lost(error):
         logger.error("[%s] is gone: %s", actor, error)
-        return ActorLostError(
-            f"its process is gone: {_reason(error)}",
-            where=actor,
-            hint="a SIGKILL is often the system running out of memory; continue with --resume auto",
-        )
+        return _lost(actor, error)
     return _named(actor, error)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the actor died, rather than raised."""
-    return isinstance(
+    """Whether the actor died, rather than raised (which may be that another died, and is then of both kinds)."""
+    return not isinstance(error, ray.exceptions.RayTaskError) and isinstance(
         error,
         ray.exceptions.ActorDiedError | ray.exceptions.ActorUnavailableError | ray.exceptions.WorkerCrashedError,
     )
@@ -49,6 +47,14 @@ def first_cause(errors: dict[str, RlhfError]) -> RlhfError:
     # A deadline passed in one rank is mostly what an error of another looks like from there.
     own = [error for error in errors.values() if not isinstance(error, DeadlineError)]
     return (own or list(errors.values()))[0]
+
+
+def _lost(actor: str, error: BaseException) -> ActorLostError:
+    return ActorLostError(
+        f"its process is gone: {_reason(error)}",
+        where=actor,
+        hint="a SIGKILL is often the system running out of memory; continue with --resume auto",
+    )
 
 
 def _named(actor: str, error: BaseException) -> RlhfError:

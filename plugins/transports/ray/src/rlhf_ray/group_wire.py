@@ -13,9 +13,10 @@ from rlhf_core.types import RolloutGroup
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """A `RolloutGroup` of which only the position is known."""
+    """A `RolloutGroup` of which only what the coordinator asks for is known."""
 
     position: int
+    is_empty: bool
     body: bytes
 
 
@@ -24,7 +25,7 @@ def pack_group(group: RolloutGroup) -> PackedGroup:
     import torch
 
     tree = _map_leaves(group_to_tree(group), torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
-    return PackedGroup(group.position, pickle.dumps(tree, protocol=pickle.HIGHEST_PROTOCOL))
+    return PackedGroup(group.position, group.is_empty, pickle.dumps(tree, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def unpack_group(packed: PackedGroup) -> RolloutGroup:

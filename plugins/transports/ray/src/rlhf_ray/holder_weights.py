@@ -74,10 +74,19 @@ class _Incoming:
     """A version that is being sent."""
 
     version: int
+    sender: str
     adapter_only: bool
     last_chunk: float
     weights: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """Role -> name -> tensor."""
+    checksums: dict[str, Checksum] = field(default_factory=dict)
+    """Role -> of what has arrived."""
+
+    def add(self, role: str, chunk: Mapping[str, Tensor]) -> None:
+        """Counted in at once, while the sender is still busy with the next chunk."""
+        self.weights.setdefault(role, {}).update(chunk)
+        self.checksums.setdefault(role, Checksum()).add(chunk)
+        self.last_chunk = time.monotonic()
 
     def replaces(self, other: _Incoming) -> bool:
         """Whether nothing of `other` would be left after this one."""
@@ -98,13 +107,14 @@ class StagedWeights:
         self._incoming: dict[str, _Incoming] = {}
         self._ready: list[_Incoming] = []
         self._making = False
-        self._newest: int | None = None
+        self._live: dict[str, int] = {}
+        """Version of each sender that was swapped in last; a run that went back to a checkpoint sends a lower one."""
 
     @property
     def newest(self) -> int | None:
-        """The highest version that was swapped in; None before the first."""
+        """The version that is live, of several senders' the highest; None before the first."""
         with self._changed:
-            return self._newest
+            return max(self._live.values(), default=None)
 
     @property
     def num_incoming(self) -> int:
@@ -116,7 +126,7 @@ class StagedWeights:
         """Open a version. What the same sender left half-sent is dropped."""
         with self._changed:
             self._drop_idle()
-            self._incoming[sender] = _Incoming(version, adapter_only, time.monotonic())
+            self._incoming[sender] = _Incoming(version, sender, adapter_only, time.monotonic())
 
     def stage(self, version: int, role: str, chunk: Mapping[str, Tensor], *, sender: str = "") -> None:
         """Hold a chunk; its tensors are referenced, not copied, and must not change before the swap."""
@@ -124,8 +134,7 @@ class StagedWeights:
             raise SyncError(f"weights of a {role} arrived, this maker has {sorted(self._targets)}", where=WHERE)
         with self._changed:
             incoming = self._open(version, sender)
-            incoming.weights.setdefault(role, {}).update(chunk)
-            incoming.last_chunk = time.monotonic()
+        incoming.add(role, chunk)
 
     def commit(self, version: int, checksums: Mapping[str, str] | None = None, *, sender: str = "") -> None:
         """The version is complete: check it, then swap, now or at the end of the batch that is being made.
@@ -147,11 +156,12 @@ class StagedWeights:
         """Return once `version`, or a newer one, is what the next sample comes from. Raises `DeadlineError`."""
         with self._changed:
             arrived = self._changed.wait_for(
-                lambda: self._newest is not None and self._newest >= version, timeout_seconds
+                lambda: any(live >= version for live in self._live.values()), timeout_seconds
             )
             if not arrived:
                 raise DeadlineError(
-                    f"waited {timeout_seconds:g} s for policy version {version}, the maker has {self._newest}",
+                    f"waited {timeout_seconds:g} s for policy version {version}, the maker has "
+                    f"{max(self._live.values(), default=None)}",
                     where=WHERE,
                     hint="do its trainers publish? does the maker finish its batch?",
                 )
@@ -192,11 +202,8 @@ class StagedWeights:
             )
         for role, arrived in incoming.weights.items():
             self._targets[role].check(version, arrived, incoming.adapter_only)
-            if checksums is not None:
-                checksum = Checksum()
-                checksum.add(arrived)
-                if checksum.hexdigest() != checksums[role]:
-                    raise SyncError(f"the {role} of version {version} is not what was sent (checksum)", where=WHERE)
+            if checksums is not None and incoming.checksums[role].hexdigest() != checksums[role]:
+                raise SyncError(f"the {role} of version {version} is not what was sent (checksum)", where=WHERE)
 
     def _swap(self) -> None:
         """Bring in what is ready. Called with the condition held, between batches."""
@@ -204,8 +211,7 @@ class StagedWeights:
         for incoming in ready:
             for role, arrived in incoming.weights.items():
                 self._targets[role].swap(incoming.version, arrived, incoming.adapter_only)
-            newest = incoming.version if self._newest is None else max(self._newest, incoming.version)
-            self._newest = newest
+            self._live[incoming.sender] = incoming.version
         self._changed.notify_all()
 
     def _drop_idle(self) -> None:

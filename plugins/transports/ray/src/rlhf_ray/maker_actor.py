@@ -46,7 +46,12 @@ class MakerActor:
         """Load everything, then make what there is to make until the run is over."""
         self._context.settle()
         hooks = self._context.hooks(MakerHooks)
-        parts = build_maker(self._context.resolved, hooks, sync_timeout_seconds=self._config.sync_timeout_seconds)
+        parts = build_maker(
+            self._context.resolved,
+            hooks,
+            sync_timeout_seconds=self._config.sync_timeout_seconds,
+            cache_folder=self._context.cache_folder,
+        )
         inbox = WeightInbox(
             self._name,
             self._coordinator,
@@ -89,8 +94,8 @@ class MakerActor:
             self._compare(parts, inbox)
             if isinstance(work, RolloutWork):
                 groups = parts.worker.make([parts.prompt(position) for position in work.positions])
-                keep = [bool(group.items) and parts.keep(group) for group in groups]
-                sender.send(groups, keep, parts.worker.take_times())
+                keep = [not group.is_empty and parts.keep(group) for group in groups]
+                sender.send(work.era, groups, keep, parts.worker.take_times())
             else:
                 self._evaluate(parts, work)
 
@@ -134,7 +139,7 @@ class GroupSender:
         self._maker = maker
         self._coordinator = coordinator
         self._hooks = hooks
-        self._queue: queue.Queue[tuple[list[RolloutGroup], list[bool], PhaseTimes] | None] = queue.Queue(
+        self._queue: queue.Queue[tuple[int, list[RolloutGroup], list[bool], PhaseTimes] | None] = queue.Queue(
             _SENDS_UNDER_WAY
         )
         self._error: BaseException | None = None
@@ -150,10 +155,10 @@ class GroupSender:
             self._thread.join(_SEND_SECONDS)
             self.check()
 
-    def send(self, groups: list[RolloutGroup], keep: list[bool], times: PhaseTimes) -> None:
-        """Hand over a batch; waits while earlier ones are still on their way."""
+    def send(self, era: int, groups: list[RolloutGroup], keep: list[bool], times: PhaseTimes) -> None:
+        """Hand over a batch of the work of `era`; waits while earlier ones are still on their way."""
         try:
-            self._queue.put((groups, keep, times), timeout=_SEND_SECONDS)
+            self._queue.put((era, groups, keep, times), timeout=_SEND_SECONDS)
         except queue.Full:
             self.check()
             raise DeadlineError(
@@ -169,13 +174,17 @@ class GroupSender:
         while (job := self._queue.get()) is not None:
             if self._error is not None:
                 continue
-            groups, keep, times = job
+            era, groups, keep, times = job
             try:
                 with self._hooks.span("send", num_groups=len(groups)):
                     made = [Made(pack_group(group), kept) for group, kept in zip(groups, keep, strict=True)]
-                    wanted = ask(self._coordinator, "submit", self._maker, made, times)
+                    wanted = ask(self._coordinator, "submit", self._maker, era, made, times)
                 if wanted < len(made):
-                    logger.info("%d of %d groups were made by another maker first", len(made) - wanted, len(made))
+                    logger.info(
+                        "%d of %d groups came too late: another maker was first, or the run went back to a checkpoint",
+                        len(made) - wanted,
+                        len(made),
+                    )
             except Exception as error:
                 self._error = error
 

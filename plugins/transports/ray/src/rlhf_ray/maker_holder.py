@@ -19,11 +19,11 @@ from rlhf_core.types import BufferItem, Prompt, RolloutGroup
 from .detached_actors import NamedActors, own_name, set_environment
 from .detached_lora import check_lora_scales
 from .detached_trainer import show_debug_messages
-from .detached_wire import unpack
 from .holder_models import IdTokenizer, make_models, make_strategy, make_worker
 from .holder_numbering import maker_number, sample_id
 from .holder_performance import MakerPerformance
 from .holder_sending import TrainerSender
+from .weight_wire import unpack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.algorithm import RolloutAlgorithm
@@ -82,35 +83,32 @@ class InferencePlace:
         return [value]
 
 
-def build_maker(resolved: ResolvedRun, hooks: HookRelay, *, sync_timeout_seconds: float) -> MakerParts:
-    """Load tokenizer, models, prompts and rewards of a run; nothing is shared with a trainer."""
+def build_maker(
+    resolved: ResolvedRun, hooks: HookRelay, *, sync_timeout_seconds: float, cache_folder: Path
+) -> MakerParts:
+    """Load tokenizer, models, prompts and rewards of a run; nothing is shared with a trainer.
+
+    `cache_folder`: of the rewards' cache, which the makers of one machine share.
+    """
     place: Any = InferencePlace(build_strategy(resolved))
     run = resolved.run
     tokenizer = load_tokenizer(run.model)
     algorithm = build_algorithm(resolved, tokenizer)
-    assert isinstance(algorithm, RolloutAlgorithm)
     policy = load_policy(run.model, dtype=model_dtype(resolved, place), seed=run.train.seed, tokenizer=tokenizer)
     critic = algorithm.build_critic(policy) if "critic" in algorithm.roles else None
     adapters = {role: trained_names(model) for role, model in _present(policy=policy, critic=critic)}
     for _, model in _present(policy=policy, critic=critic):
         place.prepare_inference(model)
-    reference = build_reference(resolved, algorithm, place, policy)
-    scoring = ScoringPass(
-        place,
-        temperature=resolved.sampling.temperature,
-        reference=None if reference is None else reference.model,
-        reference_context=nullcontext if reference is None else reference.context,
-        critic=critic,
-        batch_tokens=run.train.micro_batch_tokens or SCORING_TOKENS,
-    )
+    # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
+    rollouts = algorithm if isinstance(algorithm, RolloutAlgorithm) else None
+    scoring = None if rollouts is None else _scoring_pass(resolved, rollouts, place, policy, critic)
     engine = build_engine(resolved, policy, tokenizer, place.device)
     worker = MakerWorker(
         engine=engine,
         tokenizer=tokenizer,
         sampling=resolved.sampling,
         samples_per_prompt=run.train.samples_per_prompt,
-        # Two makers may be on one machine, so no file of theirs is shared.
-        scorer=build_scorer(resolved),
+        scorer=build_scorer(resolved, cache_folder=cache_folder),
         hooks=hooks,
         policy=policy,
         critic=critic,
@@ -121,9 +119,27 @@ def build_maker(resolved: ResolvedRun, hooks: HookRelay, *, sync_timeout_seconds
     )
     prompts = build_run_prompts(resolved, tokenizer)
     evaluator = None
-    if run.eval is not None:
+    if resolved.evaluates:
         evaluator = build_evaluator(resolved, engine, tokenizer, worker.scorer, prompts, place)
-    return MakerParts(worker, prompts.prompt, algorithm.keep, evaluator)
+    return MakerParts(worker, prompts.prompt, _keep_all if rollouts is None else rollouts.keep, evaluator)
+
+
+def _scoring_pass(
+    resolved: ResolvedRun, algorithm: RolloutAlgorithm, place: Any, policy: nn.Module, critic: nn.Module | None
+) -> ScoringPass:
+    reference = build_reference(resolved, algorithm, place, policy)
+    return ScoringPass(
+        place,
+        temperature=resolved.sampling.temperature,
+        reference=None if reference is None else reference.model,
+        reference_context=nullcontext if reference is None else reference.context,
+        critic=critic,
+        batch_tokens=resolved.run.train.micro_batch_tokens or SCORING_TOKENS,
+    )
+
+
+def _keep_all(group: RolloutGroup) -> bool:
+    return True
 
 
 def _present(**models: nn.Module | None) -> Sequence[tuple[str, nn.Module]]:

@@ -20,6 +20,8 @@ class RolloutWork:
 
     positions: tuple[int, ...]
     version: int
+    era: int = 0
+    """Times the run went back to a checkpoint before; what an earlier era asked for is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class WeightChunk:
-    """A part of a version. `reference`: list of one object reference to the packed tensors (see `detached_wire`)."""
+    """A part of a version. `reference`: list of one object reference to the packed tensors (see `weight_wire`)."""
 
     serial: int
     index: int
@@ -115,4 +117,6 @@ class Overview:
     makers: Sequence[Mapping[str, Any]]
     stuck: Mapping[str, str]
     """Makers to be started anew, and why."""
+    silent: Mapping[str, float]
+    """Trainers that gave no sign of life for too long, and for how many seconds."""
     events: Sequence[Event | LogLine]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhf_core.evaluate import evaluation_metrics
-from rlhf_core.group_trees import coordinator_from_tree, coordinator_to_tree
+from rlhf_core.group_trees import coordinator_from_tree, coordinator_to_tree, with_groups
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import MadeEpisode, PhaseTimes
 
@@ -54,11 +54,11 @@ class RayChannel:
         if not self._strategy.is_main:
             return {}
         state = ask(self._coordinator, "state")
-        return coordinator_to_tree(_with_groups(state, unpack_group))
+        return coordinator_to_tree(with_groups(state, unpack_group))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._strategy.is_main:
-            ask(self._coordinator, "load", _with_groups(coordinator_from_tree(state), pack_group))
+            ask(self._coordinator, "load", with_groups(coordinator_from_tree(state), pack_group))
 
     def close(self) -> None:
         """The coordinator is the driver's to end."""
@@ -94,12 +94,3 @@ class RayEvaluator:
         self._strategy.run_on_main(on_main)
         shared: dict[str, float] = self._strategy.broadcast_object(metrics)
         return shared
-
-
-def _with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A coordinator's state with every accepted group changed."""
-    opened = {
-        index: {**saved, "accepted": [change(group) for group in saved["accepted"]]}
-        for index, saved in state["open"].items()
-    }
-    return {**state, "open": opened}

@@ -14,8 +14,8 @@ from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.sync import Checksum
 
 from .calls import ask
-from .detached_wire import num_bytes, pack
 from .messages import Canary
+from .weight_wire import num_bytes, pack
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -13,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.errors import UserInputError
 from rlhf_core.jsonl import write_json
 
+from .undertaker import start_time
+
 if TYPE_CHECKING:
     from .crew import Crew
     from .messages import Overview
+
+logger = logging.getLogger("rlhf.ray")
 
 NAME = "ray.json"
 _WRITE_SECONDS = 1.0
@@ -26,8 +31,12 @@ class StatusFile:
 
     def __init__(self, folder: Path, address: str, namespace: str) -> None:
         self._path = folder / NAME
+        if (left := read_status(folder)) is not None:
+            logger.warning("the run's driver before this one (pid %d) was killed", left.driver_pid)
+            self.remove()
         self._fixed = {
             "driver_pid": os.getpid(),
+            "driver_start": start_time(os.getpid()),
             "host": socket.gethostname(),
             "address": address,
             "namespace": namespace,
@@ -54,6 +63,7 @@ class StatusFile:
 class Status:
     """What a status file says."""
 
+    path: Path
     values: dict[str, Any]
 
     @property
@@ -70,6 +80,9 @@ class Status:
         """Whether the driver lives, as far as this machine can tell."""
         if not self.is_here:
             return time.time() - float(self.values["updated"]) < 60
+        if self.values["driver_start"] is not None:
+            # The id alone may be somebody else's by now.
+            return start_time(self.driver_pid) == self.values["driver_start"]
         try:
             os.kill(self.driver_pid, 0)
         except ProcessLookupError:
@@ -78,9 +91,16 @@ class Status:
             return True
         return True
 
+    def clear(self) -> bool:
+        """Remove what a driver of this machine left that was killed; False where it runs, or ran elsewhere."""
+        if self.is_running or not self.is_here:
+            return False
+        self.path.unlink(missing_ok=True)
+        return True
+
 
 def read_status(folder: Path) -> Status | None:
-    """None where no detached run goes on in `folder`, or has ended in good order."""
+    """None where no detached run goes on in `folder`, or it has ended in good order."""
     path = folder / NAME
     if not folder.is_dir():
         raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")
@@ -90,4 +110,4 @@ def read_status(folder: Path) -> Status | None:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserInputError(f"is no JSON: {error}", where=str(path)) from error
-    return Status(values)
+    return Status(path, values)

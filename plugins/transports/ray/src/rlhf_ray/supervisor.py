@@ -9,10 +9,11 @@ from typing import Any
 
 import ray
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.transport import FitResult, RunRequest
 
+from .calls import ask
 from .crew import Crew, Maker
 from .event_relay import replay
 from .failures import ActorLostError, explain, first_cause, is_lost
@@ -23,7 +24,7 @@ logger = logging.getLogger("rlhf.ray")
 
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 60.0
-"""Longest wait for the coordinator, which never waits for anybody."""
+"""Longest wait for a result that is there already."""
 _GRACE_SECONDS = 5.0
 """After a trainer's error, for the others to say what they know of its cause."""
 
@@ -46,23 +47,19 @@ class Supervisor:
                 view = self._look(_POLL_SECONDS)
                 self._pass_interrupt_on()
                 self._watch_makers(view)
+                self._watch_trainers(view, fits)
             result = self._result(fits)
             self._look(0.0)
             self._crew.finish()
             return result
         finally:
             # What the actors had to say last; the coordinator itself may be what is gone.
-            with suppress(ray.exceptions.RayError, ActorLostError):
+            with suppress(DeadlineError, ActorLostError):
                 self._look(0.0)
 
     def _look(self, wait_seconds: float) -> Overview:
         crew = self._crew
-        try:
-            view: Overview = ray.get(
-                crew.coordinator.overview.remote(wait_seconds), timeout=wait_seconds + _ANSWER_SECONDS
-            )
-        except ray.exceptions.RayError as error:
-            raise explain("coordinator", error) from None
+        view: Overview = ask(crew.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
         self._status.write(view, crew)
         return view
@@ -98,6 +95,18 @@ class Supervisor:
             except ray.exceptions.RayError as error:
                 found[fits[reference]] = explain(fits[reference], error)
         return found
+
+    def _watch_trainers(self, view: Overview, fits: dict[Any, str]) -> None:
+        """A trainer whose process is there but does not run ends the run: nobody can take its place."""
+        _, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
+        for name in (fits[reference] for reference in running if fits[reference] in view.silent):
+            raise ActorLostError(
+                f"waited {view.silent[name]:.0f} s for a sign of life (transport.heartbeat_seconds is "
+                f"{self._crew.config.heartbeat_seconds:g}); the run was at policy version {view.version}, "
+                f"{view.progress}",
+                where=name,
+                hint="was its process stopped, or its machine out of memory? continue with --resume auto",
+            )
 
     def _watch_makers(self, view: Overview) -> None:
         ended, _ = ray.wait([maker.work for maker in self._crew.makers], num_returns=len(self._crew.makers), timeout=0)

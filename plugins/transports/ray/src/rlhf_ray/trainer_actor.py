@@ -7,20 +7,23 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
+from rlhf_core.algorithm import Algorithm, RolloutAlgorithm
 from rlhf_core.build import build_algorithm, build_run_prompts, build_strategy, build_trained_models
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.models import load_tokenizer
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.session import SessionParts, TrainerSession
+from rlhf_core.sync import NoReceiver
 from rlhf_core.transport import FitResult
 
 from .actor_context import ActorContext, ActorSpec
 from .calls import ask
+from .heartbeat import Heartbeat
 from .maker_worker import trained_names
 from .ray_channel import RayChannel, RayEvaluator
 from .ray_sync import RayWeightSync, SyncOptions
@@ -28,6 +31,7 @@ from .ray_sync import RayWeightSync, SyncOptions
 if TYPE_CHECKING:
     from rlhf_core.build import TrainerModels
     from rlhf_core.prompts import PromptStream
+    from rlhf_core.protocols import WeightSync
     from rlhf_core.strategy import Strategy
 
 
@@ -75,6 +79,8 @@ class TrainerActor:
         resolved = self._context.resolved
         strategy = build_strategy(resolved)
         with ExitStack() as stack:
+            every = self._config.heartbeat_seconds / 4
+            stack.enter_context(Heartbeat(self._context.name, self._coordinator, every_seconds=every))
             stack.callback(self._context.sender.flush)
             stack.callback(strategy.teardown)
             strategy.setup()
@@ -91,36 +97,50 @@ class TrainerActor:
                 strategy=strategy,
                 algorithm=algorithm,
                 models=models,
-                parts=self._parts(strategy, models, prompts),
+                parts=self._parts(strategy, algorithm, models, prompts),
                 hooks=self._context.hooks(TrainerHooks) if strategy.is_main else HookRelay(),
             )
             return session.fit(None if resume is None else Path(resume))
 
-    def _parts(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> SessionParts:
-        config, run = self._config, self._context.resolved.run
-        trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
-        options = SyncOptions.of(config.sync, config.max_shard_bytes, trained, config.sync_timeout_seconds)
-        canary = [prompts.prompt(position).prompt_ids for position in range(config.canary_prompts)]
-        sync = RayWeightSync(self._coordinator, strategy, models.trained, options, canary)
-        channel = RayChannel(
-            self._coordinator, strategy, timeout_seconds=config.episode_timeout_seconds, metrics=sync.metrics
-        )
-        evaluator = None
-        if run.eval is not None:
-            evaluator = RayEvaluator(
-                self._coordinator,
-                strategy,
-                part_size=run.eval.batch_size,
-                score=run.eval.score,
-                timeout_seconds=config.episode_timeout_seconds,
-            )
+    def _parts(
+        self, strategy: Strategy, algorithm: Algorithm[Any, Any], models: TrainerModels, prompts: PromptStream
+    ) -> SessionParts:
         is_main = strategy.is_main
+        channel, evaluator = None, None
+        sync: WeightSync = NoReceiver()
+        if self._context.resolved.generates:
+            sync = sent = self._sync(strategy, models, prompts)
+            if isinstance(algorithm, RolloutAlgorithm):
+                timeout = self._config.episode_timeout_seconds
+                channel = RayChannel(self._coordinator, strategy, timeout_seconds=timeout, metrics=sent.metrics)
+            evaluator = self._evaluator(strategy)
         return SessionParts(
             channel=channel,
             prompts=prompts,
             sync=sync,
             evaluator=evaluator,
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
+        )
+
+    def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RayWeightSync:
+        config = self._config
+        trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
+        options = SyncOptions.of(config.sync, config.max_shard_bytes, trained, config.sync_timeout_seconds)
+        canary = [prompts.prompt(position).prompt_ids for position in range(config.canary_prompts)]
+        return RayWeightSync(self._coordinator, strategy, models.trained, options, canary)
+
+    def _evaluator(self, strategy: Strategy) -> RayEvaluator | None:
+        resolved = self._context.resolved
+        if not resolved.evaluates:
+            return None
+        options = resolved.run.eval
+        assert options is not None
+        return RayEvaluator(
+            self._coordinator,
+            strategy,
+            part_size=options.batch_size,
+            score=options.score,
+            timeout_seconds=self._config.episode_timeout_seconds,
         )
 
 

@@ -11,9 +11,9 @@ import ray
 from rlhf_core.errors import RlhfError, SyncError
 
 from .calls import ask
-from .detached_wire import unpack
 from .holder_weights import StagedWeights
 from .messages import Canary, WeightChunk, WeightEnd
+from .weight_wire import unpack
 
 logger = logging.getLogger("rlhf.ray")
 
