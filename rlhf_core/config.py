@@ -181,7 +181,9 @@ class TrainConfig(Section):
         description="Samples of one update; by default 64, or all of the episode where those are fewer.",
     )
     micro_batch_tokens: Count | None = Field(
-        None, description="Most tokens in one forward and backward pass; null takes the whole batch. Results agree."
+        None,
+        description="Most tokens in one forward and backward pass, so that memory does not grow with the batch; null "
+        "is 2,048 on a CPU and 16,384 on a GPU. Results agree.",
     )
     epochs_per_episode: Count = Field(1, description="Times the samples of an episode are trained on.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random in the run.")

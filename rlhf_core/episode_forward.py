@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .algorithm import Algorithm, DatasetAlgorithm, Item
 from .batching import collate, masked, plan_micro_batches, to_device
+from .functional.fast_linear import fast_linears
 from .functional.forward import policy_forward
 from .types import BufferItem
 
@@ -44,7 +45,7 @@ def forward_rows(
     rows: dict[int, Tensor] = {}
     was_training = model.training
     model.eval()
-    with torch.no_grad(), strategy.autocast():
+    with torch.no_grad(), fast_linears(model), strategy.autocast():
         for step in range(num_steps):
             plan = plans[step] if step < len(plans) else []
             output = forward([items[i] for i in plan] or [empty]).float().cpu()

@@ -31,7 +31,7 @@ from .trainer import BatchSource, Metrics, Trainer
 from .transport import FitResult
 from .tuning import Tuning
 from .types import BufferItem
-from .update import Updater
+from .update import DEFAULT_TOKENS, Updater
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,12 @@ class TrainerSession:
         self._oversight = Oversight(strategy, hooks, resolved.run.guards, folder)
         self._control = LiveControl(folder, strategy, self._tuning.setters)
         train = resolved.run.train
-        self._updater = Updater(algorithm, strategy, models.trained, micro_batch_tokens=train.micro_batch_tokens)
+        self._updater = Updater(
+            algorithm,
+            strategy,
+            models.trained,
+            micro_batch_tokens=train.micro_batch_tokens or DEFAULT_TOKENS[strategy.device.type],
+        )
         self._prepare = self._item_preparation()
         self._version = 0
         self._eval_before: float | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .algorithm import Algorithm, LossOutput, Max, Mean
 from .batching import plan_micro_batches
 from .errors import DivergenceError, OutOfMemoryError
+from .functional.fast_linear import fast_linears
 from .strategy import Strategy, Trained
 from .types import Experience
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GAP_KEY = "rollout/logprob_gap_max"
+
+DEFAULT_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""By kind of device: most tokens of one pass where the run file sets no bound. On a CPU more tokens are no faster; on
+a GPU so many fill it."""
 
 
 class Updater:
@@ -115,6 +120,7 @@ class Updater:
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
         strategy = self._strategy
         with ExitStack() as stack:
+            stack.enter_context(fast_linears(*self._models.values()))
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
             with strategy.autocast():

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .fast_linear import multiply
+
 
 class LogProbsAndEntropy(NamedTuple):
     """Both shaped as the labels, float32, nats."""
@@ -49,7 +51,7 @@ def chunked_log_probs_and_entropy(
 
 
 def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = hidden @ weight.T
+    logits = multiply(hidden, weight.T)
     if bias is not None:
         logits += bias.to(logits.dtype)
     return logits.float().div_(temperature)
@@ -108,7 +110,7 @@ class _ChunkedHead(torch.autograd.Function):
                     bias_grad += grads.sum(0)
                 narrow = grads.to(weight.dtype)
                 if hidden_grad is not None:
-                    hidden_grad[chunk] = narrow @ weight
+                    hidden_grad[chunk] = multiply(narrow, weight)
                 if weight_grad is not None:
                     _add_product(weight_grad, narrow.T, hidden[chunk])
         return (

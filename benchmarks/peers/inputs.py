@@ -1,0 +1,115 @@
+"""What both sides of a comparison start from: the same model, tokenizer, reward model and prompts, as files.
+
+Random Llamas of two sizes. Their embeddings share one constant feature, through which the head makes special tokens
+impossible and, for answers of varied length, ends an answer at each token with the same probability: lengths are then
+geometric, whatever the random weights say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+PAD, BOS, EOS = 0, 1, 2
+MEAN_VARIED_TOKENS = 26
+"""Mean of the geometric lengths before the cut at `new_tokens`."""
+PROMPT_TOKENS = (16, 64)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Shape of a Llama."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    vocabulary: int
+
+
+SIZES = {"S": Size(128, 4, 4, 512, 512), "M": Size(512, 8, 8, 1536, 8192)}
+"""1.18M and 35.7M parameters."""
+REWARD = Size(32, 1, 2, 64, 0)
+"""The reward model, so small that its time does not count."""
+
+
+def write_inputs(folder: Path, size: str, *, varied: bool, num_prompts: int) -> None:
+    """`folder/model`, `folder/reward` (each with the tokenizer) and `folder/prompts.jsonl`."""
+    shape = SIZES[size]
+    tokenizer = build_tokenizer(shape.vocabulary)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        policy = LlamaForCausalLM(_config(shape, shape.vocabulary))
+        _shape_endings(policy, varied)
+        reward = LlamaForSequenceClassification(_config(REWARD, shape.vocabulary))
+    for model, name in ((policy, "model"), (reward, "reward")):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    lines = [json.dumps({"prompt": text}) for text in prompt_texts(shape.vocabulary, num_prompts)]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Every token is a word: `w7` is token 7."""
+    words = {word: index for index, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(len(SPECIAL), vocabulary))])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def prompt_texts(vocabulary: int, count: int) -> list[str]:
+    """Different prompts of 16 to 64 tokens, in no order of length."""
+    generator = torch.Generator().manual_seed(0)
+    shortest, longest = PROMPT_TOKENS
+    texts = []
+    for index in range(count):
+        length = shortest + (longest - shortest) * (index * 13 % 32) // 31
+        ids = torch.randint(len(SPECIAL), vocabulary, (length,), generator=generator).tolist()
+        texts.append(" ".join(f"w{i}" for i in ids))
+    return texts
+
+
+def _config(shape: Size, vocabulary: int) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        intermediate_size=shape.intermediate,
+        vocab_size=vocabulary,
+        max_position_embeddings=2048,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        tie_word_embeddings=False,
+        num_labels=1,
+    )
+
+
+@torch.no_grad()
+def _shape_endings(model: LlamaForCausalLM, varied: bool) -> None:
+    """Feature 0 is the same for every token, and the head reads from it how likely special tokens are."""
+    vocabulary = model.config.vocab_size
+    model.model.embed_tokens.weight[:, 0] = 1.0
+    head = model.lm_head.weight
+    head[:, 0] = 0.0
+    ids = torch.randint(len(SPECIAL), vocabulary, (4, 64))
+    hidden = model.model(input_ids=ids).last_hidden_state
+    feature = hidden[..., 0].mean()
+    others = (hidden @ head[len(SPECIAL) :].T).exp().sum(-1).mean().log()
+    head[: len(SPECIAL)] = 0.0
+    head[: len(SPECIAL), 0] = (others - 30.0) / feature
+    if varied:
+        share = 1 / MEAN_VARIED_TOKENS
+        head[EOS, 0] = (others + math.log(share / (1 - share))) / feature

@@ -1,0 +1,90 @@
+"""One side of a comparison: PPO iterations by `rlhf_core.train`, as the command makes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def peak_bytes() -> int:
+    """High-water mark of this process's resident memory."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+class Watch:
+    """Seconds, response tokens and memory at the end of each episode."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.tokens: list[int] = []
+        self.peaks: list[int] = []
+        self._started = 0.0
+
+    def rlhf_episode_start(self, episode: int) -> None:
+        self._started = time.perf_counter()
+
+    def rlhf_rollout_batch_end(self, num_tokens: int) -> None:
+        self.tokens.append(num_tokens)
+
+    def rlhf_episode_end(self, episode: int, metrics: Any) -> None:
+        self.seconds.append(time.perf_counter() - self._started)
+        self.peaks.append(peak_bytes())
+
+
+def run_file(inputs: Path, options: argparse.Namespace) -> Mapping[str, Any]:
+    """The run: PPO as TRL's defaults have it, with a KL penalty, a critic, and a reward model."""
+    return {
+        "model": {"path": str(inputs / "model"), "device": "cpu"},
+        "prompts": {"name": "jsonl", "path": str(inputs / "prompts.jsonl")},
+        "algorithm": {"name": "ppo", "kl_coef": 0.05, "vf_coef": 0.1, "lam": 0.95, "gamma": 1.0},
+        "optimizer": {"lr": 1e-6, "max_grad_norm": None},
+        "strategy": {"name": "single", "precision": options.precision},
+        "rewards": [{"name": "model", "path": str(inputs / "reward")}],
+        "engine": {"name": "hf", "max_new_tokens": options.new_tokens, "temperature": 1.0},
+        "train": {
+            # The last episode also writes the final checkpoint, and is not measured.
+            "episodes": options.iterations + 2,
+            "prompts_per_episode": options.prompts,
+            "train_batch_size": options.prompts,
+            "epochs_per_episode": options.epochs,
+            "micro_batch_tokens": options.micro_batch_tokens,
+        },
+        "checkpoint": {"every_episodes": None},
+        "logging": {"tensorboard": False},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, required=True)
+    parser.add_argument("--new-tokens", type=int, required=True)
+    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--micro-batch-tokens", type=int)
+    options = parser.parse_args()
+    from rlhf_core import train
+
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        train(run_file(options.inputs, options), output=Path(folder) / "run", hooks=[watch])
+    measured = slice(1, 1 + options.iterations)
+    print(
+        json.dumps(
+            {
+                "seconds": watch.seconds[measured],
+                "tokens": watch.tokens[measured],
+                "peak_bytes": watch.peaks[options.iterations],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The other side of a comparison: TRL's PPO trainer on the same files. Runs in an environment of its own."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+def peak_bytes() -> int:
+    """High-water mark of this process's resident memory."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+def build_trainer(options: argparse.Namespace, output: str) -> Any:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    model, reward = str(options.inputs / "model"), str(options.inputs / "reward")
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    lines = [json.loads(line) for line in (options.inputs / "prompts.jsonl").read_text().splitlines()]
+    prompts = [{"input_ids": tokenizer(line["prompt"])["input_ids"]} for line in lines]
+    dtype = torch.bfloat16 if options.precision == "bf16-weights" else torch.float32
+    config = PPOConfig(
+        output_dir=output,
+        per_device_train_batch_size=options.prompts // options.micro_batches,
+        gradient_accumulation_steps=options.micro_batches,
+        local_rollout_forward_batch_size=options.prompts,
+        num_mini_batches=1,
+        num_ppo_epochs=options.epochs,
+        total_episodes=options.prompts * (options.iterations + 1),
+        response_length=options.new_tokens,
+        stop_token="eos" if options.varied else None,
+        temperature=1.0,
+        kl_coef=0.05,
+        vf_coef=0.1,
+        learning_rate=1e-6,
+        lr_scheduler_type="constant",
+        bf16=options.precision == "bf16",
+        gradient_checkpointing=False,
+        use_cpu=True,
+        num_sample_generations=0,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=0,
+    )
+    return PPOTrainer(
+        args=config,
+        processing_class=tokenizer,
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=dtype),
+        ref_model=AutoModelForCausalLM.from_pretrained(model, dtype=dtype),
+        reward_model=AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1, dtype=dtype),
+        value_model=AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype),
+        train_dataset=Dataset.from_list(prompts),
+        # TRL builds a loader for it in any case, and uses it only to show samples, which is off.
+        eval_dataset=Dataset.from_list(prompts[:1]),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, required=True)
+    parser.add_argument("--new-tokens", type=int, required=True)
+    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--precision", choices=["fp32", "bf16", "bf16-weights"], default="fp32")
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--varied", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    from transformers import TrainerCallback
+
+    marks: list[float] = []
+    peaks: list[int] = []
+
+    class Marks(TrainerCallback):
+        def on_train_begin(self, *args: Any, **rest: Any) -> None:
+            marks.append(time.perf_counter())
+
+        def on_step_end(self, *args: Any, **rest: Any) -> None:
+            marks.append(time.perf_counter())
+            peaks.append(peak_bytes())
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_trainer(options, folder)
+        trainer.add_callback(Marks())
+        trainer.train()
+    seconds = [later - earlier for earlier, later in itertools.pairwise(marks)]
+    print(json.dumps({"seconds": seconds[1:], "peak_bytes": peaks[-1]}))
+
+
+if __name__ == "__main__":
+    main()

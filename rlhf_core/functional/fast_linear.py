@@ -1,0 +1,94 @@
+"""float32 matrix products by oneDNN where torch's CPU build would ask MKL, which is slower on many processors.
+
+torch multiplies float32 matrices on a CPU with MKL, whose fastest kernels run on Intel's processors only; oneDNN, which
+torch has with it and uses for bfloat16, picks its kernels by what the processor can do. On a Zen 4 core it is twice as
+fast, forward and backward, and nowhere slower for the sizes taken here. `benchmarks/README.md` has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+MIN_MULTIPLICATIONS = 1 << 22
+"""Smaller products are over before the call has paid for itself. A constant: runs must repeat bit for bit."""
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, [M, K] x [K, N], without gradient; any strides, dtype and device."""
+    if _pays(left, right.shape[1]) and _is_plain(left) and _is_plain(right):
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right.T, None, "none", [], "")
+        return product
+    return left @ right
+
+
+@contextmanager
+def fast_linears(*models: nn.Module) -> Iterator[None]:
+    """Inside, the `nn.Linear`s of `models` multiply float32 tensors on a CPU this way; all else stays as it is.
+
+    Forward and backward of one computation belong into the same context: gradient checkpointing repeats the forward.
+    """
+    linears = [module for model in models for module in model.modules() if type(module) is nn.Linear]
+    replaced = [linear for linear in linears if _is_plain(linear.weight) and "forward" not in vars(linear)]
+    try:
+        for linear in replaced if torch.backends.mkldnn.is_available() else ():
+            linear.forward = partial(_forward, linear)  # type: ignore[method-assign]
+        yield
+    finally:
+        for linear in replaced:
+            vars(linear).pop("forward", None)  # a lean head, inside, has taken its own away again
+
+
+def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
+    weight, bias = linear.weight, linear.bias
+    if not _takes(inputs, weight, bias):
+        return functional.linear(inputs, weight, bias)
+    product: Tensor = _Linear.apply(inputs.reshape(-1, inputs.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+    return product.view(*inputs.shape[:-1], weight.shape[0])
+
+
+def _takes(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return (
+        _pays(inputs, weight.shape[0])
+        and all(_is_plain(tensor) for tensor in (inputs, weight, bias) if tensor is not None)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _pays(left: Tensor, num_columns: int) -> bool:
+    return left.numel() * num_columns >= MIN_MULTIPLICATIONS
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Not sharded, quantised or otherwise clever: such tensors have ways of their own."""
+    return type(tensor) in _PLAIN and tensor.device.type == "cpu" and tensor.dtype is torch.float32
+
+
+class _Linear(torch.autograd.Function):
+    """inputs [T, K], weight [N, K], bias [N] -> [T, N]."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, "none", [], "")
+        return product
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            multiply(grads, weight) if needs_inputs else None,
+            multiply(grads.T, inputs) if needs_weight else None,
+            grads.sum(0) if needs_bias else None,
+        )
