@@ -16,16 +16,23 @@ BASE = {
     "train": TRAIN,
     "checkpoint": {"every_episodes": 1, "keep": 2},
     "eval": {"every_episodes": 3, "num_prompts": 4},
+    "rewards": [{"name": "length", "target_tokens": 2}],
     "reward_scaling": {"normalise": True},
 }
-STRATEGIES = {1: {}, 2: {"strategy": {"name": "ddp"}}}
+PLACEMENTS = {
+    "local": {},
+    "two-processes": {"strategy": {"name": "ddp"}},
+    "ray": {"transport": {"name": "ray", "max_staleness": 0}},
+}
 DEADLINE_SECONDS = 300
 
 
-def begin(tmp_path, changes, num_processes, *flags):
-    """`rlhf train` with all its processes in a group of their own, so that they can be killed together."""
-    arguments = [RLHF, "train", str(write_run(tmp_path, changes)), "--output", str(tmp_path / "run"), "--quiet"]
-    arguments += ["--num-processes", str(num_processes), *flags]
+def begin(tmp_path, placement, changes, *flags):
+    """`rlhf train` in a process group of its own, so that all of it can be killed together (Ray's own end with it)."""
+    run = write_run(tmp_path, {**PLACEMENTS[placement], **changes})
+    arguments = [RLHF, "train", str(run), "--output", str(tmp_path / "run"), "--quiet", *flags]
+    if placement == "two-processes":
+        arguments += ["--num-processes", "2"]
     return subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -56,26 +63,32 @@ def resume_flags(folder):
     return ["--resume", "auto"] if whole else []
 
 
-def killed_and_resumed(tmp_path, changes, num_processes, moments):
+def killed_and_resumed(tmp_path, placement, changes, moments):
     """Kill a run at each of the moments, resume it each time, and let it end."""
     folder = tmp_path / "run"
     for num_updates, wait_seconds in [*moments, (10**9, 0.0)]:
         flags = resume_flags(folder)
         if not flags and folder.exists():  # killed before its first checkpoint: begin anew
             subprocess.run(["rm", "-r", str(folder)], check=True)
-        kill_after(begin(tmp_path, changes, num_processes, *flags), folder, num_updates, wait_seconds)
+        kill_after(begin(tmp_path, placement, changes, *flags), folder, num_updates, wait_seconds)
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
     return folder
 
 
-def same_as_never_killed(tmp_path, changes, num_processes, moments):
+def comparable(folder):
+    """Metrics without times and waits."""
+    waits = ("transport/", "sync/seconds")
+    return [{key: value for key, value in line.items() if not key.startswith(waits)} for line in metrics(folder)]
+
+
+def same_as_never_killed(tmp_path, placement, changes, moments):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    straight = begin(tmp_path / "whole", changes, num_processes)
+    straight = begin(tmp_path / "whole", placement, changes)
     _, err = straight.communicate(timeout=DEADLINE_SECONDS)
     assert straight.returncode == 0, err
-    folder = killed_and_resumed(tmp_path / "killed", changes, num_processes, moments)
-    assert metrics(folder) == metrics(tmp_path / "whole" / "run")
+    folder = killed_and_resumed(tmp_path / "killed", placement, changes, moments)
+    assert comparable(folder) == comparable(tmp_path / "whole" / "run")
     assert samples(folder) == samples(tmp_path / "whole" / "run")
     model = "model/model.safetensors"
     assert (folder / model).read_bytes() == (tmp_path / "whole" / "run" / model).read_bytes()
@@ -87,17 +100,28 @@ def moments(seed, count, num_updates):
     return sorted((chosen.randint(1, num_updates - 2), chosen.random() * 0.3) for _ in range(count))
 
 
-@pytest.mark.parametrize("num_processes", STRATEGIES)
-def test_a_run_killed_once_ends_as_if_it_had_not_been(tmp_path, num_processes):
-    changes = {**BASE, **STRATEGIES[num_processes], "train": {**TRAIN, "episodes": 6}}
-    same_as_never_killed(tmp_path, changes, num_processes, [(5, 0.02)])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_run_killed_once_ends_as_if_it_had_not_been(tmp_path, placement):
+    same_as_never_killed(tmp_path, placement, {**BASE, "train": {**TRAIN, "episodes": 6}}, [(5, 0.02)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_processes", STRATEGIES)
-def test_a_run_killed_ten_times_ends_as_if_it_had_not_been(tmp_path, num_processes):
-    changes = {**BASE, **STRATEGIES[num_processes]}
-    same_as_never_killed(tmp_path, changes, num_processes, moments(num_processes, 10, 24))
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_run_killed_ten_times_ends_as_if_it_had_not_been(tmp_path, placement):
+    same_as_never_killed(tmp_path, placement, BASE, moments(len(placement), 10, 24))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_detached_run_killed_ten_times_loses_and_doubles_nothing(tmp_path):
+    """With samples under way that later episodes may train on."""
+    changes = {**BASE, "transport": {"name": "ray", "max_staleness": 2, "num_makers": 2}}
+    folder = killed_and_resumed(tmp_path, "ray", changes, moments(3, 10, 24))
+    expected = TRAIN["episodes"] * TRAIN["prompts_per_episode"] * TRAIN["samples_per_prompt"]
+    assert sorted(sample["sample_id"] for sample in samples(folder)) == list(range(expected))
+    assert [line["step"] for line in metrics(folder)] == list(range(1, 25))
+    assert all(line["staleness/max"] <= 2 for line in metrics(folder))
 
 
 class Watch:

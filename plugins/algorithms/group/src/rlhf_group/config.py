@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import Section
+from rlhf_core.section import PolicyLossSection
 
 Choice = str | dict[str, Any]
 Bound = Annotated[float, Field(gt=0)]
 
 
-class CriticFreeConfig(Section):
+class CriticFreeConfig(PolicyLossSection):
     """What all critic-free algorithms have."""
 
     policy_loss: Choice = Field(
@@ -24,16 +24,6 @@ class CriticFreeConfig(Section):
     clip_eps_high: float | None = Field(
         None, gt=0, description="Ratio may rise to 1 + clip_eps_high (DAPO: clip-higher); null takes clip_eps."
     )
-    aggregation: Literal[
-        "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
-    ] = Field("token-mean", description="How token losses become one number, over the global batch.")
-    norm_length: int | None = Field(
-        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens; null takes engine.max_new_tokens."
-    )
-    entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
-    kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="Estimator of the KL per token.")
-    kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
     dynamic_sampling: bool = Field(
         False, description="Replace prompts whose answers all have one score by later prompts (DAPO)."
     )
@@ -42,9 +32,6 @@ class CriticFreeConfig(Section):
     )
     overlong_penalty: float = Field(1.0, gt=0, description="Taken off the score of an answer of full length.")
     mask_truncated: bool = Field(False, description="Learn nothing from answers cut by the token limit (DAPO).")
-    importance_cap: float | None = Field(
-        None, gt=0, description="Weight samples by min(trainer / engine probability, this); null is off."
-    )
     importance_level: Literal["token", "sequence"] = Field(
         "token", description="The weight is of each token, or the product over the answer's tokens."
     )

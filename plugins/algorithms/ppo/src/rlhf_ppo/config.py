@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import Section
+from rlhf_core.section import PolicyLossSection
 
 
-class PPOConfig(Section):
+class PPOConfig(PolicyLossSection):
     """Proximal policy optimisation (Schulman 2017) with a critic and a KL penalty to the start policy."""
 
     clip_eps: float = Field(0.2, gt=0, lt=1, description="Ratio may fall to 1 - clip_eps (and rise to 1 + it).")
@@ -26,27 +26,11 @@ class PPOConfig(Section):
     gamma: float = Field(1.0, ge=0, le=1, description="Discount of a later reward, per token.")
     lam: float = Field(0.95, ge=0, le=1, description="GAE's lambda: 1 is the plain return, 0 one step ahead.")
     whiten_advantages: bool = Field(True, description="Whiten advantages over the episode's tokens.")
-    aggregation: Literal[
-        "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
-    ] = Field("token-mean", description="How token losses become one number, over the global batch.")
-    norm_length: int | None = Field(
-        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens; null takes engine.max_new_tokens."
-    )
-    entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
-    kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="Estimator of the KL per token.")
-    kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
     kl_controller: Literal["fixed", "adaptive"] = Field(
         "fixed", description="Keep kl_coef, or steer the KL to kl_target (Ziegler 2019)."
     )
     kl_target: float = Field(6.0, gt=0, description="KL per answer the adaptive controller aims at, in nats.")
     kl_horizon_samples: float = Field(10_000, gt=0, description="How slowly the adaptive controller moves, in samples.")
-    importance_cap: float | None = Field(
-        None,
-        gt=0,
-        description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
-        "null is off.",
-    )
     ptx_coef: float = Field(
         0.0, ge=0, lt=1, description="Share of the language-modelling loss on pretraining text in the policy's loss."
     )
