@@ -1,27 +1,23 @@
 """Memory and step time of each strategy against `ddp`: a model of 100M parameters on two processes.
 
-    python benchmarks/strategies.py [--num-processes 2] [--parameters-m 100] [--only ddp,fsdp] [--device cpu]
+    python benchmarks/strategies.py [--num-processes 2] [--parameters-m 100] [--rounds 3] [--only ddp,fsdp]
 
-Expected bytes per parameter and process, on N processes, activations not counted:
-
-| strategy | weights | gradients | fp32 copy + Adam | sum for N = 2 |
-|---|---|---|---|---|
-| ddp fp32 | 4 | 4 | 8 | 16 |
-| low-level-zero stage 1 fp32 | 4 | 4 | 12/N | 14 |
-| low-level-zero stage 2 fp32 | 4 | 4/N | 12/N | 12 |
-| fsdp fp32 | 4/N | 4/N | 8/N | 8 |
-| gemini bf16 | 2/N | 2/N | 12/N | 8 |
-
-Peak memory is the process's own high-water mark (GPU: the allocator's) above what it held before the model was
-built, so it also has activations, buckets and gathered parts in it; optimizer state is counted tensor by tensor.
+What weights, gradients and optimizer state should take is what the strategies say of themselves
+(`Strategy.state_bytes`, which `rlhf plan` goes by). Beside it: Adam's moments, counted tensor by tensor (8 bytes a
+parameter, shared out by all but `ddp`); and the process's own high-water mark (GPU: the allocator's) above what it
+held before the model was built, while the model is built and wrapped, and during the updates, where activations,
+buckets and gathered parts come on top. Strategies take turns, `--rounds` times; figures are medians over the rounds,
+of the worse process.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import os
 import socket
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -31,10 +27,10 @@ from torch.multiprocessing.spawn import spawn
 
 from rlhf_core.strategy import Strategy
 from rlhf_core.tensor_files import load_tree, save_tree
-from rlhf_core.testing.strategy_suite import StrategyCase
+from rlhf_core.testing.strategy_suite import StrategyCase, Training
 
 TOKENS = (2, 64)
-WARM_UP_STEPS, TIMED_STEPS = 2, 3
+WARM_UP_STEPS, TIMED_STEPS = 1, 3
 
 
 def colossalai(name: str, module: str, config: str, **options: Any) -> StrategyCase:
@@ -51,18 +47,6 @@ CASES = {
         colossalai("gemini", "gemini", "GeminiConfig"),
     )
 }
-
-
-def expected_bytes(name: str, num_processes: int) -> tuple[float, float]:
-    """Bytes per parameter: of everything, and of the optimizer's state alone (moments, not the fp32 weights)."""
-    n = num_processes
-    return {
-        "ddp": (16.0, 8.0),
-        "low-level-zero 1": (8 + 12 / n, 8 / n),
-        "low-level-zero 2": (4 + 16 / n, 8 / n),
-        "fsdp": (16 / n, 8 / n),
-        "gemini": (16 / n, 8 / n),
-    }[name]
 
 
 def build_model(parameters_m: float) -> torch.nn.Module:
@@ -90,25 +74,26 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         gc.collect()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self._start = torch.cuda.memory_allocated(device)
+        self._start = 0
+        self._start = self.restart()
+
+    def restart(self) -> int:
+        """Forget the peak so far. Returns the bytes held now."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         else:
             Path("/proc/self/clear_refs").write_text("5")  # lowers the kernel's high-water mark to now
-            self._start = self._high_water()
+        return self.read()
 
     def read(self) -> int:
+        """The peak since the last restart."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._start
-        return self._high_water() - self._start
-
-    @staticmethod
-    def _high_water() -> int:
         status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024 - self._start
 
 
-def optimizer_bytes(optimizer: Any) -> int:
+def moment_bytes(optimizer: Any) -> int:
     from torch.distributed.tensor import DTensor
 
     total = 0
@@ -137,22 +122,32 @@ def measure(rank: int, num_processes: int, port: int, case: StrategyCase, parame
     os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
     strategy = case.make()
     strategy.setup()
+    Training(strategy).update()  # imports and thread pools are not the model's
     torch.manual_seed(0)
     memory = PeakMemory(strategy.device)
     model = build_model(parameters_m)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = strategy.prepare(model, strategy.make_optimizer(model.parameters(), lr=1e-5), max_grad_norm=1.0)
     del model
+    built = memory.read()
+    memory.restart()
     ids = torch.randint(0, 8192, TOKENS, generator=torch.Generator().manual_seed(rank)).to(strategy.device)
     for _ in range(WARM_UP_STEPS):
         step(strategy, trained, ids)
-    seconds = min(step(strategy, trained, ids) for _ in range(TIMED_STEPS))
-    own = {"peak": memory.read(), "optimizer": optimizer_bytes(trained.optimizer), "seconds": seconds}
+    seconds = statistics.median(step(strategy, trained, ids) for _ in range(TIMED_STEPS))
+    own = {
+        "built": built,
+        "peak": memory.read(),
+        "moments": moment_bytes(trained.optimizer),
+        "seconds": seconds,
+        "expected": num_parameters * sum(strategy.state_bytes(num_processes)[:3]),
+        "expected_moments": num_parameters * 8 / (1 if case.name == "ddp" else num_processes),
+    }
     everyone = strategy.all_gather_objects(own)
     strategy.teardown()
     if rank == 0:
         worst = {key: max(each[key] for each in everyone) for key in own}
-        save_tree(result, {**worst, "parameters": num_parameters})
+        save_tree(result, worst)
 
 
 def main() -> None:
@@ -161,34 +156,42 @@ def main() -> None:
     parser.add_argument("--parameters-m", type=float, default=100.0, help="model size in million parameters")
     parser.add_argument("--only", help="names, with commas")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark-strategies"))
     args = parser.parse_args()
     names = args.only.split(",") if args.only else list(CASES)
-    measured: dict[str, dict[str, Any]] = {}
-    for name in names:
-        case = CASES[name]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        result = args.output / f"{name}.safetensors"
-        case = StrategyCase(case.name, case.build, case.config, case.options, args.device)
-        spawn(measure, (args.num_processes, port, case, args.parameters_m, result), nprocs=args.num_processes)
-        measured[name] = load_tree(result)
-    report(measured, args.num_processes)
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(args.rounds):
+        for name in names:
+            case = dataclasses.replace(CASES[name], device=args.device)
+            rounds[name].append(measured(case, args.num_processes, args.parameters_m, args.output))
+    report({name: medians(seen) for name, seen in rounds.items()})
 
 
-def report(measured: dict[str, dict[str, Any]], num_processes: int) -> None:
-    base = measured.get("ddp")
-    print("| strategy | expected state MB | peak MB | of ddp | Adam state MB | expected | step s | of ddp |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, seen in measured.items():
-        whole, adam = (per * seen["parameters"] / 1e6 for per in expected_bytes(name, num_processes))
-        peak, seconds = seen["peak"] / 1e6, seen["seconds"]
-        of_peak = f"{seen['peak'] / base['peak']:.2f}" if base else "-"
-        of_time = f"{seconds / base['seconds']:.2f}" if base else "-"
+def measured(case: StrategyCase, num_processes: int, parameters_m: float, output: Path) -> dict[str, Any]:
+    """One strategy, in processes of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    result = output / f"{case.name}.safetensors"
+    spawn(measure, (num_processes, port, case, parameters_m, result), nprocs=num_processes)
+    return load_tree(result)
+
+
+def medians(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    return {key: statistics.median(seen[key] for seen in rounds) for key in rounds[0]}
+
+
+def report(seen: dict[str, dict[str, float]]) -> None:
+    base = seen.get("ddp")
+    print("| strategy | state expected, MB | peak of updates, MB | of ddp | peak of building, MB | moments, MB | expected | update, s | of ddp |")  # fmt: skip  # noqa: E501
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, each in seen.items():
+        mb = {key: f"{value / 1e6:.0f}" for key, value in each.items()}
+        of_peak, of_time = (f"{each[key] / base[key]:.2f}" if base else "-" for key in ("peak", "seconds"))
         print(
-            f"| {name} | {whole:.0f} | {peak:.0f} | {of_peak} | {seen['optimizer'] / 1e6:.0f} | {adam:.0f} "
-            f"| {seconds:.2f} | {of_time} |"
+            f"| {name} | {mb['expected']} | {mb['peak']} | {of_peak} | {mb['built']} | {mb['moments']} "
+            f"| {mb['expected_moments']} | {each['seconds']:.2f} | {of_time} |"
         )
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import DeadlineError
@@ -27,6 +28,9 @@ _ROLL_CALL_SECONDS = 3.0
 _LEAVE_SECONDS = 5.0
 """How long a process that is done waits for the others to be done."""
 _POLL_SECONDS = 0.02
+_SETTLE_SECONDS = 2.0
+"""How long gloo's threads are waited for when all is done."""
+_GLOO_THREAD = "(pt_gloo_runloop)"
 _LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", "broken pipe", "recv", "socket")
 
 
@@ -85,10 +89,13 @@ class ProcessGroup:
         self._owned = True
 
     def leave(self) -> None:
-        """Leave the group, if `join` made it."""
+        """Leave the group, if `join` made it. The interpreter may end after this."""
         import torch.distributed as dist
 
-        if self._owned and dist.is_initialized():
+        if not dist.is_initialized():
+            return
+        _let_gloo_settle()
+        if self._owned:
             # Nobody closes its connections while another still uses them; one that died is not waited for long.
             self._absent_after(_LEAVE_SECONDS, "rlhf/leaving")
             dist.destroy_process_group()
@@ -154,6 +161,31 @@ class ProcessGroup:
         except (dist.DistError, RuntimeError):
             return [0]  # rank 0 keeps the store where no launcher does: a lost store is a lost rank 0
         return sorted(absent)
+
+
+def _let_gloo_settle() -> None:
+    """Wait until gloo's threads have let go of the tensors they last worked on.
+
+    They do so some time after those who waited for the result have gone on, and need Python's lock for it. In an
+    interpreter that is ending, asking for that lock ends a thread, and with it, by `std::terminate`, the process:
+    "terminate called without an active exception". Destroying the group joins the threads only when nobody refers to
+    it any more; sharded models do.
+    """
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    looks_at_rest = 0
+    while looks_at_rest < 2 and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)  # the lock is free meanwhile
+        looks_at_rest = 0 if _gloo_is_busy() else looks_at_rest + 1
+
+
+def _gloo_is_busy() -> bool:
+    """Whether a thread of gloo's runs, or is about to. Where the system does not say (no Linux): no."""
+    for thread in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            _, name, state = thread.read_text().partition(_GLOO_THREAD)
+            if name and state.split()[0] != "S":
+                return True
+    return False
 
 
 def _is_lost_peer(error: RuntimeError) -> bool:

@@ -30,6 +30,18 @@ class Trained(NamedTuple):
     scheduler: LRScheduler | None
 
 
+class StateBytes(NamedTuple):
+    """What one process holds of a model it trains, in bytes for each parameter."""
+
+    weights: float = 4.0
+    gradients: float = 4.0
+    """Of the parameters that are trained, as is the optimizer's state."""
+    optimizer: float = 8.0
+    """Adam's two moments, and finer weights where the optimizer keeps them."""
+    reference: float = 4.0
+    """Weights of a model that is only run forward."""
+
+
 class Strategy(ABC):
     """Processes, devices, and what is done to a model so that they train it together.
 
@@ -79,7 +91,10 @@ class Strategy(ABC):
         """Context in which models are built (lazy or meta initialisation)."""
         return nullcontext()
 
-    @abstractmethod
+    def state_bytes(self, num_processes: int) -> StateBytes:
+        """What a process will hold where `num_processes` train together: for `rlhf plan`, before any of them starts."""
+        return StateBytes()
+
     def make_optimizer(
         self,
         params: Iterable[nn.Parameter],
@@ -88,7 +103,11 @@ class Strategy(ABC):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-    ) -> Optimizer: ...
+    ) -> Optimizer:
+        """AdamW, unless a strategy needs an optimizer of its own."""
+        from .strategy_parts import make_adamw
+
+        return make_adamw(params, lr, betas, eps, weight_decay)
 
     @abstractmethod
     def prepare(

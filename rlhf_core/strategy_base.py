@@ -6,7 +6,6 @@ what one strategy saved, another loads.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError
 from .process_group import ProcessGroup
-from .strategy import ReduceOp, Strategy, Trained
-from .strategy_parts import LossScale, ResolvedPrecision, autocast_for
+from .strategy import Trained
+from .strategy_group import GroupStrategy
+from .strategy_parts import LossScale, ResolvedPrecision, autocast_for, torch_step
 from .tensor_files import load_tree, save_tree
 from .weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
 
@@ -42,40 +42,13 @@ class Prepared:
     loss_scale: LossScale = field(default_factory=lambda: LossScale(enabled=False))
 
 
-class StrategyBase(Strategy):
-    """Process group, collectives, weights and optimizer files. Subclasses wrap, step and gather."""
+class StrategyBase(GroupStrategy):
+    """Weights and optimizer files, and the step of a torch optimizer. Subclasses wrap and gather."""
 
     def __init__(self, *, device: torch.device, precision: ResolvedPrecision, timeout_seconds: float) -> None:
-        self._device = device
+        super().__init__(ProcessGroup(device, timeout_seconds))
         self.precision = precision
-        self.group = ProcessGroup(device, timeout_seconds)
         self._prepared: list[Prepared] = []
-
-    @property
-    def rank(self) -> int:
-        return self.group.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.group.world_size
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
-    def shards_parameters(self) -> bool:
-        return False
-
-    @property
-    def parameter_dtype(self) -> torch.dtype:
-        import torch
-
-        return torch.float32
-
-    @property
-    def gradient_average_factor(self) -> int:
-        return self.world_size
 
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast_for(self.precision, self.device)
@@ -96,8 +69,7 @@ class StrategyBase(Strategy):
         max_grad_norm: float | None = None,
     ) -> Trained:
         self._agree_on_weights(model)
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        groups = grouped_names(model, optimizer)
         trained = self._wrap(model, optimizer, scheduler, max_grad_norm)
         parameters = dict(self.unwrap(trained.model).named_parameters())
         scale = LossScale(enabled=self.precision == "fp16")
@@ -110,11 +82,13 @@ class StrategyBase(Strategy):
         with self.group.guard("the gradients of the other processes"):
             torch.autograd.backward(self.prepared_of(optimizer).loss_scale.applied_to(loss))
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        return self.group.all_reduce(tensor.to(self.device), op).to(tensor.device)
-
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        return self.group.all_gather_objects(value)
+    def step(self, trained: Trained) -> float:
+        prepared = self.prepared_of(trained.optimizer)
+        inner = self._inner_optimizer(prepared)
+        with self.group.guard("the gradient norm of the other processes"):
+            return torch_step(
+                inner, trained.scheduler, prepared.max_grad_norm, prepared.loss_scale, whole=self._whole_state
+            )
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -204,10 +178,11 @@ class StrategyBase(Strategy):
             if failed is not None:
                 raise failed
 
-    @abstractmethod
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
-    ) -> Trained: ...
+    ) -> Trained:
+        """The place to shard or wrap; `unwrap` must then find the model inside again."""
+        return Trained(model.to(self.device), optimizer, scheduler)
 
     def _inner_optimizer(self, prepared: Prepared) -> Optimizer:
         """The torch optimizer, inside whatever wraps it."""
@@ -241,7 +216,14 @@ class StrategyBase(Strategy):
         }
 
     def _whole_state(self, tensor: Tensor) -> Tensor:
+        """The full value of a tensor of the optimizer's, or of the gradients' norm (collective where it is sharded)."""
         return tensor
 
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         return value.to(parameter.device)
+
+
+def grouped_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """Names of the optimizer's parameters in `model`, per group."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]

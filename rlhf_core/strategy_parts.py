@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import DivergenceError, UserInputError
+from .errors import ConfigError, DivergenceError, UserInputError
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,17 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
             hint="start no more processes than GPUs (`--num-processes`), or use `--set model.device=cpu`",
         )
     return torch.device("cuda", index)
+
+
+def check_offload(device: torch.device, asked: Mapping[str, bool]) -> None:
+    """Raise `ConfigError` for the first option, by its name, that was asked for and needs a GPU where there is none."""
+    for option, is_on in asked.items():
+        if is_on and device.type == "cpu":
+            raise ConfigError(
+                f"{option} moves data between a GPU and host memory, and this run has no GPU",
+                where=f"strategy.{option}",
+                hint=f"remove strategy.{option}",
+            )
 
 
 def resolve_precision(precision: Precision, device: torch.device, on_cpu: ResolvedPrecision) -> ResolvedPrecision:

@@ -14,11 +14,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
-from ..build import build_algorithm
+from ..batching import DEFAULT_TOKENS
+from ..build import build_algorithm, build_strategy
 from ..config_resolve import ResolvedRun
 from ..episode_record import peak_memory_bytes
 from ..models import load_tokenizer
 from ..prompts import PromptStream
+from ..strategy import StateBytes
 from .machine import Machine, measure
 from .shape import ModelShape, model_shape
 
@@ -26,16 +28,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FP32 = 4
-_ADAM = 8
 _CALLS_PER_LAYER = 40
 """Operations that a decoder layer starts for one token."""
 _PROMPTS_LOOKED_AT = 64
-_SHARDED: dict[str, frozenset[str]] = {
-    "low-level-zero": frozenset({"gradients", "optimizer"}),
-    "gemini": frozenset({"weights", "gradients", "optimizer"}),
-    "fsdp": frozenset({"weights", "gradients", "optimizer"}),
-}
-"""What a strategy divides among its processes; another strategy is taken to divide nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,19 @@ def plan_run(resolved: ResolvedRun, prompts: PromptStream, num_processes: int = 
     options = resolved.transport.config
     trainers = int(getattr(options, "num_trainers", num_processes))
     makers = int(getattr(options, "num_makers", 0))
-    work = _Work(resolved, algorithm, shape, machine, prompt_tokens, answer_tokens, trainers, makers)
+    strategy = build_strategy(resolved)
+    work = _Work(
+        resolved=resolved,
+        algorithm=algorithm,
+        shape=shape,
+        machine=machine,
+        state=strategy.state_bytes(trainers),
+        copies_policy=strategy.shards_parameters,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        trainers=trainers,
+        makers=makers,
+    )
     return Plan(
         num_parameters=shape.num_parameters,
         num_trainable=shape.num_trainable,
@@ -119,12 +126,16 @@ def _lengths(
     return (sum(known) / len(known) if known else float(resolved.run.prompts.max_prompt_tokens)), 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     resolved: ResolvedRun
     algorithm: Algorithm[Any, Any]
     shape: ModelShape
     machine: Machine
+    state: StateBytes
+    """Of a training process."""
+    copies_policy: bool
+    """Whether an engine beside the trainer needs weights of its own."""
     prompt_tokens: float
     answer_tokens: int
     trainers: int
@@ -152,13 +163,14 @@ class _Work:
         training["activations"] = self._activations()
         making: dict[str, int] = {}
         if self.reference_parameters:
-            making["reference weights"] = self.reference_parameters * _FP32
+            each = _FP32 if self.makers else self.state.reference
+            making["reference weights"] = math.ceil(self.reference_parameters * each)
         if self.answer_tokens:
             tokens = self.samples * (self.prompt_tokens + self.answer_tokens)
             making["key-value cache"] = int(tokens * self.shape.kv_values_per_token * _FP32)
         own = {"interpreter and libraries": base}
         if not self.makers:
-            if self.answer_tokens and self._shards("weights"):
+            if self.answer_tokens and self.copies_policy:
                 making["policy copy of the engine"] = self.shape.num_parameters * _FP32
             return [ProcessPlan("process", self.trainers, {**training, **making, **own})]
         making["policy weights"] = self.shape.num_parameters * _FP32
@@ -204,21 +216,20 @@ class _Work:
     def _episode_tokens(self) -> float:
         return self.resolved.run.train.samples_per_episode * (self.prompt_tokens + self.answer_tokens)
 
-    def _shards(self, part: str) -> bool:
-        return part in _SHARDED.get(self.resolved.strategy.name, frozenset())
-
     def _trained(self, role: str, parameters: int, trainable: int) -> dict[str, int]:
-        sizes = {"weights": parameters * _FP32, "gradients": trainable * _FP32, "optimizer": trainable * _ADAM}
+        state = self.state
         return {
-            f"{role} {part}": math.ceil(size / (self.trainers if self._shards(part) else 1))
-            for part, size in sizes.items()
+            f"{role} weights": math.ceil(parameters * state.weights),
+            f"{role} gradients": math.ceil(trainable * state.gradients),
+            f"{role} optimizer": math.ceil(trainable * state.optimizer),
         }
 
     def _activations(self) -> int:
         """Of the micro-batch of the larger of the trained models, with its logits and their gradient."""
         train, shape = self.resolved.run.train, self.shape
         length = self.prompt_tokens + self.answer_tokens
-        tokens = train.micro_batch_tokens or math.ceil(train.train_batch_size / self.trainers) * length
+        bound = train.micro_batch_tokens or DEFAULT_TOKENS["cpu" if self.machine.device == "cpu" else "cuda"]
+        tokens = max(length, min(bound, math.ceil(train.train_batch_size / self.trainers) * length))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if self.resolved.run.model.gradient_checkpointing:
             kept = shape.num_layers * shape.hidden_size + per_layer

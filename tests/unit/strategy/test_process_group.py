@@ -35,6 +35,23 @@ CHILD = """
         print(type(error).__name__, error, flush=True)
 """
 
+ENDS = """
+    import sys, time
+    import torch
+    import torch.distributed as dist
+    from rlhf_core.process_group import ProcessGroup
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=20)
+    group.join()
+    sys.setswitchinterval(30)  # this thread keeps Python's lock until it waits for something
+    dist.all_reduce(torch.ones(8), async_op=True)
+    now = time.monotonic()
+    while time.monotonic() < now + 0.2:  # gloo's thread is done, and needs the lock to let go of the tensor
+        pass
+    group.leave()
+"""
+
 
 def free_port() -> int:
     with socket.socket() as free:
@@ -61,6 +78,13 @@ def test_two_meet_and_a_dead_one_is_named():
     assert "DeadlineError" in outputs[0]
     assert "rank 0 waited for an all-reduce, but rank 1 is gone or stuck" in outputs[0]
     assert "strategy.timeout_seconds" in outputs[0]
+
+
+def test_a_process_that_has_left_may_end_at_once():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ENDS)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_nobody_comes():

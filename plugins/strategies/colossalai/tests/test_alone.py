@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from rlhf_colossalai.config import GeminiConfig, LowLevelZeroConfig
+from rlhf_colossalai.config import DdpConfig, GeminiConfig, LowLevelZeroConfig
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.testing.strategy_suite import StrategyCase, Training, largest_difference, tiny_model, train_alone
@@ -72,6 +74,21 @@ def test_an_optimizer_that_was_not_prepared_is_a_bug(strategy):
 
 
 @pytest.mark.parametrize(
+    ("module", "config", "expected"),
+    [
+        ("ddp", DdpConfig(), (4, 4, 8, 4)),
+        ("low_level_zero", LowLevelZeroConfig(), (4, 4, 2, 4)),
+        ("low_level_zero", LowLevelZeroConfig(stage=2, precision="bf16"), (2, 0.5, 3, 2)),
+        ("gemini", GeminiConfig(), (0.5, 0.5, 3, 2)),
+        ("gemini", GeminiConfig(shard_param_frac=0.5, master_weights=False), (1.25, 0.5, 1, 2)),
+    ],
+)
+def test_what_one_of_four_processes_holds(module, config, expected):
+    strategy = import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))
+    assert strategy.state_bytes(4) == expected
+
+
+@pytest.mark.parametrize(
     ("module", "config", "key"),
     [
         ("gemini", GeminiConfig(offload_optim_frac=0.5), "offload_optim_frac"),
@@ -80,7 +97,5 @@ def test_an_optimizer_that_was_not_prepared_is_a_bug(strategy):
     ],
 )
 def test_offload_without_a_gpu_is_explained(module, config, key):
-    from importlib import import_module
-
     with pytest.raises(ConfigError, match=rf"strategy.{key}.*no GPU"):
         import_module(f"rlhf_colossalai.{module}").build(config, StrategyContext(device="cpu"))

@@ -7,7 +7,7 @@ Models and optimizers have been through `booster.boost` already, so this never w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional.forward import innermost
 from rlhf_core.process_group import ProcessGroup
-from rlhf_core.strategy import ReduceOp, Strategy, Trained
+from rlhf_core.strategy import Trained
+from rlhf_core.strategy_group import GroupStrategy
 from rlhf_core.strategy_parts import LossScale, diverged, torch_step
 from rlhf_core.tensor_files import load_tree, save_tree
 from rlhf_core.weight_files import group_into_shards, state_dict_shards_of
@@ -44,7 +45,7 @@ def tensor_parallel_size(booster: object) -> int:
     return int(getattr(getattr(booster, "plugin", None), "tp_size", 1) or 1)
 
 
-class BoosterStrategy(Strategy):
+class BoosterStrategy(GroupStrategy):
     """One Booster and the model and optimizer it boosted.
 
     Clipping is the plugin's business, as everywhere in ColossalAI.
@@ -62,22 +63,9 @@ class BoosterStrategy(Strategy):
         self._booster = booster
         self._optimizer = optimizer
         self._shards = bool(plugins & _SHARDING)
-        self._device = _device_of(model)
-        self._group = ProcessGroup(self._device, _TIMEOUT_SECONDS)
+        super().__init__(ProcessGroup(_device_of(model), _TIMEOUT_SECONDS))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self._group.join()
-
-    @property
-    def rank(self) -> int:
-        return self._group.rank
-
-    @property
-    def world_size(self) -> int:
-        return self._group.world_size
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
+            self.group.join()
 
     @property
     def shards_parameters(self) -> bool:
@@ -86,22 +74,6 @@ class BoosterStrategy(Strategy):
     @property
     def parameter_dtype(self) -> torch.dtype:
         return torch.bfloat16 if self._shards else torch.float32
-
-    @property
-    def gradient_average_factor(self) -> int:
-        return self.world_size
-
-    def make_optimizer(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> Optimizer:
-        """The one the user made."""
-        return self._optimizer
 
     def prepare(
         self,
@@ -122,7 +94,7 @@ class BoosterStrategy(Strategy):
         return context
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
-        with self._group.guard("the gradients of the other processes"):
+        with self.group.guard("the gradients of the other processes"):
             self._booster.backward(loss, optimizer)
 
     def step(self, trained: Trained) -> float:
@@ -130,7 +102,7 @@ class BoosterStrategy(Strategy):
         if not self._knows_norm(optimizer):
             # A plain wrapper, or none: the gradients are torch's.
             return torch_step(_torch_optimizer(optimizer), trained.scheduler, None, LossScale(enabled=False))
-        with self._group.guard("the optimizer step of the other processes"):
+        with self.group.guard("the optimizer step of the other processes"):
             optimizer.step()
         norm = float(optimizer.get_grad_norm() or 0.0)
         optimizer.zero_grad()
@@ -144,12 +116,6 @@ class BoosterStrategy(Strategy):
         """ZeRO, Gemini and hybrid optimizers clip, and know the norm, in their step; the base wrapper does not."""
         method = getattr(type(optimizer), "get_grad_norm", None)
         return method is not None and method.__qualname__.partition(".")[0] != "OptimizerWrapper"
-
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        return self._group.all_reduce(tensor.to(self._device), op).to(tensor.device)
-
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        return self._group.all_gather_objects(value)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = innermost(model)

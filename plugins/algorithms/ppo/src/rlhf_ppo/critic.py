@@ -71,4 +71,5 @@ class Critic(nn.Module):
         output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
         hidden: Tensor = output.last_hidden_state
         values: Tensor = self.value_head(hidden.to(self.value_head.weight.dtype))
-        return values.squeeze(-1).float()
+        # A copy: FSDP's backward starts at the output, and cannot be hooked to a view.
+        return values.squeeze(-1).to(torch.float32, copy=True)

@@ -39,7 +39,16 @@ class DdpConfig(_Processes):
     broadcast_buffers: bool = Field(default=False, description="Copy rank 0's buffers to all before each forward.")
 
 
-class LowLevelZeroConfig(_Processes):
+class ZeroConfig(_Processes):
+    """Options that `low-level-zero` and `gemini` share."""
+
+    master_weights: bool = Field(
+        default=True, description="Keep sharded fp32 weights in the optimizer beside the bf16 or fp16 ones."
+    )
+    initial_scale: float = Field(default=2.0**16, ge=1, le=2.0**32, description="First loss scale; used in fp16 only.")
+
+
+class LowLevelZeroConfig(ZeroConfig):
     """`strategy:` section for `name: low-level-zero`."""
 
     stage: Literal[1, 2] = Field(
@@ -47,9 +56,6 @@ class LowLevelZeroConfig(_Processes):
         description="What is sharded: 1 optimizer state, 2 also gradients (reduced at every micro-batch).",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto", description=_PRECISION_HELP)
-    master_weights: bool = Field(
-        default=True, description="Keep sharded fp32 weights in the optimizer beside the bf16 or fp16 ones."
-    )
     reduce_bucket_size_in_m: int = Field(
         default=12, ge=1, le=4096, description="Gradients are reduced in buckets of this many million elements."
     )
@@ -62,7 +68,6 @@ class LowLevelZeroConfig(_Processes):
     cpu_offload: bool = Field(
         default=False, description="Keep master weights and optimizer state in host memory. Needs a GPU."
     )
-    initial_scale: float = Field(default=2.0**16, ge=1, le=2.0**32, description="First loss scale; used in fp16 only.")
 
     @model_validator(mode="after")
     def _offload_needs_master_weights(self) -> LowLevelZeroConfig:
@@ -80,7 +85,7 @@ def _no_fp32(value: object) -> object:
     return value
 
 
-class GeminiConfig(_Processes):
+class GeminiConfig(ZeroConfig):
     """`strategy:` section for `name: gemini`."""
 
     precision: Annotated[Literal["auto", "bf16", "fp16"], BeforeValidator(_no_fp32)] = Field(
@@ -120,8 +125,6 @@ class GeminiConfig(_Processes):
         default=32, ge=1, le=4096, description="Range in which the chunk size is searched, in million elements (2^20)."
     )
     pin_memory: bool = Field(default=True, description="Pin the host memory of offloaded chunks. Off on a CPU.")
-    master_weights: bool = Field(default=True, description="Keep sharded fp32 weights for the optimizer.")
-    initial_scale: float = Field(default=2.0**16, ge=1, le=2.0**32, description="First loss scale; used in fp16 only.")
 
     @model_validator(mode="after")
     def _placement_fits_fractions(self) -> GeminiConfig:

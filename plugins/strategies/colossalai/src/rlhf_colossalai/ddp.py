@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.launch_env import read_launch_env
-from rlhf_core.strategy import Trained
-from rlhf_core.strategy_parts import make_adamw, resolve_device, resolve_precision, torch_step
+from rlhf_core.strategy_parts import resolve_device, resolve_precision
 
 from .booster_strategy import BoosterStrategy
 from .config import DdpConfig
@@ -21,7 +19,6 @@ with quietly():
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from torch.optim import Optimizer
 
 
 class DdpStrategy(BoosterStrategy):
@@ -31,17 +28,6 @@ class DdpStrategy(BoosterStrategy):
         precision = resolve_precision(config.precision, device, on_cpu="fp32")
         super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
         self._config = config
-
-    def make_optimizer(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> Optimizer:
-        return make_adamw(params, lr, betas, eps, weight_decay)
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> TorchDDPPlugin:
         return TorchDDPPlugin(
@@ -57,11 +43,6 @@ class DdpStrategy(BoosterStrategy):
             return nullcontext()
         context: AbstractContextManager[Any] = model.module.no_sync()
         return context
-
-    def step(self, trained: Trained) -> float:
-        prepared = self.prepared_of(trained.optimizer)
-        inner = self._inner_optimizer(prepared)
-        return torch_step(inner, trained.scheduler, prepared.max_grad_norm, prepared.loss_scale)
 
 
 def build(config: DdpConfig, context: StrategyContext) -> DdpStrategy:

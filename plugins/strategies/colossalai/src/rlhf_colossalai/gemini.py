@@ -6,89 +6,64 @@ sharded fp32 ("master") weights. `chunks.py` reads and writes them one tensor at
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.errors import ConfigError
 from rlhf_core.launch_env import read_launch_env
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import StateBytes, Trained
 from rlhf_core.strategy_base import Prepared
-from rlhf_core.strategy_parts import diverged, resolve_device, resolve_precision, torch_dtype
+from rlhf_core.strategy_parts import check_offload, resolve_device, resolve_precision, torch_dtype
 
-from .booster_strategy import BoosterStrategy
 from .config import GeminiConfig
 from .quiet_import import quietly
-from .whole_half import cast_frozen
+from .zero_strategy import ZeroStrategy
 
 with quietly():
     from colossalai.booster.plugin import GeminiPlugin
     from colossalai.zero.gemini import GeminiOptimizer
 
-    from .adam import make_hybrid_adam
     from .chunks import ChunkWeights
     from .host_support import keep_chunks_in_place
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
 
 
 _CHUNKS_OF_SMALL_MODELS = 4
 
 
-class GeminiStrategy(BoosterStrategy):
+class GeminiStrategy(ZeroStrategy):
     """Everything sharded; bf16 unless fp16 is asked for."""
 
     def __init__(self, config: GeminiConfig, device: torch.device) -> None:
-        precision = resolve_precision(config.precision, device, on_cpu="bf16")
-        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
+        super().__init__(config, device, resolve_precision(config.precision, device, on_cpu="bf16"))
         self._config = config
 
     @property
     def shards_parameters(self) -> bool:
         return True
 
-    @property
-    def parameter_dtype(self) -> torch.dtype:
-        return torch_dtype("fp32" if self._config.master_weights else self.precision)
+    def state_bytes(self, num_processes: int) -> StateBytes:
+        """Sharded, all but the weights that `shard_param_frac` leaves whole; offloaded parts count, too."""
+        size = torch_dtype(self.precision).itemsize
+        sharded = self._config.shard_param_frac
+        return StateBytes(
+            weights=size * (1 - sharded + sharded / num_processes),
+            gradients=size / num_processes,
+            optimizer=self._optimizer_bytes / num_processes,
+            reference=size,
+        )
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Nothing: the weights themselves are of the type of the arithmetic."""
-        return nullcontext()
-
-    def make_optimizer(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> Optimizer:
-        optimizer: Optimizer = make_hybrid_adam(params, lr, betas, eps, weight_decay)
-        return optimizer
-
-    def prepare_inference(self, model: nn.Module) -> nn.Module:
-        return cast_frozen(model, self.device, torch_dtype(self.precision))
-
-    def _wrap(
-        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
-    ) -> Trained:
-        finer = {id(p): p.detach().clone() for p in model.parameters() if p.requires_grad}
-        trained = super()._wrap(model, optimizer, scheduler, max_grad_norm)
+    def _after_wrap(self, trained: Trained) -> None:
         if self.device.type == "cpu":
             keep_chunks_in_place(trained.model.chunk_manager)
-        # ColossalAI makes the fp32 weights from the rounded ones; give them the digits that they came with.
-        weights = ChunkWeights(trained.model, trained.optimizer)
-        for parameter in self.unwrap(trained.model).parameters():
-            if id(parameter) in finer:
-                weights.put(parameter, finer.pop(id(parameter)))
-        return trained
+
+    def _put_finer(self, trained: Trained, parameter: nn.Parameter, value: Tensor) -> None:
+        ChunkWeights(trained.model, trained.optimizer).put(parameter, value)
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> GeminiPlugin:
         config, on_gpu = self._config, self.device.type == "cuda"
@@ -115,32 +90,23 @@ class GeminiStrategy(BoosterStrategy):
             max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # without one it measures no norm
         )
 
-    def step(self, trained: Trained) -> float:
-        optimizer: GeminiOptimizer = trained.optimizer
+    @contextlib.contextmanager
+    def _norm_noted(self, optimizer: GeminiOptimizer, note: Callable[[float], None]) -> Iterator[None]:
         combined_scale = optimizer._get_combined_scale
         loss_scale = optimizer.mix_precision_mixin.get_grad_div_scale()
-        norms: list[float] = []
 
-        def check_then_scale() -> float:
+        def note_then_scale() -> float:
             scale: float = combined_scale()
-            norms.append(optimizer._current_grad_norm / loss_scale)
-            if not math.isfinite(norms[0]):
-                raise diverged(norms[0])
+            note(optimizer._current_grad_norm / loss_scale)
             return scale
 
-        optimizer._get_combined_scale = check_then_scale
+        optimizer._get_combined_scale = note_then_scale
         try:
-            with self.group.guard("the optimizer step of the other processes"):
-                optimizer.step()
+            yield
         finally:
             del optimizer._get_combined_scale
             optimizer.zero_grad()
             optimizer.chunk_manager.accumulating_grads = False
-        if not norms:
-            return math.inf  # fp16 found an overflow: ColossalAI skipped the step and lowered its loss scale
-        if trained.scheduler is not None:
-            trained.scheduler.step()
-        return norms[0]
 
     def _weights(self, prepared: Prepared) -> ChunkWeights:
         return ChunkWeights(prepared.trained.model, prepared.trained.optimizer)
@@ -184,17 +150,11 @@ class GeminiStrategy(BoosterStrategy):
 def build(config: GeminiConfig, context: StrategyContext) -> GeminiStrategy:
     """Make the strategy. Raises `ConfigError` where an option needs a GPU and there is none."""
     device = resolve_device(context.device, read_launch_env().local_rank)
-    if device.type == "cpu":
-        offloaded = config.offload_optim_frac > 0 or config.offload_param_frac > 0
-        for wrong, key in (
-            (config.placement_policy == "auto", "placement_policy"),
-            (offloaded, "offload_optim_frac"),
-            (config.max_prefetch > 0, "max_prefetch"),
-        ):
-            if wrong:
-                raise ConfigError(
-                    f"{key} moves data between a GPU and host memory, and this run has no GPU",
-                    where=f"strategy.{key}",
-                    hint=f"remove strategy.{key}",
-                )
+    asked = {
+        "placement_policy": config.placement_policy == "auto",
+        "offload_optim_frac": config.offload_optim_frac > 0,
+        "offload_param_frac": config.offload_param_frac > 0,
+        "max_prefetch": config.max_prefetch > 0,
+    }
+    check_offload(device, asked)
     return GeminiStrategy(config, device)

@@ -1,13 +1,13 @@
 """`low-level-zero`: ZeRO stages 1 and 2 (ColossalAI's `LowLevelZeroPlugin`).
 
-The weights a process computes with are whole; the fp32 ("master") weights, the optimizer state and, in stage 2,
-the gradients are flat 1/N shards per parameter.
+The weights a process computes with are whole; the optimizer state, the fp32 ("master") weights beside half-precision
+ones and, in stage 2, the gradients are flat 1/N shards per parameter.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,72 +15,40 @@ import torch
 import torch.distributed as dist
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.errors import ConfigError
 from rlhf_core.launch_env import read_launch_env
-from rlhf_core.strategy import Trained
+from rlhf_core.strategy import StateBytes, Trained
 from rlhf_core.strategy_base import Prepared
-from rlhf_core.strategy_parts import diverged, resolve_device, resolve_precision, torch_dtype
+from rlhf_core.strategy_parts import check_offload, resolve_device, resolve_precision, torch_dtype
 
-from .booster_strategy import BoosterStrategy
 from .config import LowLevelZeroConfig
 from .quiet_import import quietly
-from .whole_half import cast_frozen
+from .zero_strategy import ZeroStrategy
 
 with quietly():
     from colossalai.booster.plugin import LowLevelZeroPlugin
     from colossalai.zero import LowLevelZeroOptimizer
 
-    from .adam import make_hybrid_adam
-
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
 
 
-class LowLevelZeroStrategy(BoosterStrategy):
+class LowLevelZeroStrategy(ZeroStrategy):
     """Optimizer state divided by the number of processes; gradients too in stage 2."""
 
     def __init__(self, config: LowLevelZeroConfig, device: torch.device) -> None:
-        precision = resolve_precision(config.precision, device, on_cpu="fp32")
-        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
+        super().__init__(config, device, resolve_precision(config.precision, device, on_cpu="fp32"))
         self._config = config
+        # In fp32 they would be the weights once more; offloaded, they are what is in host memory.
+        self._keeps_masters = self._keeps_finer or config.cpu_offload
 
-    @property
-    def parameter_dtype(self) -> torch.dtype:
-        return torch.float32 if self._config.master_weights else torch_dtype(self.precision)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Nothing: the weights themselves are of the type of the arithmetic."""
-        return nullcontext()
-
-    def make_optimizer(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> Optimizer:
-        optimizer: Optimizer = make_hybrid_adam(params, lr, betas, eps, weight_decay)
-        return optimizer
-
-    def prepare_inference(self, model: nn.Module) -> nn.Module:
-        return cast_frozen(model, self.device, torch_dtype(self.precision))
-
-    def _wrap(
-        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
-    ) -> Trained:
-        rounds = self.precision != "fp32" and self._config.master_weights
-        finer = {id(p): p.detach().clone() for p in model.parameters() if rounds and p.requires_grad}
-        trained = super()._wrap(model, optimizer, scheduler, max_grad_norm)
-        # ColossalAI makes the fp32 weights from the rounded ones; give them the digits that they came with.
-        masters = trained.optimizer.working_to_master_param
-        for parameter, value in finer.items():
-            if parameter in masters:
-                masters[parameter].copy_(self._own_shard(value))
-        return trained
+    def state_bytes(self, num_processes: int) -> StateBytes:
+        size = torch_dtype(self.precision).itemsize
+        return StateBytes(
+            weights=size,
+            gradients=size / (num_processes if self._config.stage == 2 else 1),
+            optimizer=self._optimizer_bytes / num_processes,
+            reference=size,
+        )
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> LowLevelZeroPlugin:
         config = self._config
@@ -94,7 +62,7 @@ class LowLevelZeroStrategy(BoosterStrategy):
             communication_dtype=None if travel == "same" else torch_dtype(travel),
             overlap_communication=config.overlap_communication and self.device.type == "cuda",
             cpu_offload=config.cpu_offload,
-            master_weights=config.master_weights,
+            master_weights=self._keeps_masters,
         )
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
@@ -104,23 +72,18 @@ class LowLevelZeroStrategy(BoosterStrategy):
         context: AbstractContextManager[Any] = self._optimizer_of(model).no_sync()
         return context
 
-    def step(self, trained: Trained) -> float:
-        optimizer: LowLevelZeroOptimizer = trained.optimizer
-        guarded = optimizer._unscale_and_clip_grads
+    @contextlib.contextmanager
+    def _norm_noted(self, optimizer: LowLevelZeroOptimizer, note: Callable[[float], None]) -> Iterator[None]:
+        clip = optimizer._unscale_and_clip_grads
         mixin = optimizer.mixed_precision_mixin
-        norms: list[float] = []
 
-        def check_then_clip(grads: list[Tensor], scaled_norm: float) -> None:
-            scale = 1.0 if mixin is None else mixin.get_grad_div_scale()
-            norms.append(scaled_norm / scale)
-            if not math.isfinite(scaled_norm):
-                raise diverged(norms[0])
-            guarded(grads, scaled_norm)
+        def note_then_clip(grads: list[Tensor], scaled_norm: float) -> None:
+            note(scaled_norm / (1.0 if mixin is None else mixin.get_grad_div_scale()))
+            clip(grads, scaled_norm)
 
-        optimizer._unscale_and_clip_grads = check_then_clip
+        optimizer._unscale_and_clip_grads = note_then_clip
         try:
-            with self.group.guard("the optimizer step of the other processes"):
-                optimizer.step()
+            yield
         finally:
             del optimizer._unscale_and_clip_grads
             for group, masters in optimizer._master_param_groups_of_current_rank.items():
@@ -128,11 +91,10 @@ class LowLevelZeroStrategy(BoosterStrategy):
                 for master in masters:
                     master.grad = None
             optimizer.zero_grad()
-        if not norms:
-            return math.inf  # fp16 found an overflow: ColossalAI skipped the step and lowered its loss scale
-        if trained.scheduler is not None:
-            trained.scheduler.step()
-        return norms[0]
+
+    def _put_finer(self, trained: Trained, parameter: nn.Parameter, value: Tensor) -> None:
+        optimizer: LowLevelZeroOptimizer = trained.optimizer
+        optimizer.working_to_master_param[id(parameter)].copy_(self._own_shard(value))
 
     def _optimizer_of(self, model: nn.Module) -> LowLevelZeroOptimizer:
         return next(each.trained.optimizer for each in self._prepared if each.trained.model is model)
@@ -143,13 +105,13 @@ class LowLevelZeroStrategy(BoosterStrategy):
             return None
         optimizer: LowLevelZeroOptimizer = prepared.trained.optimizer
         master = optimizer.working_to_master_param.get(id(prepared.parameters[name]))
-        if master is None or not self._config.master_weights:
+        if master is None or not self._keeps_masters:
             return None
         return optimizer, master
 
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
         found = self._master(prepared, name)
-        if found is None or self.precision == "fp32":
+        if found is None or not self._keeps_finer:
             return tensor  # nothing finer than what every process holds whole
         return self._gathered(found[1], tensor)
 
@@ -199,10 +161,5 @@ class LowLevelZeroStrategy(BoosterStrategy):
 def build(config: LowLevelZeroConfig, context: StrategyContext) -> LowLevelZeroStrategy:
     """Make the strategy. Raises `ConfigError` where offload was asked for without a GPU."""
     device = resolve_device(context.device, read_launch_env().local_rank)
-    if config.cpu_offload and device.type == "cpu":
-        raise ConfigError(
-            "offload moves optimizer state from a GPU to host memory, and this run has no GPU",
-            where="strategy.cpu_offload",
-            hint="remove strategy.cpu_offload",
-        )
+    check_offload(device, {"cpu_offload": config.cpu_offload})
     return LowLevelZeroStrategy(config, device)

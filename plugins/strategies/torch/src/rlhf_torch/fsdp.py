@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.errors import ConfigError
 from rlhf_core.launch_env import read_launch_env
-from rlhf_core.strategy import Trained
-from rlhf_core.strategy_base import Prepared, StrategyBase
-from rlhf_core.strategy_parts import make_adamw, resolve_device, resolve_precision, torch_dtype, torch_step
+from rlhf_core.strategy import StateBytes, Trained
+from rlhf_core.strategy_base import Prepared, StrategyBase, grouped_names
+from rlhf_core.strategy_parts import check_offload, resolve_device, resolve_precision, torch_dtype
 
 from .config import FsdpConfig
 
@@ -41,22 +40,13 @@ class FsdpStrategy(StrategyBase):
         """Nothing: `MixedPrecisionPolicy` casts the weights as they are gathered."""
         return contextlib.nullcontext()
 
-    def make_optimizer(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> Optimizer:
-        return make_adamw(params, lr, betas, eps, weight_decay)
+    def state_bytes(self, num_processes: int) -> StateBytes:
+        return StateBytes(*(whole / num_processes for whole in StateBytes()))
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> Trained:
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        groups = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+        groups = grouped_names(model, optimizer)
         model.to(self.device)
         self._shard(model)
         # Sharding replaced every parameter by a DTensor of the same name; the optimizer is still without state.
@@ -88,13 +78,6 @@ class FsdpStrategy(StrategyBase):
         sharded: FSDPModule = model  # type: ignore[assignment]  # fully_shard made it one
         sharded.set_is_last_backward(is_last)
         yield
-
-    def step(self, trained: Trained) -> float:
-        prepared = self.prepared_of(trained.optimizer)
-        with self.group.guard("the gradient norm of the other processes"):
-            return torch_step(
-                trained.optimizer, trained.scheduler, prepared.max_grad_norm, prepared.loss_scale, whole_tensor
-            )
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
         """Shard a frozen model too: it is as large as the trained one."""
@@ -157,10 +140,5 @@ def _part(like: Tensor, value: Tensor) -> Tensor:
 def build(config: FsdpConfig, context: StrategyContext) -> FsdpStrategy:
     """Make the strategy. Raises `ConfigError` where offload was asked for without a GPU."""
     device = resolve_device(context.device, read_launch_env().local_rank)
-    if config.offload and device.type == "cpu":
-        raise ConfigError(
-            "offload moves weights from a GPU to host memory, and this run has no GPU",
-            where="strategy.offload",
-            hint="remove strategy.offload",
-        )
+    check_offload(device, {"offload": config.offload})
     return FsdpStrategy(config, device)

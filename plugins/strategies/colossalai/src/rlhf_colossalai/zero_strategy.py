@@ -1,0 +1,115 @@
+"""What `low-level-zero` and `gemini` do alike.
+
+The weights a process computes with are of the type of the arithmetic. Training holds on to finer (fp32, "master")
+weights, sharded with the state of HybridAdam; ColossalAI unscales and clips the gradients within its step.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.strategy import Trained
+from rlhf_core.strategy_parts import ResolvedPrecision, diverged, torch_dtype
+
+from .booster_strategy import BoosterStrategy
+from .config import ZeroConfig
+from .quiet_import import quietly
+
+with quietly():
+    from .adam import make_hybrid_adam
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+class ZeroStrategy(BoosterStrategy):
+    """Subclasses say where the finer weights are, and where in ColossalAI's step the norm is known."""
+
+    def __init__(self, config: ZeroConfig, device: torch.device, precision: ResolvedPrecision) -> None:
+        super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
+        self._keeps_finer = config.master_weights and precision != "fp32"
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return torch_dtype("fp32" if self._keeps_finer else self.precision)
+
+    @property
+    def _optimizer_bytes(self) -> int:
+        """Adam's moments, and the finer weights that it then works on, for each parameter."""
+        return 12 if self._keeps_finer else 2 * torch_dtype(self.precision).itemsize
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Nothing: the weights themselves are of the type of the arithmetic."""
+        return nullcontext()
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        optimizer: Optimizer = make_hybrid_adam(params, lr, betas, eps, weight_decay)
+        return optimizer
+
+    def prepare_inference(self, model: nn.Module) -> nn.Module:
+        """Place a frozen model whole, its parameters cast: a reference of another type than the policy would differ
+        from it before the first update. Computed buffers keep their precision.
+        """
+        model.requires_grad_(False).eval().to(self.device)
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(torch_dtype(self.precision))
+        return model
+
+    def _wrap(
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
+    ) -> Trained:
+        finer = {id(p): p.detach().clone() for p in model.parameters() if self._keeps_finer and p.requires_grad}
+        trained = super()._wrap(model, optimizer, scheduler, max_grad_norm)
+        self._after_wrap(trained)
+        # ColossalAI makes the fp32 weights from the rounded ones; give them the digits that they came with.
+        for parameter in self.unwrap(trained.model).parameters():
+            if id(parameter) in finer:
+                self._put_finer(trained, parameter, finer.pop(id(parameter)))
+        return trained
+
+    def step(self, trained: Trained) -> float:
+        optimizer: Any = trained.optimizer
+        norms: list[float] = []
+
+        def note(norm: float) -> None:
+            norms.append(norm)
+            if not math.isfinite(norm):
+                raise diverged(norm)
+
+        with self._norm_noted(optimizer, note), self.group.guard("the optimizer step of the other processes"):
+            optimizer.step()
+        if not norms:
+            return math.inf  # fp16 found an overflow: ColossalAI skipped the step and lowered its loss scale
+        if trained.scheduler is not None:
+            trained.scheduler.step()
+        return norms[0]
+
+    def _after_wrap(self, trained: Trained) -> None:
+        """What is to be set right before the finer weights are written."""
+
+    @abstractmethod
+    def _put_finer(self, trained: Trained, parameter: nn.Parameter, value: Tensor) -> None:
+        """Write the full fp32 `value` of a parameter where this rank holds its part."""
+
+    @abstractmethod
+    def _norm_noted(self, optimizer: Any, note: Callable[[float], None]) -> AbstractContextManager[None]:
+        """Context of the optimizer's step: it calls `note` with the unscaled global norm before it changes anything.
+
+        The gradients are gone when it is left, and what a refused step has moved is back in its place.
+        """
