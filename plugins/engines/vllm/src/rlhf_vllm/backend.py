@@ -1,0 +1,159 @@
+"""vLLM in this process: samples, and takes new weights in place."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import ConfigError, SyncError
+from rlhf_core.types import Completion, FinishReason, SamplingParams
+
+from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer to sample."""
+
+    sample_id: int
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int
+
+
+class VllmBackend:
+    """Generates with vLLM and takes new weights in place. Every method runs to its end before the next."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises `PluginError` when vLLM cannot be imported, `ConfigError` when it cannot run this model."""
+        self._eos_ids = list(settings.eos_ids)
+        with contained():
+            vllm = import_vllm()
+            self._vllm = vllm
+            self._sleeps = can_sleep(settings)
+            try:
+                arguments = vllm.EngineArgs(**engine_args(settings, self._sleeps))
+                self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
+            except Exception as error:  # vLLM raises anything, from its own checks to its kernels'
+                raise ConfigError(
+                    f"vLLM cannot start with this model: {described(error)}",
+                    where=WHERE,
+                    hint="see engine.max_model_tokens, engine.kv_cache_bytes and model.dtype, or use the engine hf",
+                ) from error
+        self._asleep = False
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest prompt and answer together."""
+        return int(self._engine.model_config.max_model_len)
+
+    def generate(
+        self, jobs: Sequence[Job], sampling: SamplingParams, version: int
+    ) -> Generator[Completion, None, None]:
+        """Completions as they finish, said to be of policy `version`. Closing the iterator drops the rest."""
+        self._wake()
+        waiting = {str(job.sample_id): job for job in jobs}
+        try:
+            for name, job in waiting.items():
+                self._engine.add_request(
+                    name, {"prompt_token_ids": list(job.prompt_ids)}, self._sampling_params(job, sampling)
+                )
+            while waiting:
+                for output in self._engine.step():
+                    if output.finished:
+                        yield _completion(waiting.pop(output.request_id), output.outputs[0], sampling, version)
+        finally:
+            self._engine.abort_request(list(waiting))
+            self._sleep()
+
+    def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
+        """Load a whole version in place, named as transformers names them. Nothing derived from the old one stays.
+
+        Raises `SyncError` when some of vLLM's weights got nothing, and what vLLM raises; its weights may be torn then.
+        """
+        self._wake()
+        named = ((name, tensor.detach()) for shard in shards for name, tensor in shard.items())
+        self._engine.collective_rpc(_reload, args=(named,))
+        self._engine.reset_prefix_cache()
+        self._sleep()
+
+    def close(self) -> None:
+        """End vLLM and leave the process group it made."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.engine_core.shutdown()
+            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
+
+    def _sampling_params(self, job: Job, sampling: SamplingParams) -> Any:
+        chosen = {} if sampling.greedy else {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": job.seed}
+        return self._vllm.SamplingParams(
+            max_tokens=job.max_tokens,
+            temperature=0.0 if sampling.greedy else sampling.temperature,
+            logprobs=_num_logprobs(sampling),
+            ignore_eos=True,  # all that ends an answer is said here
+            stop_token_ids=self._eos_ids,
+            stop=list(sampling.stop),
+            include_stop_str_in_output=True,
+            skip_special_tokens=False,
+            detokenize=bool(sampling.stop),
+            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+            **chosen,
+        )
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
+
+    def _sleep(self) -> None:
+        if self._sleeps:
+            self._engine.sleep(level=1)  # weights to host memory, cache dropped
+            self._asleep = True
+
+
+def _reload(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Run by vLLM's worker. `load_weights` alone fails on packed weights; `reload_weights` only logs what it lacks."""
+    model = worker.get_model()
+    load, loaded = model.load_weights, set[str]()
+
+    def recording_load(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        loaded.update(load(weights))
+        return loaded
+
+    missing = {name for name, _ in model.named_parameters()}
+    model.load_weights = recording_load
+    try:
+        worker.reload_weights(weights_iterator=named)
+    finally:
+        del model.load_weights
+    missing -= loaded
+    if missing:
+        raise SyncError(f"vLLM's model got no weights for {', '.join(sorted(missing)[:5])}", where=WHERE)
+
+
+def _num_logprobs(sampling: SamplingParams) -> int:
+    """Of how many likeliest tokens to tell, beside the sampled one."""
+    return sampling.top_k + TIES if sampling.top_k and not sampling.greedy else 0
+
+
+def _completion(job: Job, output: Any, sampling: SamplingParams, version: int) -> Completion:
+    tokens = tuple(output.token_ids)
+    support = None
+    if _num_logprobs(sampling):
+        # What was cut has a log-prob of minus infinity.
+        support = tuple(sorted(t for t, told in each.items() if told.logprob > -1e30) for each in output.logprobs)
+    reason: FinishReason = "stop" if output.finish_reason == "stop" else "length"
+    return Completion(
+        sample_id=job.sample_id,
+        token_ids=tokens,
+        logprobs=tuple(each[token].logprob for token, each in zip(tokens, output.logprobs, strict=True)),
+        finish_reason=reason,
+        policy_version=version,
+        support_ids=support,
+    )

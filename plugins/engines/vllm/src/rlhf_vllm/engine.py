@@ -1,0 +1,148 @@
+"""The engine `vllm`: a `RolloutEngine` over a module of this process, whose weights vLLM is given at each version."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.components import EngineContext
+from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
+from rlhf_core.models import is_lora
+from rlhf_core.protocols import WeightReceiver
+from rlhf_core.rng import derive_seed
+from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+
+from .backend import Job, VllmBackend
+from .config import VllmEngineConfig, truncation_problem
+from .process import VllmProcess
+from .start import WHERE, Settings, described
+from .weights import plain_shards
+
+
+class VllmEngine:
+    """vLLM's copy of the weights follows the module's: at `weights_updated`, and at each version received for it."""
+
+    def __init__(self, config: VllmEngineConfig, context: EngineContext) -> None:
+        """Raises `PluginError` when vLLM is broken, `ConfigError` when it cannot run this model."""
+        self._config = config
+        self._module = context.model
+        self._seed = context.seed
+        self._policy_version = 0
+        self._has_weights = False
+        model: Any = context.model
+        base = model.get_base_model() if is_lora(model) else model
+        with tempfile.TemporaryDirectory(prefix="rlhf-vllm-") as folder:
+            base.config.save_pretrained(folder)
+            context.tokenizer.save_pretrained(folder)
+            settings = Settings(
+                config=config,
+                folder=Path(folder),
+                dtype=str(next(base.parameters()).dtype).removeprefix("torch."),
+                device=str(context.device),
+                eos_ids=eos_token_ids(base, context.tokenizer),
+            )
+            self._backend: VllmBackend | VllmProcess = (
+                VllmBackend(settings) if config.in_process else VllmProcess(settings)
+            )
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
+        """Check all requests, then yield completions as they finish (see `RolloutEngine.generate`).
+
+        Raises `DataError` for a prompt that leaves no room for an answer and `ConfigError` for a truncation that
+        vLLM cannot report, both here; while iterating `RlhfError` when vLLM fails or its process dies,
+        `DeadlineError`, `DivergenceError` and, when weights arrive before the last completion, `SyncError`.
+        """
+        if not sampling.greedy and (problem := truncation_problem(sampling.top_k, sampling.top_p)):
+            raise ConfigError(problem, where=WHERE)
+        jobs = [
+            Job(
+                sample_id=request.sample_id,
+                prompt_ids=request.prompt_ids,
+                max_tokens=_limit(request, sampling, self._backend.max_model_tokens),
+                seed=derive_seed(self._seed, "engine-vllm", request.sample_id),
+            )
+            for request in requests
+        ]
+        return self._completions(jobs, sampling) if jobs else iter(())
+
+    def _completions(self, jobs: Sequence[Job], sampling: SamplingParams) -> Iterator[Completion]:
+        if not self._has_weights:
+            self._load()
+        version = self._policy_version
+        for completion in self._backend.generate(jobs, sampling, version):
+            if version != self._policy_version:
+                raise SyncError(
+                    f"weights of version {self._policy_version} arrived while version {version} was generating",
+                    where=WHERE,
+                    hint="take all completions of a generate call before publishing",
+                )
+            if not all(-1e30 < value < 1 for value in completion.logprobs):
+                raise DivergenceError(
+                    f"a log-prob of sample {completion.sample_id} is not finite",
+                    where=WHERE,
+                    hint="the weights have diverged: lower optimizer.lr",
+                )
+            yield completion
+
+    def weights_updated(self, version: int) -> None:
+        """The module has the weights of `version`: give them to vLLM, adapters merged.
+
+        Raises `SyncError` when that fails; the engine is closed then, since vLLM's weights may be torn.
+        """
+        self._load()
+        self._policy_version = version
+
+    def _load(self) -> None:
+        try:
+            self._backend.update(plain_shards(self._module, self._config.max_shard_bytes))
+        except Exception as error:  # vLLM raises anything
+            self.close()
+            if isinstance(error, RlhfError):
+                raise
+            raise SyncError(f"vLLM did not take the new weights: {described(error)}", where=WHERE) from error
+        self._has_weights = True
+
+    def receiver(self) -> WeightReceiver:
+        """Whole versions for the module, checked and swapped in place at commit, then given to vLLM."""
+        from rlhf_core.sync import ModuleReceiver
+
+        return ModuleReceiver(self._module, on_commit=self.weights_updated)
+
+    def close(self) -> None:
+        """End vLLM; the module belongs to the caller."""
+        self._backend.close()
+
+
+def build(config: VllmEngineConfig, context: EngineContext) -> VllmEngine:
+    """What the component `vllm` names."""
+    return VllmEngine(config, context)
+
+
+def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """All tokens that end an answer: the model's generation config's and the tokenizer's."""
+    found: set[int] = set()
+    for given in (getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
+        found.update(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
+    return tuple(sorted(found))
+
+
+def _limit(request: GenerationRequest, sampling: SamplingParams, max_model_tokens: int) -> int:
+    """Most tokens to sample, at least 1. Raises `DataError` where the prompt leaves no room."""
+    length = len(request.prompt_ids)
+    where = f"{WHERE}, sample {request.sample_id}"
+    if length == 0:
+        raise DataError("the prompt has no token", where=where, hint="give the model something to continue")
+    bound = max_model_tokens if sampling.max_length is None else min(max_model_tokens, sampling.max_length)
+    if bound - length < 1:
+        raise DataError(
+            f"a prompt of {length} tokens leaves no room for an answer ({bound} tokens at most together)",
+            where=where,
+            hint="lower prompts.max_prompt_tokens",
+        )
+    return min(sampling.max_new_tokens, bound - length)

@@ -1,0 +1,154 @@
+"""vLLM in a process of its own: the methods of `VllmBackend`, over a private socket pair.
+
+New weights cross in files of shared memory, one shard at a time; nothing listens on a port.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.tensor_files import write_tensors
+from rlhf_core.types import Completion, SamplingParams
+
+from .backend import Job
+from .start import WHERE, Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+END_SECONDS = 10.0
+"""How long the process may take to leave by itself."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class VllmProcess:
+    """Starts the process and waits until it is ready; `close` ends it, and it ends when this process does."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._config = settings.config
+        self._connection, theirs = Pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rlhf_vllm.serve", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__,  # what vLLM prints must not mix with the command's output
+                env=_environment(settings.device),
+                start_new_session=True,  # Ctrl-C is the run's to handle
+            )
+        finally:
+            theirs.close()
+        self._scratch = tempfile.TemporaryDirectory(
+            prefix="rlhf-vllm-", dir=SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+        )
+        try:
+            self._send(settings)
+            kind, self.max_model_tokens = self._receive("vLLM to start", self._config.start_timeout_seconds)
+            assert kind == "ready"
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(self, jobs: Sequence[Job], sampling: SamplingParams, version: int) -> Iterator[Completion]:
+        """See `VllmBackend.generate`."""
+        self._send(("generate", jobs, sampling, version))
+        kind, seconds = "", self._config.answer_timeout_seconds
+        try:
+            while (received := self._receive("the next completion", seconds))[0] != "done":
+                yield received[1]
+        except GeneratorExit:
+            if not self._connection.closed:
+                self._send(("abort",))
+                while kind != "done":
+                    kind, _ = self._receive("the end of a generation", seconds)
+            raise
+
+    def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
+        """See `VllmBackend.update`. One shard at a time is in shared memory; what fails half-way ends the process."""
+        self._send(("update",))
+        try:
+            for number, shard in enumerate(shards):
+                path = Path(self._scratch.name) / f"{number}.safetensors"
+                write_tensors(path, dict(shard))
+                self._send(path)
+                self._receive("vLLM to load new weights", self._config.answer_timeout_seconds)
+                path.unlink()
+            self._send(None)
+            self._receive("vLLM to take new weights", self._config.answer_timeout_seconds)
+        except BaseException:
+            self.close()  # its weights may be torn
+            raise
+
+    def close(self) -> None:
+        """End the process: by the closed connection, and by force where that is not enough."""
+        self._connection.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._scratch.cleanup()
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:  # closed here, or broken by the process's end: its last message says why
+            self._receive("the last message of the vLLM process", END_SECONDS)
+            raise self._death() from None
+
+    def _receive(self, what: str, seconds: float) -> tuple[str, Any]:
+        """The next message. Raises what the process says went wrong, `RlhfError` when it is gone, `DeadlineError`."""
+        deadline = time.monotonic() + seconds
+        try:
+            while not self._connection.poll(max(0.0, deadline - time.monotonic())):
+                if time.monotonic() >= deadline:
+                    raise DeadlineError(
+                        f"waited {seconds:g} s for {what}",
+                        where=WHERE,
+                        hint="raise engine.start_timeout_seconds or engine.answer_timeout_seconds if it is only slow",
+                    )
+            kind, value = self._connection.recv()
+        except (EOFError, OSError):
+            raise self._death() from None
+        if kind == "failed":
+            raise value
+        return kind, value
+
+    def _death(self) -> RlhfError:
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return RlhfError("the vLLM process closed its connection", where=WHERE)
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return RlhfError(
+            f"the vLLM process {how}",
+            where=WHERE,
+            hint="its output is above; out of memory? lower engine.kv_cache_bytes; go on with --resume auto",
+        )
+
+
+def _environment(device: str) -> dict[str, str]:
+    """Of the process: it finds this one's modules, uses as many threads, and sees only the GPU it is to use."""
+    import torch
+
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+    }
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(name, None)  # vLLM is one process, whatever started this one
+    if device.startswith("cuda"):
+        index = int(device.partition(":")[2] or torch.cuda.current_device())
+        visible = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        environment["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
+    return environment

@@ -1,0 +1,86 @@
+"""The process vLLM runs in: `python -m rlhf_vllm.serve FD`.
+
+It is started by `VllmProcess` and answers it over the socket behind FD until the other side is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file
+
+from rlhf_core.errors import RlhfError
+
+from .backend import VllmBackend
+from .start import WHERE, described
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PARENT_CHECK_SECONDS = 1.0
+
+
+def main(descriptor: int) -> None:
+    """Serve the connection. Ends when it closes or when the parent process is gone, whatever vLLM is doing."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    connection = Connection(descriptor)
+    try:
+        try:
+            backend = VllmBackend(connection.recv())
+            connection.send(("ready", backend.max_model_tokens))
+            while True:
+                _answer(backend, connection, connection.recv())
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return  # the run is over
+        except Exception as error:  # told to the parent, which raises it
+            connection.send(("failed", _portable(error)))
+    finally:
+        connection.close()
+        # vLLM's own threads and its process group have nothing to say any more, and may not end by themselves.
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _answer(backend: VllmBackend, connection: Connection, message: tuple[Any, ...]) -> None:
+    kind, *arguments = message
+    if kind == "generate":
+        with closing(backend.generate(*arguments)) as completions:
+            for completion in completions:
+                connection.send(("completion", completion))
+                if connection.poll():  # only an abort is sent before `done`
+                    connection.recv()
+                    break
+    elif kind == "update":
+        backend.update(_shards(connection))
+    # An abort that crossed the last completion comes after `done`: there is nothing left to stop.
+    if kind != "abort":
+        connection.send(("done", None))
+
+
+def _shards(connection: Connection) -> Iterator[dict[str, Tensor]]:
+    while (path := connection.recv()) is not None:
+        yield load_file(path)
+        connection.send(("loaded", None))  # vLLM is through with it
+
+
+def _portable(error: Exception) -> RlhfError:
+    if isinstance(error, RlhfError):
+        return error
+    return RlhfError(f"vLLM failed: {described(error)}", where=WHERE, hint="its output is above")
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,118 @@
+"""Starting vLLM: its import, its arguments, and what its start may change in the process it is in."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.errors import ConfigError, PluginError
+
+from .config import INSTALL, MAX_TOP_K, VllmEngineConfig
+
+WHERE = "engine vllm"
+CPU_CACHE_BYTES = 1024**3
+TIES = 16
+"""Tokens asked for beyond `top_k`: those tied with the last kept one are kept too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What vLLM is started with; travels to its process."""
+
+    config: VllmEngineConfig
+    folder: Path
+    """A transformers config and tokenizer, without weights: these come by `update`."""
+    dtype: str
+    device: str
+    """`cpu`, or `cuda`: the first one this process sees."""
+    eos_ids: tuple[int, ...]
+
+
+def described(error: BaseException) -> str:
+    """Type and first line."""
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
+def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
+    """Arguments of vLLM's `EngineArgs`."""
+    config, on_cpu = settings.config, settings.device == "cpu"
+    return {
+        "model": str(settings.folder),
+        "tokenizer": str(settings.folder),
+        "dtype": settings.dtype,
+        "load_format": "dummy",
+        "generation_config": "vllm",  # nothing of the model's own sampling defaults
+        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+        "max_logprobs": MAX_TOP_K + TIES,
+        "max_num_seqs": config.max_batch_size,
+        "max_model_len": config.max_model_tokens,
+        "kv_cache_memory_bytes": config.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None),
+        "gpu_memory_utilization": config.gpu_memory_fraction,
+        "enforce_eager": config.compile == "off" or (config.compile == "auto" and on_cpu),
+        "enable_sleep_mode": sleeps,
+        "distributed_executor_backend": "uni",
+        "disable_log_stats": True,
+    }
+
+
+def can_sleep(settings: Settings) -> bool:
+    """Whether vLLM is to sleep between rollouts. Raises where it is asked for and this build cannot."""
+    from vllm.platforms import current_platform
+
+    if settings.device.startswith("cuda") and current_platform.is_cpu():
+        raise PluginError(
+            "the policy is on a GPU, but the vLLM that is installed is the CPU build", where=WHERE, hint=INSTALL
+        )
+    can = bool(current_platform.is_sleep_mode_available())
+    if settings.config.sleep == "on" and not can:
+        raise ConfigError(
+            "this build of vLLM cannot give its memory back", where="engine.sleep", hint="set it to auto or off"
+        )
+    return can and settings.config.sleep != "off"
+
+
+def import_vllm() -> Any:
+    """The module. Raises `PluginError` with what to type when its import fails."""
+    try:
+        import vllm
+        import vllm.sampling_params
+    except Exception as error:  # a torchvision or triton of another build fails in its own ways
+        raise PluginError(f"vLLM is installed but broken: {described(error)}", where=WHERE, hint=INSTALL) from error
+    return vllm
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """What vLLM's start changes in its process is put back: environment, random states, torch's thread setting."""
+    import numpy
+    import torch
+
+    if torch.distributed.is_initialized():
+        raise ConfigError(
+            "in_process: this process already belongs to a process group, and vLLM wants one of its own",
+            where=WHERE,
+            hint="set engine.in_process to false",
+        )
+    environment, set_num_threads = dict(os.environ), torch.set_num_threads
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    os.environ.update(
+        {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
+        | {"VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "ERROR")}
+    )
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
+        os.environ.clear()
+        os.environ.update(environment)

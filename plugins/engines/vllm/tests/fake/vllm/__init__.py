@@ -1,0 +1,101 @@
+"""The part of vLLM that the engine uses, without a model: it counts, so that a test can see what reached it.
+
+Answers are `prompt[0] + version, …` until the token limit, where the version is the sum of the weights that were
+loaded. `FAKE_VLLM` in the environment says how it misbehaves.
+"""
+
+import os
+import time
+from types import SimpleNamespace
+
+from . import platforms, sampling_params
+
+if os.environ.get("FAKE_VLLM") == "broken":
+    raise RuntimeError("operator torchvision::nms does not exist\nand more")
+
+
+class SamplingParams(SimpleNamespace):
+    pass
+
+
+class EngineArgs(SimpleNamespace):
+    pass
+
+
+class Model:
+    """Its only weight is the sum of those it is given."""
+
+    def named_parameters(self):
+        yield "total", None
+        if os.environ.get("FAKE_VLLM") == "lacking":
+            yield "lm_head.bias", None
+
+    def load_weights(self, weights):
+        self.total = round(sum(float(tensor.sum()) for _, tensor in weights))
+        return {"total"}
+
+
+class LLMEngine:
+    def __init__(self, args):
+        self.args = args
+        self.model_config = SimpleNamespace(max_model_len=args.max_model_len or 64)
+        self.engine_core = SimpleNamespace(shutdown=lambda: None)
+        self.requests = {}
+        self.model = Model()
+        self.version = None
+        self.asleep = False
+
+    @classmethod
+    def from_engine_args(cls, args):
+        if os.environ.get("FAKE_VLLM") == "unfit":
+            raise ValueError("Unsupported CPU attention configuration: head_dim=16")
+        return cls(args)
+
+    def add_request(self, name, prompt, params):
+        assert self.version is not None and not self.asleep
+        self.requests[name] = (prompt["prompt_token_ids"], params)
+
+    def step(self):
+        if os.environ.get("FAKE_VLLM") == "hang":
+            time.sleep(3600)
+        if os.environ.get("FAKE_VLLM") == "die":
+            os.kill(os.getpid(), 9)
+        if os.environ.get("FAKE_VLLM") == "fail":
+            raise RuntimeError("kernel failed")
+        name = next(iter(self.requests))
+        prompt, params = self.requests.pop(name)
+        tokens = [prompt[0] + self.version] * params.max_tokens
+        logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
+        answer = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason="length")
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[answer])]
+
+    def abort_request(self, names):
+        for name in names:
+            self.requests.pop(name, None)
+
+    def collective_rpc(self, method, args):
+        assert not self.requests and not self.asleep
+        method(self, *args)
+
+    def get_model(self):
+        return self.model
+
+    def reload_weights(self, weights_iterator):
+        if os.environ.get("FAKE_VLLM") == "torn":
+            raise RuntimeError("out of memory")
+        self.model.load_weights(weights_iterator)
+        self.version = self.model.total
+
+    def reset_prefix_cache(self):
+        return True
+
+    def sleep(self, level):
+        assert level == 1 and not self.asleep
+        self.asleep = True
+
+    def wake_up(self):
+        assert self.asleep
+        self.asleep = False
+
+
+__all__ = ["EngineArgs", "LLMEngine", "SamplingParams", "platforms", "sampling_params"]

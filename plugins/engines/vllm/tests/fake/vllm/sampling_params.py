@@ -1,0 +1,5 @@
+"""How much a request tells."""
+
+
+class RequestOutputKind:
+    FINAL_ONLY = 2

@@ -1,0 +1,89 @@
+"""Options, and what is said where vLLM is missing, broken or cannot take the model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from rlhf_core.errors import ConfigError, PluginError
+from rlhf_core.plugins import load, missing_modules
+from rlhf_core.testing.contracts.base import ComponentContract
+from rlhf_vllm.config import VllmEngineConfig
+
+
+def test_its_defaults_are_those_of_every_engine():
+    config = VllmEngineConfig()
+    assert (config.temperature, config.top_k, config.top_p, config.in_process) == (1.0, 0, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_p": 0.9}, "top_p needs top_k"),
+        ({"top_k": 2000}, "at most 1024"),
+        ({"gpu_memory_fraction": 1.5}, "gpu_memory_fraction"),
+        ({"kv_cache_bytes": 5}, "kv_cache_bytes"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"sleep": "sometimes"}, "sleep"),
+        ({"prepack": "on"}, "prepack"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValidationError, match=message):
+        VllmEngineConfig(**options)
+
+
+def test_top_p_with_top_k_is_fine():
+    assert VllmEngineConfig(top_p=0.9, top_k=100).sampling().top_p == 0.9
+
+
+class TestComponent(ComponentContract):
+    """What holds for its options with and without vLLM."""
+
+    kind = "engines"
+    plugin = "vllm"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def selected(cls):
+        return load("engines", "vllm", check_requires=False)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_without_vllm_the_command_says_what_to_type():
+    assert missing_modules(load("engines", "vllm", check_requires=False).component) == ["vllm"]
+    with pytest.raises(PluginError, match="needs vllm, not installed here") as raised:
+        load("engines", "vllm")
+    assert "make setup-vllm" in str(raised.value)
+    shown = subprocess.run(
+        [str(Path(sys.executable).parent / "rlhf"), "train", "--engine", "vllm", "--dry-run"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert shown.returncode == 2, shown.stderr
+    assert "needs vllm" in shown.stderr and "make setup-vllm" in shown.stderr and "Traceback" not in shown.stderr
+
+
+def test_a_broken_vllm_is_named_with_what_to_type(module, engine, fake_vllm, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "broken")
+    with pytest.raises(PluginError, match="torchvision::nms") as raised:
+        engine(module)
+    assert "make setup-vllm" in str(raised.value) and raised.value.exit_code == 2
+
+
+def test_a_model_vllm_cannot_run_is_an_error_at_the_start(module, engine, fake_vllm, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "unfit")
+    with pytest.raises(ConfigError, match="head_dim=16"):
+        engine(module)
+
+
+def test_sleep_that_the_build_cannot_is_an_error(module, engine, fake_vllm):
+    with pytest.raises(ConfigError, match="cannot give its memory back"):
+        engine(module, sleep="on")

@@ -1,0 +1,22 @@
+"""The contract of engines, with the real vLLM, in both places it can run."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_core.testing.contracts import EngineContract
+
+pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
+pytestmark = pytest.mark.slow
+
+
+class TestOwnProcess(EngineContract):
+    plugin = "vllm"
+    options = {"kv_cache_bytes": 64 * 1024**2}
+    hidden_size = 64  # the CPU build's attention wants heads of 32 at least
+
+
+class TestInProcess(EngineContract):
+    plugin = "vllm"
+    options = {"kv_cache_bytes": 64 * 1024**2, "in_process": True}
+    hidden_size = 64

@@ -1,0 +1,141 @@
+"""The real vLLM against transformers: samples, log-probs, new weights, a run, and a process that is killed."""
+
+from __future__ import annotations
+
+import copy
+
+import psutil
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from rlhf_core.builtin_models import build_llama
+from rlhf_core.errors import RlhfError
+from rlhf_core.sync import CopiedWeights
+from rlhf_core.testing.contracts.engine import make_requests
+from rlhf_core.testing.contracts.tiny import contract_policy, perturb
+from rlhf_core.testing.models import tiny_tokenizer
+from rlhf_core.testing.runs import tiny_run
+from rlhf_core.training import train
+from rlhf_core.types import SamplingParams
+from rlhf_core.weight_files import state_dict_shards_of
+
+pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
+pytestmark = pytest.mark.slow
+PLAIN = SamplingParams(max_new_tokens=24)
+GREEDY = SamplingParams(max_new_tokens=24, greedy=True)
+
+
+def greedy_of(module, requests) -> dict[int, tuple[int, ...]]:
+    """What transformers answers greedily."""
+    answers = {}
+    for request in requests:
+        prompt = torch.tensor([request.prompt_ids])
+        whole = module.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24, pad_token_id=0
+        )
+        answers[request.sample_id] = tuple(whole[0, prompt.shape[1] :].tolist())
+    return answers
+
+
+def tokens(found) -> dict[int, tuple[int, ...]]:
+    return {key: each.token_ids for key, each in found.items()}
+
+
+def test_a_sample_depends_on_seed_and_id_alone(module, engine, collect):
+    asked = make_requests(40)
+    first = collect(engine(module), asked, PLAIN)
+    again = collect(engine(module, max_batch_size=7), asked[::-1], PLAIN)
+    assert tokens(first) == tokens(again)
+    same = collect(engine(module), make_requests(8, same_prompt=True), PLAIN)
+    assert len(set(tokens(same).values())) == 8
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [PLAIN, SamplingParams(max_new_tokens=24, temperature=0.7), SamplingParams(max_new_tokens=24, top_k=8, top_p=0.8)],
+    ids=["plain", "warm", "truncated"],
+)
+def test_log_probs_are_those_of_a_plain_forward(sampling, module, engine, collect):
+    asked = make_requests(30)
+    answers = collect(engine(module), asked, sampling)
+    for request in asked:
+        answer = answers[request.sample_id]
+        ids = torch.tensor([[*request.prompt_ids, *answer.token_ids]])
+        with torch.no_grad():
+            logits = module(ids).logits[0, len(request.prompt_ids) - 1 : -1].double() / sampling.temperature
+        if answer.support_ids is not None:
+            outside = torch.ones_like(logits, dtype=torch.bool)
+            for place, kept in enumerate(answer.support_ids):
+                assert answer.token_ids[place] in kept
+                outside[place, list(kept)] = False
+            logits = logits.masked_fill(outside, -torch.inf)
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(answer.token_ids)[:, None]).squeeze(-1)
+        assert answer.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+@pytest.mark.parametrize("max_shard_bytes", [4096, 1024**3], ids=["chunked", "full"])
+def test_new_weights_in_place(in_process, max_shard_bytes, module, engine, collect):
+    """The same prompts before and after, so that a prefix cached under the old weights would show."""
+    made = engine(module, in_process=in_process, max_shard_bytes=max_shard_bytes)
+    asked = make_requests(12)
+    assert tokens(collect(made, asked, GREEDY)) == greedy_of(module, asked)
+    sent = copy.deepcopy(module)
+    for version in (1, 2):
+        perturb(sent, seed=version)
+        CopiedWeights(made.receiver()).publish(version, state_dict_shards_of(sent, max_shard_bytes))
+        found = collect(made, asked, GREEDY)
+        assert tokens(found) == greedy_of(sent, asked)
+        assert {each.policy_version for each in found.values()} == {version}
+
+
+def test_an_adapter_is_followed_and_does_not_pile_up(engine, collect):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = get_peft_model(contract_policy(hidden_size=64), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    module.eval()
+    made, asked = engine(module), make_requests(12)
+    plain = greedy_of(module, asked)
+    assert tokens(collect(made, asked, GREEDY)) == plain
+    for version in (1, 2, 3):
+        generator = torch.Generator().manual_seed(version)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if "lora_B" in name:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        made.weights_updated(version)
+        expected = greedy_of(module, asked)
+        assert expected != plain
+        assert tokens(collect(made, asked, GREEDY)) == expected
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+def test_ppo_trains_with_it(in_process, lora, tmp_path):
+    """Three episodes of a whole run; the trainer's log-probs agree with vLLM's at each."""
+    folder = tmp_path / "model"
+    build_llama(tiny_tokenizer(), hidden_size=64, num_layers=2, num_heads=2, seed=0).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    options = {"kv_cache_bytes": 64 * 1024**2, "in_process": in_process, "max_new_tokens": 6}
+    run = tiny_run(
+        {
+            "model": {"path": str(folder), "device": "cpu", "lora": lora},
+            "engine": {"name": "vllm", **options},
+            "train": {"episodes": 3},
+        }
+    )
+    result = train(run, output=tmp_path / "run")
+    assert result is not None and result.summary["status"] == "done"
+    gaps = [line["rollout/logprob_gap_max"] for line in result.metrics if "rollout/logprob_gap_max" in line]
+    assert len(gaps) >= 3 and max(gaps) < 1e-4
+
+
+def test_a_killed_process_is_a_clear_error(module, engine, collect):
+    made = engine(module)
+    collect(made, make_requests(2), PLAIN)
+    answers = made.generate(make_requests(40), PLAIN)
+    next(answers)
+    psutil.Process(made._backend._process.pid).kill()
+    with pytest.raises(RlhfError, match="vLLM process was ended by SIGKILL"):
+        list(answers)
