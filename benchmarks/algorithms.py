@@ -40,7 +40,7 @@ def is_done(folder: Path) -> bool:
     return summary.exists() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "done"
 
 
-def run(algorithm: str, placement: str, seed: int, root: Path) -> float:
+def run(algorithm: str, placement: str, seed: int, episodes: int, root: Path) -> float:
     """Train, unless that was done before, and return the accuracy."""
     folder = root / f"{algorithm}-{placement}-{seed}"
     if not is_done(folder):
@@ -49,7 +49,8 @@ def run(algorithm: str, placement: str, seed: int, root: Path) -> float:
         if warm_start.exists():
             shutil.copytree(warm_start, folder / "warm-start")
         command = [str(Path(sys.executable).parent / "rlhf"), "train", "--algorithm", algorithm, "--quiet"]
-        command += [*PLACEMENTS[placement], "--set", f"train.seed={seed}", "--output", str(folder)]
+        command += [*PLACEMENTS[placement], "--set", f"train.seed={seed}", "--set", f"train.episodes={episodes}"]
+        command += ["--set", f"eval.every_episodes={episodes}", "--output", str(folder)]
         subprocess.run(command, check=True, timeout=RUN_TIMEOUT_SECONDS)
         if not warm_start.exists():
             shutil.copytree(folder / "warm-start", warm_start)
@@ -71,11 +72,12 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
     parser.add_argument("--placements", nargs="+", choices=list(PLACEMENTS), default=list(PLACEMENTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--episodes", type=int, default=120, help="of each run  [default: 120, as the quickstart has]")
     parser.add_argument("--output", type=Path, default=Path("runs") / f"algorithms-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
     results = {
         algorithm: {
-            placement: [run(algorithm, placement, seed, options.output) for seed in options.seeds]
+            placement: [run(algorithm, placement, seed, options.episodes, options.output) for seed in options.seeds]
             for placement in options.placements
         }
         for algorithm in options.algorithms
