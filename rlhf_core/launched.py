@@ -68,8 +68,4 @@ def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    code = _main(sys.argv[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # All is written. An ordinary exit now and then aborts in gloo's threads, which would fail a run that is done.
-    os._exit(code)
+    sys.exit(_main(sys.argv[1]))

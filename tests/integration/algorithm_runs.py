@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from datetime import timedelta
@@ -76,5 +75,3 @@ def main(out: Path, deployment: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2])
-    # As `rlhf_core.launched` ends: an ordinary exit now and then aborts in gloo's threads.
-    os._exit(0)

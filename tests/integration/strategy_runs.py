@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from rlhf_core import train
+from rlhf_core.hookspecs import Verdict
 
 REWARD = Path(__file__).with_name("digit_reward.py")
+ROLLED_BACK = ("ddp", "gemini")
 
 
 def run_file(strategy: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -35,9 +37,29 @@ def run_file(strategy: dict[str, Any], **changes: Any) -> dict[str, Any]:
             "micro_batch_tokens": 64,
             "seed": 3,
         },
+        "eval": {"every_episodes": None, "num_prompts": 30},
         "checkpoint": {"every_episodes": 1, "keep": 5},
         "logging": {"tensorboard": False},
     }
+
+
+class RollBackOnce:
+    """A guard that sees something at the fifth update, once."""
+
+    seen = False
+
+    def rlhf_verdict(self, step: int) -> Verdict | None:
+        if step != 5 or self.seen:
+            return None
+        self.seen = True
+        return Verdict(action="rollback", guard="mine", reason="asked for by the test")
+
+
+def train_and_roll_back(out: Path, name: str, rank: int) -> None:
+    """The run, which goes back in its second episode, at the same learning rate, to the end of its first."""
+    guards = {"kl": {"action": "rollback", "bound": 1e9}, "rollback": {"lr_factor": 1.0}}
+    run = {**run_file({"name": name}), "guards": guards}
+    train(run, output=out / f"{name}-rolled", hooks=[RollBackOnce()] if rank == 0 else [])
 
 
 def train_and_resume(out: Path, name: str, run: dict[str, Any], rank: int) -> None:
@@ -59,13 +81,17 @@ def main(out: Path, rank: int, names: list[str]) -> None:
     if names != ["single"]:
         # One group for all runs: a strategy uses the one it finds.
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
+    warnings.filterwarnings("error", message="FSDP2-wrapped module")
     for name in names:
         train_and_resume(out, name, run_file({"name": name}), rank)
         if name != "gemini":
             train(run_file({"name": name}, model={"lora": {"r": 4}}), output=out / f"{name}-lora")
+        if name in ROLLED_BACK:
+            train_and_roll_back(out, name, rank)
+    if "gemini" in names:
+        continued = run_file({"name": "ddp"}, model={"path": str(out / "gemini" / "model")})
+        train(continued, output=out / "gemini-then-ddp")
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","))
-    # As `rlhf_core.launched` ends: an ordinary exit now and then aborts in gloo's threads.
-    os._exit(0)

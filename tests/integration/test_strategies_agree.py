@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from run_files import RLHF, samples
 from safetensors.torch import load_file
+from strategy_runs import REWARD, ROLLED_BACK, run_file
+
+from rlhf_core import train
 
 SCRIPT = Path(__file__).with_name("strategy_runs.py")
 PROCESSES = ["ddp", "low-level-zero", "fsdp", "gemini"]
@@ -58,6 +65,11 @@ def _untimed(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in _lines(run)]
 
 
+def _assert_same(run: Path, other: Path) -> None:
+    for mine, theirs in zip(_untimed(run), _untimed(other), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+
+
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("kind", ["", "-lora"])
 def test_losses_agree_with_single(runs: Path, name: str, kind: str) -> None:
@@ -69,14 +81,13 @@ def test_losses_agree_with_single(runs: Path, name: str, kind: str) -> None:
 
 
 def test_samples_are_those_of_single(runs: Path) -> None:
-    def samples(name: str) -> list[Any]:
-        lines = (runs / name / "samples.jsonl").read_text().splitlines()
-        return [(s["sample_id"], s["completion"]) for s in map(json.loads, lines)]
+    def answers(name: str) -> list[Any]:
+        return [(sample["sample_id"], sample["completion"]) for sample in samples(runs / name)]
 
-    expected = samples("single")
+    expected = answers("single")
     assert [sample for sample, _ in expected] == list(range(198))
     for name in EXACT:
-        assert samples(name) == expected
+        assert answers(name) == expected
 
 
 def test_gemini_follows_in_bf16(runs: Path) -> None:
@@ -102,10 +113,82 @@ def test_gemini_changes_weights_as_single_does(runs: Path) -> None:
 
 @pytest.mark.parametrize("name", ["single", *PROCESSES])
 def test_resume_repeats_the_run(runs: Path, name: str) -> None:
-    resumed, whole = _untimed(runs / f"{name}-resumed"), _untimed(runs / name)
-    assert len(resumed) == len(whole)
-    for mine, theirs in zip(resumed, whole, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+    _assert_same(runs / f"{name}-resumed", runs / name)
+
+
+@pytest.mark.parametrize("name", ROLLED_BACK)
+def test_a_rollback_on_all_ranks_repeats_the_episode(runs: Path, name: str) -> None:
+    rolled = runs / f"{name}-rolled"
+    assert json.loads((rolled / "summary.json").read_text())["rollbacks"] == 1
+    _assert_same(rolled, runs / name)
+
+
+# A reward that keeps every process in the third episode until a file is there, so that they can be killed in it.
+HOLD = """
+
+import pathlib, time
+
+_fraction = sorted_fraction
+_here = pathlib.Path(__file__).parent
+
+
+def sorted_fraction(rollouts):
+    while rollouts[0].policy_version == 2 and not (_here / "go").exists():
+        (_here / "held").touch()
+        time.sleep(0.05)
+    return _fraction(rollouts)
+"""
+
+
+def _command(folder: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [RLHF, "train", str(folder / "run.yaml"), "--output", str(folder / "run"), "--num-processes", "2", *flags]
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+
+
+def _kill_all(process: subprocess.Popen[str]) -> None:
+    """kill -9 of the command and of every process it started."""
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    for each in [process, *ranks]:
+        each.kill()
+    process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    "name", ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "low-level-zero", "gemini"))]
+)
+def test_a_killed_run_goes_on_as_if_it_had_not_been(runs: Path, tmp_path: Path, name: str) -> None:
+    reward = tmp_path / REWARD.name
+    reward.write_text(REWARD.read_text() + HOLD)
+    run = {**run_file({"name": name}), "rewards": [{"name": f"{reward}:sorted_fraction"}]}
+    (tmp_path / "run.yaml").write_text(json.dumps(run))  # JSON is YAML
+    process = _command(tmp_path)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not (tmp_path / "held").exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"not in the third episode after {DEADLINE_SECONDS} s"
+        time.sleep(0.1)
+    _kill_all(process)
+    assert len(_lines(tmp_path / "run")) == 6
+    (tmp_path / "go").touch()
+    again = _command(tmp_path, "--resume", "auto")
+    _, errors = again.communicate(timeout=DEADLINE_SECONDS)
+    assert again.returncode == 0, errors
+    _assert_same(tmp_path / "run", runs / name)
+    assert samples(tmp_path / "run") == samples(runs / name)
+
+
+def test_a_policy_goes_on_under_other_strategies(runs: Path, tmp_path: Path) -> None:
+    """Trained under gemini, on under ddp, on under single: each scores at first what the one before did at last."""
+    run = run_file({"name": "single"}, model={"path": str(runs / "gemini-then-ddp" / "model")})
+    last = train(run, output=tmp_path / "run")
+    assert last is not None
+    scores = [json.loads((runs / name / "summary.json").read_text()) for name in ("gemini", "gemini-then-ddp")]
+    scores.append(last.summary)
+    for before, after in itertools.pairwise(scores):
+        assert after["eval_before"] == before["eval_after"]
+    assert len({score["eval_after"] for score in scores} | {scores[0]["eval_before"]}) > 1
 
 
 @pytest.mark.parametrize("name", ["single", *PROCESSES])
