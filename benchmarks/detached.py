@@ -41,6 +41,8 @@ def measure(place: dict[str, Any] | str, episodes: int, prompts: int, folder: Pa
     run = {
         "model": {"path": "builtin:tiny-digits"},
         "prompts": {"name": "sort-digits"},
+        # The same work everywhere: runs whose samples may be late would make one more forward.
+        "algorithm": {"name": "ppo", "importance_cap": None},
         "engine": {"max_new_tokens": 16},
         "train": {
             "episodes": episodes,

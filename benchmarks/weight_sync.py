@@ -4,8 +4,8 @@
 
 One process publishes a model of so many MB through the run's own coordinator to actors that hold it beside their live
 weights, check names, shapes and checksum, and swap it in. `copy` is `Tensor.copy_` of the model into another, in one
-process. Times are medians, printed as ratios to it; `lora` sends a hundredth of the bytes, and is compared with
-copying everything.
+process. Everything computes with one thread, as two actors do that share two cores. Times are medians, printed as
+ratios to `copy`; `lora` sends a hundredth of the bytes, and is compared with copying everything.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rlhf_ray.weight_inbox import WeightInbox
 SIDE = 512
 LAYER_BYTES = 4 * SIDE * SIDE
 CHUNK_BYTES = 16 * 1024**2
+_WARM_UP = 8
 
 
 def make_model(megabytes: int) -> nn.Module:
@@ -49,6 +50,7 @@ class Receiver:
     """A maker without the making."""
 
     def __init__(self, name: str, coordinator: Any, megabytes: int) -> None:
+        torch.set_num_threads(1)
         model = make_model(megabytes).requires_grad_(False)
         target = WeightTarget(ModuleReceiver(model, on_commit=lambda version: None), model, adapter_of(model))
         self._weights = StagedWeights({"policy": target})
@@ -119,13 +121,13 @@ def time_sync(mode: str, megabytes: int, makers: int, repeats: int) -> tuple[flo
 
 
 def median(action: Callable[[], None], repeats: int) -> float:
-    """Of the seconds of `repeats` calls, after one to warm up."""
+    """Of the seconds of `repeats` calls, after some to warm up: shared memory is slow when it is first written."""
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(_WARM_UP + repeats):
         started = time.perf_counter()
         action()
         times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+    return statistics.median(times[_WARM_UP:])
 
 
 def main() -> None:
@@ -134,6 +136,7 @@ def main() -> None:
     parser.add_argument("--makers", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     print("| MB | copy, ms | full | chunked | lora | bytes full / lora |\n|---|---|---|---|---|---|")
     with connected(RayConfig()):
         for megabytes in arguments.megabytes:

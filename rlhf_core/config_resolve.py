@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,6 +27,9 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
 
 DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
 """What a run that samples answers and has no `rewards` gets."""
+
+LATE_SAMPLES_CAP = 2.0
+"""`importance_cap` of a run whose samples may come from older weights (`_weighting_late_samples`)."""
 
 SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
     "engines": EngineConfig,
@@ -128,6 +131,7 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
     problems.raise_if_any(where)
     assert core is not None
     plugins = {name: each for name, each in chosen.items() if each is not None}
+    plugins["algorithm"] = _weighting_late_samples(plugins["algorithm"], plugins["transport"].config)
     core = core.model_copy(
         update={
             "prompts": _shared_part(core.prompts, plugins["prompts"].config),
@@ -135,6 +139,19 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
         }
     )
     return ResolvedRun(run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), **plugins)
+
+
+def _weighting_late_samples(algorithm: Configured, transport: BaseModel) -> Configured:
+    """The algorithm with truncated importance sampling, where samples may come from older weights.
+
+    Only where it has the option `importance_cap` and the run says nothing of it; `max_staleness` is the option of a
+    transport whose makers may be behind the trainer.
+    """
+    options = algorithm.config
+    is_open = "importance_cap" in type(options).model_fields.keys() - options.model_fields_set
+    if not is_open or getattr(transport, "max_staleness", 0) == 0:
+        return algorithm
+    return replace(algorithm, config=options.model_copy(update={"importance_cap": LATE_SAMPLES_CAP}))
 
 
 def _shared_part(core: BaseModel, plugin: BaseModel) -> BaseModel:

@@ -141,6 +141,7 @@ def test_a_driver_that_is_killed_in_a_sync_takes_everything_with_it_and_a_resume
         return driver.process.poll() is not None
 
     wait_until(is_killed, "the driver's end")
+    driver.end()
     assert len(driver.seen) > 3
     wait_until(lambda: not driver.left(), f"the end of {driver.left()}")
     status = _status(driver)

@@ -92,7 +92,13 @@ def test_twenty_times_in_a_row(
     faults: Callable[[str], Path],
     check_samples: Callable[[Path], None],
 ) -> None:
-    faults(["maker-generates", "maker-receives-1", "maker-receives-2", "maker-receives-3"][turn % 4])
+    kinds = ["maker-generates", "maker-receives-1", "trainer-syncs-2", "maker-receives-2", "maker-receives-3"]
+    fault = kinds[turn % 5]
+    faults(fault)
     run = run_file({"episodes": 4}, num_makers=2, max_staleness=turn % 3, sync=["full", "chunked"][turn % 2])
-    assert train(run, output=tmp_path / "ray") is not None
+    if fault.startswith("trainer"):
+        with pytest.raises(RlhfError, match="trainer-0: its process is gone"):
+            train(run, output=tmp_path / "ray")
+    resume = "auto" if fault.startswith("trainer") else None
+    assert train(run, output=tmp_path / "ray", resume=resume) is not None
     check_samples(tmp_path / "ray")

@@ -11,6 +11,7 @@ import pytest
 import ray
 import torch
 
+from rlhf_core.config_resolve import resolve
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
 from rlhf_core.evaluate import EvaluationRow
 from rlhf_core.group_trees import group_to_tree
@@ -346,6 +347,27 @@ class TestFailures:
         assert (explained.where, explained.message, explained.hint) == ("maker-1, weight sync", "refused", "do")
         bug = explain("maker-1", ray.exceptions.RayTaskError("work", "Traceback", KeyError("k")).as_instanceof_cause())
         assert bug.message == "KeyError: 'k'"
+
+
+@pytest.mark.parametrize(
+    ("transport", "algorithm", "cap"),
+    [
+        ({"name": "ray", "max_staleness": 4}, "ppo", 2.0),
+        ({"name": "ray", "max_staleness": 4}, "grpo", 2.0),
+        ({"name": "ray", "max_staleness": 4}, {"name": "ppo", "importance_cap": None}, None),
+        ({"name": "ray", "max_staleness": 4}, {"name": "ppo", "importance_cap": 5.0}, 5.0),
+        ({"name": "ray", "max_staleness": 0}, "ppo", None),
+        ("local", "ppo", None),
+    ],
+)
+def test_samples_that_may_be_late_are_weighted_unless_the_run_says_otherwise(
+    transport: Any, algorithm: Any, cap: float | None
+) -> None:
+    model = {"path": "builtin:tiny-digits"}
+    run = {"model": model, "prompts": "sort-digits", "transport": transport, "algorithm": algorithm}
+    resolved = resolve(run)
+    assert resolved.algorithm.config.model_dump()["importance_cap"] == cap
+    assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
 
 
 def test_a_folder_without_a_detached_run_has_no_status(tmp_path: Path) -> None:

@@ -16,8 +16,13 @@ _MARGIN_SECONDS = 60.0
 
 def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.0) -> Any:
     """Call the coordinator, which answers within `wait_seconds` by itself. Raises what it raised or that it is gone."""
+    return answer(getattr(coordinator, method).remote(*arguments), method, wait_seconds)
+
+
+def answer(reference: Any, method: str, wait_seconds: float = 0.0) -> Any:
+    """What the coordinator answers to a call of `method` that is under way; as `ask`."""
     try:
-        return ray.get(getattr(coordinator, method).remote(*arguments), timeout=wait_seconds + _MARGIN_SECONDS)
+        return ray.get(reference, timeout=wait_seconds + _MARGIN_SECONDS)
     except ray.exceptions.GetTimeoutError as error:
         raise DeadlineError(
             f"the coordinator did not answer {method} within {wait_seconds + _MARGIN_SECONDS:g} s", where="coordinator"

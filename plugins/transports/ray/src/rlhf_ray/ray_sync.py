@@ -12,8 +12,9 @@ import ray
 from rlhf_core.functional.forward import causal_lm_logits
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.sync import Checksum
+from rlhf_core.weight_files import group_into_shards
 
-from .calls import ask
+from .calls import answer, ask
 from .messages import Canary
 from .weight_wire import num_bytes, pack
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _EVERYTHING = 1 << 62
 """Bytes of a shard under `sync: full`: one per model."""
+_OBJECT_BYTES = 16 * 1024**2
+"""Bytes of one object: makers read and check it while the next is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class RayWeightSync:
     def _send(self, version: int) -> tuple[dict[str, str], int]:
         checksums: dict[str, str] = {}
         sent = 0
+        calls = []
         for role, trained in self._trained.items():
             checksum = Checksum()
             for shard in self._strategy.state_dict_shards(
@@ -103,11 +107,15 @@ class RayWeightSync:
             ):
                 if not self._strategy.is_main:
                     continue
-                checksum.add(shard)
-                packed = pack(shard)
-                sent += num_bytes(packed)
-                ask(self._coordinator, "add_weights", version, role, [ray.put(packed)])
+                for part in group_into_shards(shard.items(), _OBJECT_BYTES):
+                    checksum.add(part)
+                    packed = pack(part)
+                    sent += num_bytes(packed)
+                    # Answered while the next part is written.
+                    calls.append(self._coordinator.add_weights.remote(version, role, [ray.put(packed)]))
             checksums[role] = checksum.hexdigest()
+        for call in calls:
+            answer(call, "add_weights")
         return checksums, sent
 
     def _filter(self, role: str) -> Callable[[str], bool] | None:

@@ -101,11 +101,11 @@ class Supervisor:
         _, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
         for name in (fits[reference] for reference in running if fits[reference] in view.silent):
             raise ActorLostError(
-                f"waited {view.silent[name]:.0f} s for a sign of life (transport.heartbeat_seconds is "
-                f"{self._crew.config.heartbeat_seconds:g}); the run was at policy version {view.version}, "
+                f"waited {view.silent[name]:.0f} s for a sign of life; the run was at policy version {view.version}, "
                 f"{view.progress}",
                 where=name,
-                hint="was its process stopped, or its machine out of memory? continue with --resume auto",
+                hint="was its process stopped? continue with --resume auto; one that is only slow needs a larger "
+                "transport.heartbeat_seconds",
             )
 
     def _watch_makers(self, view: Overview) -> None:
