@@ -14,6 +14,10 @@ from .types import BufferItem, Experience
 _TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns")
 """Optional [A] float32 fields, named alike in `BufferItem` and `Experience`."""
 
+DEFAULT_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""By kind of device: most tokens of one pass through a model where the user has set no bound. On a CPU more are no
+faster, and smaller batches of like lengths hold less padding; so many fill a GPU."""
+
 
 def collate(items: Sequence[BufferItem]) -> Experience:
     """Pad to the longest prompt and the longest response among `items` (at least one), on the device they are on.

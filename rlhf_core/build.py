@@ -51,17 +51,27 @@ def build_algorithm(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -
 
 
 def build_engine(
-    resolved: ResolvedRun, model: nn.Module, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    resolved: ResolvedRun, model: nn.Module, tokenizer: PreTrainedTokenizerBase, strategy: Strategy
 ) -> RolloutEngine:
     """The engine over `model`: the trained module itself, or a copy of its own."""
     context = EngineContext(
         model=model,
         tokenizer=tokenizer,
-        device=device,
+        device=strategy.device,
         seed=resolved.run.train.seed,
         model_path=resolved.run.model.path,
+        compute_dtype=_compute_dtype(strategy),
     )
     return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
+
+
+def _compute_dtype(strategy: Strategy) -> torch.dtype | None:
+    """What the strategy's mixed precision multiplies in; None without."""
+    import torch
+
+    kind = strategy.device.type
+    with strategy.autocast():
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def build_scorer(resolved: ResolvedRun, *, cache_folder: Path | None = None) -> RewardScorer:
@@ -219,3 +229,8 @@ def build_reference(
     with strategy.model_init_context():
         model = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed)
     return Reference(strategy.prepare_inference(model), nullcontext)
+
+
+def offloads_reference(resolved: ResolvedRun) -> bool:
+    """Whether a reference of its own leaves the device between its passes. The policy, under LoRA, must not."""
+    return resolved.run.model.offload_reference and resolved.run.model.lora is None

@@ -95,6 +95,8 @@ class EngineContext:
     """Run seed of the sampling noise."""
     model_path: str | None = None
     """Where the policy was loaded from, for engines that load their own."""
+    compute_dtype: torch.dtype | None = None
+    """What the trainer's forward multiplies in, where that is not the type of the weights (mixed precision)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,11 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass: less memory, more time."
     )
+    offload_reference: bool = Field(
+        False,
+        description="Keep the reference in host memory while it is not asked, which frees that much of a GPU. Nothing "
+        "to gain with LoRA, where it is the policy itself, and not done where a strategy divides it.",
+    )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters only; null trains all weights.")
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with a hub model. Only for sources you trust."

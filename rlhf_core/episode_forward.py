@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from .build import Reference
     from .strategy import Strategy
 
-SCORING_TOKENS = 16384
-"""Most tokens of one forward where the user has set no bound: an episode may be far larger than a batch."""
-
 ItemT = TypeVar("ItemT", bound=Item)
 
 

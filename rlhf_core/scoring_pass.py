@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .batching import collate, masked, to_device
-from .episode_forward import SCORING_TOKENS as SCORING_TOKENS
+from .batching import DEFAULT_TOKENS, collate, masked, to_device
 from .episode_forward import forward_rows
 from .functional.forward import policy_forward, value_forward
 from .types import BufferItem, Experience, RolloutGroup
@@ -34,7 +33,7 @@ class ScoringPass:
         reference: nn.Module | None = None,
         reference_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         critic: nn.Module | None = None,
-        batch_tokens: int | None = SCORING_TOKENS,
+        batch_tokens: int | None = None,
         offload: bool = False,
     ) -> None:
         self._strategy = strategy
@@ -42,7 +41,7 @@ class ScoringPass:
         self._reference = reference
         self._reference_context = reference_context
         self._critic = critic
-        self._batch_tokens = batch_tokens
+        self._batch_tokens = batch_tokens or DEFAULT_TOKENS[strategy.device.type]
         self._offload = offload
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
+from .batching import DEFAULT_TOKENS
 from .build import TrainerModels, build_reference, updates_per_episode
 from .checkpoint import CheckpointStore
 from .config_resolve import ResolvedRun
-from .episode_forward import SCORING_TOKENS, no_reference, reference_pass, with_trainer_log_probs
+from .episode_forward import no_reference, reference_pass, with_trainer_log_probs
 from .episode_record import EpisodeRecord
 from .errors import DivergenceError, InterruptedRun
 from .hooks import HookRelay
@@ -31,7 +32,7 @@ from .trainer import BatchSource, Metrics, Trainer
 from .transport import FitResult
 from .tuning import Tuning
 from .types import BufferItem
-from .update import DEFAULT_TOKENS, Updater
+from .update import Updater
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,13 +80,8 @@ class TrainerSession:
         self._tuning = Tuning(resolved.run.optimizer, models.trained, algorithm)
         self._oversight = Oversight(strategy, hooks, resolved.run.guards, folder)
         self._control = LiveControl(folder, strategy, self._tuning.setters)
-        train = resolved.run.train
-        self._updater = Updater(
-            algorithm,
-            strategy,
-            models.trained,
-            micro_batch_tokens=train.micro_batch_tokens or DEFAULT_TOKENS[strategy.device.type],
-        )
+        self._tokens = resolved.run.train.micro_batch_tokens or DEFAULT_TOKENS[strategy.device.type]
+        self._updater = Updater(algorithm, strategy, models.trained, micro_batch_tokens=self._tokens)
         self._prepare = self._item_preparation()
         self._version = 0
         self._eval_before: float | None = None
@@ -271,10 +267,6 @@ class TrainerSession:
             on_episode=record.items,
         )
 
-    @property
-    def _scoring_tokens(self) -> int:
-        return self._resolved.run.train.micro_batch_tokens or SCORING_TOKENS
-
     def _complete(self, items: list[BufferItem]) -> list[BufferItem]:
         """The samples with the trainer's log-probs of them, where the algorithm asks for these. Collective."""
         assert isinstance(self._algorithm, RolloutAlgorithm) and self._record is not None
@@ -286,7 +278,7 @@ class TrainerSession:
                 self._models.policy,
                 self._strategy,
                 temperature=self._resolved.sampling.temperature,
-                batch_tokens=self._scoring_tokens,
+                batch_tokens=self._tokens,
             )
 
     def _item_preparation(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -298,7 +290,7 @@ class TrainerSession:
         if reference is None:
             ask = no_reference(algorithm)
         else:
-            ask = reference_pass(algorithm, reference, self._strategy, batch_tokens=self._scoring_tokens)
+            ask = reference_pass(algorithm, reference, self._strategy, batch_tokens=self._tokens)
         return lambda items: algorithm.prepare_items(items, ask)
 
     def _train_step(self, batch: TrainBatch) -> dict[str, float]:

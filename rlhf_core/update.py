@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 GAP_KEY = "rollout/logprob_gap_max"
 
-DEFAULT_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""By kind of device: most tokens of one pass where the run file sets no bound. On a CPU more tokens are no faster; on
-a GPU so many fill it."""
-
 
 class Updater:
     """Applies `Algorithm.loss` to this rank's part of a batch.

@@ -99,12 +99,15 @@ def _config(shape: Size, vocabulary: int) -> LlamaConfig:
 
 @torch.no_grad()
 def _shape_endings(model: LlamaForCausalLM, varied: bool) -> None:
-    """Feature 0 is the same for every token, and the head reads from it how likely special tokens are."""
+    """Feature 0 is the same everywhere, and the head reads from it how likely special tokens are."""
     vocabulary = model.config.vocab_size
-    model.model.embed_tokens.weight[:, 0] = 1.0
+    model.model.embed_tokens.weight[:, 0] = 2.0
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight[0] = 0.0
+        layer.mlp.down_proj.weight[0] = 0.0
     head = model.lm_head.weight
     head[:, 0] = 0.0
-    ids = torch.randint(len(SPECIAL), vocabulary, (4, 64))
+    ids = torch.randint(len(SPECIAL), vocabulary, (4, 128))
     hidden = model.model(input_ids=ids).last_hidden_state
     feature = hidden[..., 0].mean()
     others = (hidden @ head[len(SPECIAL) :].T).exp().sum(-1).mean().log()

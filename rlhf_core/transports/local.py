@@ -16,6 +16,7 @@ from ..build import (
     build_strategy,
     build_trained_models,
     model_dtype,
+    offloads_reference,
 )
 from ..channel import LocalChannel
 from ..config_resolve import ResolvedRun
@@ -25,7 +26,7 @@ from ..models import load_policy, load_tokenizer
 from ..prompts import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards import RewardScorer
-from ..scoring_pass import SCORING_TOKENS, ScoringPass
+from ..scoring_pass import ScoringPass
 from ..session import SessionParts, TrainerSession
 from ..strategy import Strategy
 from ..sync import CopiedWeights, NoReceiver, SharedWeights
@@ -110,14 +111,14 @@ class _LocalParts:
         strategy, resolved = self._strategy, self._resolved
         tokenizer = self._models.tokenizer
         if not strategy.shards_parameters:
-            engine = build_engine(resolved, strategy.unwrap(self._models.policy), tokenizer, strategy.device)
+            engine = build_engine(resolved, strategy.unwrap(self._models.policy), tokenizer, strategy)
             self._stack.callback(engine.close)
             return engine, SharedWeights(engine)
         run = resolved.run
         copy = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed)
         copy.to(strategy.device)  # type: ignore[arg-type]
         copy.eval().requires_grad_(False)
-        engine = build_engine(resolved, copy, tokenizer, strategy.device)
+        engine = build_engine(resolved, copy, tokenizer, strategy)
         self._stack.callback(engine.close)
         return engine, CopiedWeights(engine.receiver())
 
@@ -133,7 +134,8 @@ class _LocalParts:
             reference=None if reference is None else reference.model,
             reference_context=nullcontext if reference is None else reference.context,
             critic=None if critic is None else critic.model,
-            batch_tokens=train.micro_batch_tokens or SCORING_TOKENS,
+            batch_tokens=train.micro_batch_tokens,
+            offload=offloads_reference(resolved) and not strategy.shards_parameters,
         )
         maker = PolicyExperienceMaker(
             engine=engine,

@@ -54,3 +54,11 @@ def test_the_mode_of_the_model_comes_back(setup, groups):
     critic = setup.trained["critic"].model.train()
     ScoringPass(setup.strategy, temperature=1.0, critic=critic).run(groups)
     assert critic.training
+
+
+def test_an_offloaded_reference_is_on_the_device_for_its_pass_only(setup, groups, monkeypatch):
+    reference, places = setup.trained["policy"].model, []
+    monkeypatch.setattr(type(reference), "to", lambda self, device: places.append(str(device)))
+    done = ScoringPass(setup.strategy, temperature=0.7, reference=reference, offload=True).run(groups)
+    assert places == [str(setup.strategy.device), "cpu"]
+    assert all(item.reference_log_probs is not None for group in done for item in group.items)

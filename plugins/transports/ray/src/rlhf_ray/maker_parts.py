@@ -18,12 +18,13 @@ from rlhf_core.build import (
     build_scorer,
     build_strategy,
     model_dtype,
+    offloads_reference,
 )
 from rlhf_core.config_resolve import ResolvedRun
 from rlhf_core.evaluate import PolicyEvaluator
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import load_policy, load_tokenizer
-from rlhf_core.scoring_pass import SCORING_TOKENS, ScoringPass
+from rlhf_core.scoring_pass import ScoringPass
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import Prompt, RolloutGroup
 
@@ -102,7 +103,7 @@ def build_maker(
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     rollouts = algorithm if isinstance(algorithm, RolloutAlgorithm) else None
     scoring = None if rollouts is None else _scoring_pass(resolved, rollouts, place, policy, critic)
-    engine = build_engine(resolved, policy, tokenizer, place.device)
+    engine = build_engine(resolved, policy, tokenizer, place)
     worker = MakerWorker(
         engine=engine,
         tokenizer=tokenizer,
@@ -134,7 +135,8 @@ def _scoring_pass(
         reference=None if reference is None else reference.model,
         reference_context=nullcontext if reference is None else reference.context,
         critic=critic,
-        batch_tokens=resolved.run.train.micro_batch_tokens or SCORING_TOKENS,
+        batch_tokens=resolved.run.train.micro_batch_tokens,
+        offload=offloads_reference(resolved),
     )
 
 

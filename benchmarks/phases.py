@@ -1,0 +1,184 @@
+"""Where a PPO iteration's time goes, and how near each phase is to what the machine can do.
+
+A phase's floor is its matrix products at the rate of one large product, or, for the optimizer's step, the bytes it
+reads and writes at the rate of a large copy, both measured in this process before and after the run. Attention scores,
+norms, activation functions and the sampler are not in the floors, nor is padding. What is left of the iteration besides
+the phases and the rewards is the framework's own.
+
+    python benchmarks/phases.py --model M --iterations 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PEERS = Path(__file__).parent / "peers"
+sys.path.insert(0, str(PEERS))
+from inputs import PROMPT_TOKENS, SIZES, Size, write_inputs  # noqa: E402 - beside run_rlhf.py
+from run_rlhf import run_file  # noqa: E402
+
+import rlhf_core.scoring_pass  # noqa: E402
+import rlhf_ppo.algorithm  # noqa: E402
+from rlhf_core import train  # noqa: E402
+from rlhf_core.functional.fast_linear import multiply  # noqa: E402
+from rlhf_core.strategy_base import StrategyBase  # noqa: E402
+from rlhf_hf.engine import HfEngine  # noqa: E402
+from rlhf_torch.single import SingleStrategy  # noqa: E402
+
+BOUND = 0.03
+PHASES = ("generate", "scoring forward", "forward", "backward", "step", "rewards")
+
+
+class Clock:
+    """Seconds of each phase, while measured episodes run."""
+
+    def __init__(self, iterations: int) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.wall = 0.0
+        self.tokens = 0
+        self._measured = range(1, 1 + iterations)
+        self._on = False
+        self._started = self._reward_started = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._on:
+                self.seconds[name] += time.perf_counter() - started
+
+    def watch(self, owner: Any, attribute: str, phase: str) -> None:
+        function: Callable[..., Any] = getattr(owner, attribute)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            with self.phase(phase):
+                return function(*args, **options)
+
+        setattr(owner, attribute, timed)
+
+    def watch_iterator(self, owner: Any, attribute: str, phase: str) -> None:
+        function: Callable[..., Iterator[Any]] = getattr(owner, attribute)
+
+        def timed(*args: Any, **options: Any) -> Iterator[Any]:
+            with self.phase(phase):
+                items = function(*args, **options)
+            while True:
+                with self.phase(phase):
+                    item = next(items, None)
+                if item is None:
+                    return
+                yield item
+
+        setattr(owner, attribute, timed)
+
+    def rlhf_episode_start(self, episode: int) -> None:
+        self._on, self._started = episode in self._measured, time.perf_counter()
+
+    def rlhf_rollout_batch_end(self, num_tokens: int) -> None:
+        self.tokens += num_tokens if self._on else 0
+
+    def rlhf_reward_start(self) -> None:
+        self._reward_started = time.perf_counter()
+
+    def rlhf_reward_end(self) -> None:
+        if self._on:
+            self.seconds["rewards"] += time.perf_counter() - self._reward_started
+
+    def rlhf_episode_end(self) -> None:
+        if self._on:
+            self.wall += time.perf_counter() - self._started
+        self._on = False
+
+
+def rates() -> tuple[float, float]:
+    """float32 operations a second of a large product, and bytes a second (read and written) of a large copy."""
+    square, large = torch.randn(2048, 2048), torch.randn(64_000_000)
+    target = torch.empty_like(large)
+
+    def fastest(action: Callable[[], Any]) -> float:
+        best = float("inf")
+        for _ in range(5):
+            started = time.perf_counter()
+            action()
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    return 2 * 2048**3 / fastest(lambda: multiply(square, square)), 8 * 64e6 / fastest(lambda: target.copy_(large))
+
+
+def floors(shape: Size, prompt_tokens: float, tokens: float, flops: float) -> dict[str, float]:
+    """Seconds of each phase for so many tokens of prompts and of answers, one optimizer step not counted."""
+    trunk = shape.layers * (4 * shape.hidden**2 + 3 * shape.hidden * shape.intermediate)
+    head = shape.vocabulary * shape.hidden
+    policy = 2 * (trunk * (prompt_tokens + tokens) + head * tokens) / flops
+    critic = 2 * trunk * (prompt_tokens + tokens) / flops
+    both = policy + critic
+    return {"generate": policy, "scoring forward": both, "forward": both, "backward": 2 * both}
+
+
+def step_floor(shape: Size, bandwidth: float) -> float:
+    """AdamW reads weight, gradient and two moments and writes three of them, for policy and critic."""
+    trunk = shape.layers * (4 * shape.hidden**2 + 3 * shape.hidden * shape.intermediate)
+    embedding = shape.vocabulary * shape.hidden
+    return 7 * 4 * (2 * trunk + 3 * embedding) / bandwidth
+
+
+def watched(iterations: int) -> Clock:
+    """A clock on everything that is not the framework's own work."""
+    clock = Clock(iterations)
+    clock.watch_iterator(HfEngine, "generate", "generate")
+    for name in ("policy_forward", "value_forward"):
+        clock.watch(rlhf_core.scoring_pass, name, "scoring forward")
+        clock.watch(rlhf_ppo.algorithm, name, "forward")
+    clock.watch(StrategyBase, "backward", "backward")
+    clock.watch(SingleStrategy, "step", "step")
+    return clock
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SIZES), default="M")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--micro-batch-tokens", type=int)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    options.epochs, options.precision = 1, "fp32"
+    torch.set_num_threads(options.threads)
+    clock = watched(options.iterations)
+    before = rates()
+    with tempfile.TemporaryDirectory() as folder:
+        write_inputs(Path(folder), options.model, varied=False, num_prompts=options.prompts)
+        train(run_file(Path(folder), options), output=Path(folder) / "run", hooks=[clock])
+    flops, bandwidth = (max(pair) for pair in zip(before, rates(), strict=True))
+    count, shape = options.iterations, SIZES[options.model]
+    floor = floors(shape, options.prompts * sum(PROMPT_TOKENS) / 2, clock.tokens / count, flops)
+    floor["step"] = step_floor(shape, bandwidth)
+    print(f"{options.model}: products {flops / 1e9:.0f} GFLOP/s, copies {bandwidth / 1e9:.0f} GB/s")
+    print("| phase | s an iteration | share of the iteration | floor, s | floor / measured |\n|---|---|---|---|---|")
+    for phase in PHASES:
+        seconds = clock.seconds[phase] / count
+        known = f"{floor[phase]:.2f} | {floor[phase] / seconds:.2f}" if phase in floor else "- | -"
+        print(f"| {phase} | {seconds:.3f} | {clock.seconds[phase] / clock.wall:.1%} | {known} |")
+    own = clock.wall - sum(clock.seconds.values())
+    print(f"| framework | {own / count:.3f} | {own / clock.wall:.1%} | - | - |")
+    print(f"| together | {clock.wall / count:.3f} | 100% | {sum(floor.values()):.2f} | |")
+    return int(own > BOUND * clock.wall)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
