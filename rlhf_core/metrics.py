@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsFloat, SupportsIndex
 
-from .errors import CheckpointError
+from .errors import CheckpointError, RlhfError
 from .jsonl import dump_line, truncate_lines
 
 Number = SupportsFloat | SupportsIndex
@@ -105,11 +105,21 @@ class MetricsWriter:
         held, self._held = self._held, None
         if held is not None:
             line = finite(held)
-            self._file.write(dump_line(line))
+            self._write(dump_line(line))
             if self._on_line is not None:
                 self._on_line(line)
         if sync:
             os.fsync(self._file.fileno())
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._file.write(line)
+        except OSError as error:
+            raise RlhfError(
+                f"metrics cannot be written: {error.strerror}",
+                where=str(self._path),
+                hint="the last checkpoint is intact: free some space and start again with --resume auto",
+            ) from error
 
     def close(self) -> None:
         """Write what is held and close the file; a second call does nothing."""

@@ -51,7 +51,7 @@ def test_evaluation_may_have_prompts_of_its_own(fake_run):
     assert resolve(resolved.to_mapping()).eval_prompts == resolved.eval_prompts
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(
     episodes=st.integers(1, 10**6),
     prompts=st.integers(1, 300),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.errors import CheckpointError
+from rlhf_core.errors import CheckpointError, RlhfError
 from rlhf_core.metrics import MetricsWriter, PhaseTimer, truncate_after
 
 
@@ -137,3 +137,12 @@ def test_an_open_phase_cannot_be_taken():
     timer = PhaseTimer()
     with timer.phase("train"), pytest.raises(RuntimeError, match="train"):
         timer.take()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.update({"loss/policy": 0.5})
+    with pytest.raises(RlhfError, match=r"(?s)metrics\.jsonl.*No space left.*--resume auto"):
+        writer.close()

@@ -42,7 +42,7 @@ def same(one, other) -> bool:
     return one == other
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree=trees)
 def test_round_trip(tree, tmp_path_factory):
     path = tmp_path_factory.mktemp("tree") / "state.safetensors"

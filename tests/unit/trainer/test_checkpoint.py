@@ -100,7 +100,7 @@ DAMAGE = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(damage=DAMAGE)
 def test_a_damaged_checkpoint_is_skipped(tmp_path_factory, damage):
     folder = tmp_path_factory.mktemp("run")

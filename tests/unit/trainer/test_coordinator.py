@@ -203,7 +203,7 @@ EVENT = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(events=st.lists(EVENT, max_size=60), max_staleness=st.integers(0, 2), prompts=st.integers(1, 3))
 def test_every_sample_enters_exactly_one_episode(events, max_staleness, prompts):
     """Makers die, come late, answer twice and refuse; the trainer is resumed: nothing is lost or doubled."""

@@ -159,7 +159,7 @@ def test_an_adapter_replaces_the_adapter_and_nothing_accumulates():
         send(receiver, 3, weights(source))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(shard_bytes=st.integers(1, 3000), seed=st.integers(0, 3), data=st.data())
 def test_a_checksum_is_that_of_the_tensors_however_they_were_cut(shard_bytes, seed, data):
     model = tiny_model(seed=seed, num_layers=1)
