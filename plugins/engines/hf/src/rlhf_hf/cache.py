@@ -80,7 +80,7 @@ class SlotLayer(CacheLayerMixin):
     def _write(self, room: Tensor, states: Tensor) -> Tensor:
         count, num_heads = states.shape[:2]
         index = self._step.flat(num_heads, self._capacity)
-        room.view(-1, room.shape[3]).index_copy_(0, index, states.reshape(count * num_heads, -1))
+        room.view(-1, room.shape[3]).index_copy_(0, index, states.reshape(count * num_heads, -1).to(room.dtype))
         return room[:count, :, : self._step.longest]
 
     def fill(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -88,7 +88,7 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
         for room, states in zip(self._rooms(), (keys, values), strict=True):
-            room[:, :, : states.shape[2]].index_copy_(0, slots, states)
+            room[:, :, : states.shape[2]].index_copy_(0, slots, states.to(room.dtype))
 
     def copy_rows(self, sources: Tensor, targets: Tensor, length: int) -> None:
         for room in self._rooms():
@@ -150,6 +150,11 @@ class SlotCache(Cache):
         """Tell every layer where this step's tokens go: behind `lengths` [n]; `longest` is max(lengths) + 1."""
         self.reserve(longest)
         self._step.set(lengths, longest)
+
+    @property
+    def step_tokens(self) -> int:
+        """Keys that this step attends to, in the longest row."""
+        return self._step.longest
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for `num_tokens` per slot."""

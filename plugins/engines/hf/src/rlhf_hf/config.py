@@ -22,6 +22,16 @@ class HfEngineConfig(EngineConfig):
     prefill_batch_tokens: int = Field(
         4096, ge=1, description="Prompt tokens in one forward pass, padding included; bounds its memory."
     )
+    cuda_graphs: bool = Field(
+        False,
+        description="On a GPU, capture decoding steps as CUDA graphs and replay them: starts all kernels of a step at "
+        "once, over the whole capacity of the cache.",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto",
+        description="Arithmetic over float32 weights: auto is that of the trainer's forward; fp32 leaves the weights "
+        "as they are. Mixed precision keeps a copy of the linear weights while generating.",
+    )
     prepack: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Copy Linear weights into oneDNN's layout while generating on a CPU: auto does it where it is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from .cache import round_up
 from .config import HfEngineConfig
 from .forward import ModelForward
+from .graphs import capture_graph
 from .lockstep import LockstepBatch, LockstepModel
 from .mode import generating
 from .paths import Path, choose_path
@@ -41,6 +42,8 @@ class HfEngine:
         self._eos_ids = eos_token_ids(self._forward, context.tokenizer)
         self._path: Path | None = None
         self._packed: PackedLinears | None = None
+        self._dtype = _mixed_dtype(config, context, self._forward.dtype)
+        """What is multiplied in, where that is not the weights' own type."""
         self._owns_weights = False
         """True once weights arrive through a receiver: then nobody else changes them."""
         self._policy_version = 0
@@ -88,7 +91,8 @@ class HfEngine:
             )
         name = self.path.name
         if name == "slots":
-            model = SlotModel(self._forward, num_slots, longest)
+            captures = config.cuda_graphs and self._forward.device.type == "cuda"
+            model = SlotModel(self._forward, num_slots, longest, capture_graph if captures else None)
             return SlotBatch(model, rows, sampler, stop, config.prefill_batch_tokens)
         return LockstepBatch(LockstepModel(self._forward, name), rows, sampler, stop, num_slots)
 
@@ -120,10 +124,10 @@ class HfEngine:
         with generating(self._module):
             if self._packed is None:
                 self._packed = PackedLinears(
-                    self._module, num_rows=self._config.max_batch_size, mode=self._config.prepack
+                    self._module, num_rows=self._config.max_batch_size, mode=self._config.prepack, dtype=self._dtype
                 )
             try:
-                with self._packed.applied():
+                with self._packed.applied(), self._arithmetic():
                     yield
             except torch.OutOfMemoryError as error:
                 raise OutOfMemoryError(
@@ -131,6 +135,12 @@ class HfEngine:
                     where="engine hf",
                     hint="lower engine.max_batch_size, engine.max_cache_tokens or engine.prefill_batch_tokens",
                 ) from error
+
+    def _arithmetic(self) -> AbstractContextManager[Any]:
+        if self._dtype is None:
+            return nullcontext()
+        # No cache of casts: the linear weights have their copies, and a captured graph must not see one.
+        return torch.autocast(self._forward.device.type, dtype=self._dtype, cache_enabled=False)
 
     def weights_updated(self, version: int) -> None:
         """The module has the weights of `version`: forget the packed copies."""
@@ -152,6 +162,15 @@ class HfEngine:
 def build(config: HfEngineConfig, context: EngineContext) -> HfEngine:
     """What the component `hf` names."""
     return HfEngine(config, context)
+
+
+def _mixed_dtype(config: HfEngineConfig, context: EngineContext, weights: torch.dtype) -> torch.dtype | None:
+    """None where the weights are multiplied in their own type."""
+    if weights is not torch.float32:
+        return None
+    if config.precision == "auto":
+        return context.compute_dtype
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
 
 
 def eos_token_ids(forward: ModelForward, tokenizer: Any) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,15 +10,26 @@ from transformers import DynamicCache
 
 from .cache import SlotCache
 from .forward import ModelForward
+from .graphs import FixedShapes, Replay
 
 
 class SlotModel:
     """A causal LM over a `SlotCache`; rows are known by their slot, in order."""
 
-    def __init__(self, forward: ModelForward, num_slots: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        forward: ModelForward,
+        num_slots: int,
+        max_tokens: int,
+        capture: Callable[[Replay], Replay] | None = None,
+    ) -> None:
+        """`capture`: decode in a few fixed shapes, each captured by it (`graphs.capture_graph`) and replayed."""
         self._forward = forward
         self.num_slots = num_slots
         self.cache = SlotCache(num_slots, max_tokens)
+        self._fixed = (
+            None if capture is None else FixedShapes(self._pass, self.cache, num_slots, forward.device, capture)
+        )
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, DynamicCache]:
         """Logits [B, V] behind the last token of each prompt, and the keys and values of all.
@@ -43,13 +54,18 @@ class SlotModel:
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Feed one token per row to the first n slots, whose rows hold `lengths` tokens; logits [n, V]."""
-        device, longest = self._forward.device, max(lengths) + 1
-        positions = torch.tensor(lengths, device=device)
-        self.cache.begin_step(positions, longest)
+        if self._fixed is not None:
+            return self._fixed.decode(token_ids, lengths)
+        positions = torch.tensor(lengths, device=self._forward.device)
+        self.cache.begin_step(positions, max(lengths) + 1)
+        return self._pass(torch.tensor(token_ids, device=self._forward.device), positions)
+
+    def _pass(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Logits [n, V] of one token per row ([n]), behind the `positions` [n] that the cache was told."""
         logits, _ = self._forward(
-            torch.tensor(token_ids, device=device)[:, None],
+            token_ids[:, None],
             position_ids=positions[:, None],
-            attention_mask=self._mask(positions, longest),
+            attention_mask=self._mask(positions, self.cache.step_tokens),
             cache=self.cache,
             use_cache=True,
         )

@@ -1,0 +1,92 @@
+"""Decoding passes of a few fixed shapes, each captured once a generation as a CUDA graph and replayed.
+
+A small model's decoding step is bound by starting its hundreds of kernels; a graph starts them all at once. The rows
+are rounded up to a power of two and the keys to the cache's capacity, so that few graphs are captured. Rows that only
+round up write into slots behind the used ones, which a prefill overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .cache import SlotCache
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""(token ids [n], positions [n]) -> logits [n, V], over the cache as `begin_step` left it."""
+Replay = Callable[[], Tensor]
+"""Runs again what was captured, on what its inputs hold now."""
+
+
+class FixedShapes:
+    """`step` at rows rounded up, over the whole capacity of `cache`; lives as long as one generation's weights."""
+
+    def __init__(
+        self, step: Step, cache: SlotCache, num_slots: int, device: torch.device, capture: Callable[[Replay], Replay]
+    ) -> None:
+        self._step = step
+        self._cache = cache
+        self._num_slots = num_slots
+        self._device = device
+        self._capture = capture
+        self._capacity = 0
+        self._shapes: dict[int, tuple[Tensor, Tensor, Replay]] = {}
+        """By number of rows: token ids, positions, and the replay that reads them."""
+
+    def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """Logits [n, V]; they are overwritten by the next call."""
+        self._cache.reserve(max(lengths) + 1)
+        if self._cache.capacity != self._capacity:
+            self._capacity = self._cache.capacity
+            self._shapes.clear()  # the cache has moved: what was captured writes to the old place
+        count = len(token_ids)
+        rows = min(self._num_slots, 1 << (count - 1).bit_length())
+        if rows not in self._shapes:
+            self._shapes[rows] = self._prepared(rows)
+        ids, positions, replay = self._shapes[rows]
+        spare = [0] * (rows - count)
+        ids.copy_(torch.tensor([*token_ids, *spare]))
+        positions.copy_(torch.tensor([*lengths, *spare]))
+        return replay()[:count]
+
+    def _prepared(self, rows: int) -> tuple[Tensor, Tensor, Replay]:
+        ids = torch.zeros(rows, dtype=torch.int64, device=self._device)
+        positions = torch.zeros_like(ids)
+
+        def run() -> Tensor:
+            self._cache.begin_step(positions, self._capacity)
+            return self._step(ids, positions)
+
+        return ids, positions, _at_first_use(run, self._capture)
+
+
+def _at_first_use(run: Replay, capture: Callable[[Replay], Replay]) -> Replay:
+    """Captured when its inputs hold real rows: capturing runs them."""
+    captured: list[Replay] = []
+
+    def replay() -> Tensor:
+        if not captured:
+            captured.append(capture(run))
+        return captured[0]()
+
+    return replay
+
+
+def capture_graph(run: Replay) -> Replay:
+    """A CUDA graph of `run`, whose tensors must keep their places."""
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        run()  # libraries set themselves up outside the graph
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits
+
+    return replay
