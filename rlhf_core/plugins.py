@@ -7,7 +7,7 @@ for nobody else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -86,6 +86,8 @@ class PluginRef:
     version: str
     target: str
     """`module:attr` that the entry point names."""
+    missing: tuple[str, ...]
+    """Modules the entry point says it needs (`name = "module:attr [needed]"`) that are not installed."""
     entry_point: EntryPoint
     clashes: tuple[PluginRef, ...] = ()
     """Other entry points of the same kind and (folded) name; selecting the name is then an error."""
@@ -142,7 +144,8 @@ def _by_name(kind: str, found: list[EntryPoint]) -> dict[str, PluginRef]:
             name=entry.name,
             distribution=entry.dist.name if entry.dist else "unknown distribution",
             version=entry.dist.version if entry.dist else "?",
-            target=entry.value,
+            target=f"{entry.module}:{entry.attr}",
+            missing=_not_installed([extra.replace("-", "_") for extra in entry.extras]),
             entry_point=entry,
         )
         grouped.setdefault(fold(entry.name), []).append(ref)
@@ -250,7 +253,11 @@ def _check_component(component: Component, ref: PluginRef) -> None:
 
 def missing_modules(component: Component) -> list[str]:
     """Modules the component requires that are not installed; none of them is imported."""
-    return [name for name in component.requires if find_spec(name.partition(".")[0]) is None]
+    return list(_not_installed(component.requires))
+
+
+def _not_installed(modules: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
 
 
 def _check_requires(selected: Selected) -> None:

@@ -225,8 +225,15 @@ def test_plugins_list_is_whole_lines_or_json(install, capsys):
     assert rows["rewards", long_name]["clash"] is True
     assert rows["algorithms", "fake-learn"] == {
         "kind": "algorithms", "name": "fake-learn", "distribution": "fake-plugins", "version": "1.2.3",
-        "target": "fake_plugins_module:learn", "clash": False,
+        "target": "fake_plugins_module:learn", "missing": [], "clash": False,
     }  # fmt: skip
+
+
+def test_plugins_list_says_what_a_plugin_needs(install, capsys):
+    install("acme", {"rlhf.engines": {"thing": "acme_absent:thing [no_such_module]"}})
+    assert run(["plugins", "list"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "acme_absent" in line]
+    assert line.endswith("needs no_such_module: see rlhf plugins show engines/thing")
 
 
 def test_plugins_show_tells_options_with_bounds(capsys):

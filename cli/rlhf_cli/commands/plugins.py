@@ -47,10 +47,18 @@ def list_plugins(as_json: bool) -> None:
     refs = [ref for by_name in discover_all().values() for first in by_name.values() for ref in (first, *first.clashes)]
     clashing = {id(each) for ref in refs if ref.clashes for each in (ref, *ref.clashes)}
     if as_json:
-        print_json([{**_row(ref), "clash": id(ref) in clashing} for ref in refs])
+        print_json([{**_row(ref), "missing": ref.missing, "clash": id(ref) in clashing} for ref in refs])
         return
-    rows = [[*_row(ref).values(), "CLASH: given twice" if id(ref) in clashing else ""] for ref in refs]
+    rows = [[*_row(ref).values(), _trouble(ref, id(ref) in clashing)] for ref in refs]
     print_table(["kind", "name", "distribution", "version", "target", ""], rows)
+
+
+def _trouble(ref: PluginRef, clashes: bool) -> str:
+    if clashes:
+        return "CLASH: given twice"
+    if ref.missing:
+        return f"needs {', '.join(ref.missing)}: see rlhf plugins show {ref.kind}/{ref.name}"
+    return ""
 
 
 def _row(ref: PluginRef) -> dict[str, str]:

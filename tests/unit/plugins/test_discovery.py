@@ -39,6 +39,12 @@ def test_listing_imports_nothing(install):
     assert "acme_mod" not in sys.modules
 
 
+def test_listing_says_what_an_entry_point_needs(install):
+    install("acme", {"rlhf.engines": {"thing": "acme_mod:thing [no_such_module, json]"}})
+    ref = discover("engines")["thing"]
+    assert (ref.target, ref.missing) == ("acme_mod:thing", ("no_such_module",))
+
+
 @pytest.mark.parametrize("spelling", ["Acme_Thing", "acme-thing", "ACME-THING", "acme_thing"])
 def test_names_compare_folded(install, spelling):
     install("acme", {"rlhf.engines": {"acme-thing": "acme_mod:thing"}}, {"acme_mod": GOOD.format(extra="")})
