@@ -5,7 +5,8 @@ It holds no tensor work and no transport, so it runs in the trainer's process or
 - Episode e takes the next `prompts_per_episode` positions of the prompt stream when it opens; without dynamic
   sampling these are exactly [eP, (e+1)P). Refused groups (dynamic sampling) are replaced by later positions,
   wave by wave: only when every outstanding group of the episode is in, so the choice does not depend on timing.
-- A position may be made once its episode is at most `max_staleness` ahead of the policy version.
+- A position may be made once its episode is at most `max_staleness` ahead of the policy version, and no whole episode
+  waits for the trainer: what is made before it is needed only gets old.
 - A group enters exactly one episode: a second one for a position is refused, whoever made it.
 - Leases end: with a deadline, or when their maker is known dead. The position is then made again under the same
   sample ids (`attempt` counts).
@@ -205,6 +206,8 @@ class RolloutCoordinator(Generic[GroupT]):
                 if position not in self._held:
                     return index, position
         if self._next_episode >= self._num_episodes or self._next_episode > self._version + self._max_staleness:
+            return None
+        if self.ready(self._taken):
             return None
         index = self._next_episode
         self._next_episode += 1

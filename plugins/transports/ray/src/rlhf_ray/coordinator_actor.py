@@ -164,6 +164,7 @@ class Coordinator:
             )
         if self._handed is None or self._handed[0] != episode:
             self._handed = (episode, self._take(episode))
+            await self._notify()
         return self._handed[1]
 
     async def publish(self, version: int) -> None:
