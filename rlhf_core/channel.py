@@ -52,7 +52,9 @@ class LocalChannel:
             made = list(self._maker.make([self._prompt(position) for position in mine]))
             for group in sorted(self._exchange(made), key=lambda g: g.position):
                 self._coordinator.submit(group, keep=not group.is_empty and self._keep(group))
-        return MadeEpisode(groups=self._coordinator.take(index), times=self._maker.take_times())
+        groups = self._coordinator.take(index)
+        metrics = {"rollout/refused_prompts": float(self._coordinator.refused_prompts)}
+        return MadeEpisode(groups=groups, times=self._maker.take_times(), metrics=metrics)
 
     def published(self, version: int) -> None:
         self._coordinator.publish(version)

@@ -86,6 +86,8 @@ class RolloutCoordinator(Generic[GroupT]):
         self._taken = 0
         self._open: dict[int, _Episode[GroupT]] = {}
         self._held: dict[int, _Held] = {}
+        self.refused_prompts = 0
+        """Of the episode taken last, prompts that others took the place of."""
 
     @property
     def version(self) -> int:
@@ -142,8 +144,9 @@ class RolloutCoordinator(Generic[GroupT]):
         if episode != self._taken or not self.ready(episode):
             raise RlhfError(f"episode {episode} cannot be taken: {self.progress(episode)}", where="coordinator")
         self._taken += 1
-        accepted = self._open.pop(episode).accepted
-        return [accepted[position] for position in sorted(accepted)]
+        state = self._open.pop(episode)
+        self.refused_prompts = state.refused
+        return [state.accepted[position] for position in sorted(state.accepted)]
 
     def publish(self, version: int) -> None:
         """The trainer has published `version`; later positions may start."""

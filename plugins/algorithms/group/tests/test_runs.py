@@ -70,3 +70,5 @@ def test_dynamic_sampling_refills_with_later_prompts(tmp_path: Path) -> None:
     ids = [json.loads(line)["sample_id"] for line in samples]
     assert len(ids) == 32 and max(ids) >= 32, "later prompts of the stream took the place of refused ones"
     assert all(line["group/without_spread_fraction"] == 0.0 for line in metrics)
+    refused = {line["episode"]: line["rollout/refused_prompts"] for line in metrics}
+    assert sum(refused.values()) >= max(ids) // 2 + 1 - 16

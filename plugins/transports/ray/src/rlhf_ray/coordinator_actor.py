@@ -296,6 +296,7 @@ class Coordinator:
         self._times = PhaseTimes()
         gap, self._canary_gap = self._canary_gap, 0.0
         metrics = {
+            "rollout/refused_prompts": float(self._prompts.refused_prompts),
             "sync/canary_gap_max": gap,
             "transport/queue_s": math.fsum(waited) / max(1, len(waited)),
             "transport/maker_idle_fraction": self._makers.take_idle_fraction(),
