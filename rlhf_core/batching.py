@@ -14,9 +14,13 @@ from .types import BufferItem, Experience
 _TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns")
 """Optional [A] float32 fields, named alike in `BufferItem` and `Experience`."""
 
-DEFAULT_TOKENS = {"cpu": 2048, "cuda": 16384}
-"""By kind of device: most tokens of one pass through a model where the user has set no bound. On a CPU more are no
-faster, and smaller batches of like lengths hold less padding; so many fill a GPU."""
+
+def default_tokens(device_type: str) -> int:
+    """Most tokens of one pass through a model where the user has set no bound.
+
+    On a CPU more are no faster, and smaller batches of like lengths hold less padding; so many fill a GPU.
+    """
+    return 2048 if device_type == "cpu" else 16384
 
 
 def collate(items: Sequence[BufferItem]) -> Experience:

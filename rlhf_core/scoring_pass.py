@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .batching import DEFAULT_TOKENS, collate, masked, to_device
+from .batching import collate, default_tokens, masked, to_device
 from .episode_forward import forward_rows
 from .functional.forward import policy_forward, value_forward
 from .types import BufferItem, Experience, RolloutGroup
@@ -41,7 +41,7 @@ class ScoringPass:
         self._reference = reference
         self._reference_context = reference_context
         self._critic = critic
-        self._batch_tokens = batch_tokens or DEFAULT_TOKENS[strategy.device.type]
+        self._batch_tokens = batch_tokens or default_tokens(strategy.device.type)
         self._offload = offload
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:

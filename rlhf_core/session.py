@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
-from .batching import DEFAULT_TOKENS
+from .batching import default_tokens
 from .build import TrainerModels, build_reference, updates_per_episode
 from .checkpoint import CheckpointStore
 from .config_resolve import ResolvedRun
@@ -80,7 +80,7 @@ class TrainerSession:
         self._tuning = Tuning(resolved.run.optimizer, models.trained, algorithm)
         self._oversight = Oversight(strategy, hooks, resolved.run.guards, folder)
         self._control = LiveControl(folder, strategy, self._tuning.setters)
-        self._tokens = resolved.run.train.micro_batch_tokens or DEFAULT_TOKENS[strategy.device.type]
+        self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type)
         self._updater = Updater(algorithm, strategy, models.trained, micro_batch_tokens=self._tokens)
         self._prepare = self._item_preparation()
         self._version = 0

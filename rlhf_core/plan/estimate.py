@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
-from ..batching import DEFAULT_TOKENS
+from ..batching import default_tokens
 from ..build import build_algorithm, build_strategy
 from ..config_resolve import ResolvedRun
 from ..episode_record import peak_memory_bytes
@@ -228,7 +228,7 @@ class _Work:
         """Of the micro-batch of the larger of the trained models, with its logits and their gradient."""
         train, shape = self.resolved.run.train, self.shape
         length = self.prompt_tokens + self.answer_tokens
-        bound = train.micro_batch_tokens or DEFAULT_TOKENS["cpu" if self.machine.device == "cpu" else "cuda"]
+        bound = train.micro_batch_tokens or default_tokens("cpu" if self.machine.device == "cpu" else "cuda")
         tokens = max(length, min(bound, math.ceil(train.train_batch_size / self.trainers) * length))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if self.resolved.run.model.gradient_checkpointing:
