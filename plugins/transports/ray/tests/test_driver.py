@@ -126,13 +126,15 @@ def test_a_stopped_run_writes_a_checkpoint_leaves_no_process_and_can_be_resumed(
     check_samples(driver.output)
 
 
+@pytest.mark.parametrize("turn", [1, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (2, 3, 4, 5))])
 def test_a_driver_that_is_killed_in_a_sync_takes_everything_with_it_and_a_resume_goes_on(
+    turn: int,
     start: Callable[..., Driver],
     run_file: RunFile,
     faults: Callable[[str], Path],
     check_samples: Callable[[Path], None],
 ) -> None:
-    run = run_file({"episodes": 4}, max_staleness=1, sync="chunked", max_shard_bytes=200_000)
+    run = run_file({"episodes": 4}, max_staleness=turn % 3, sync="chunked", max_shard_bytes=200_000)
     driver = start(run)
     faults("driver-dies-in-sync-3").write_text(str(driver.process.pid))
 

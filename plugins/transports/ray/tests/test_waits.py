@@ -69,10 +69,11 @@ class KillCoordinator:
             coordinator.kill()
 
 
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 5))])
 def test_a_coordinator_that_is_killed_ends_the_run_and_a_resume_goes_on(
-    tmp_path: Path, run_file: RunFile, check_samples: Callable[[Path], None]
+    turn: int, tmp_path: Path, run_file: RunFile, check_samples: Callable[[Path], None]
 ) -> None:
-    run = run_file({"episodes": 4}, num_makers=2, max_staleness=1)
+    run = run_file({"episodes": 4}, num_makers=2, max_staleness=turn % 3)
     with pytest.raises(RlhfError, match="coordinator: its process is gone"):
         train(run, output=tmp_path / "ray", hooks=[KillCoordinator(1)])
     wait_until(lambda: not actors("Trainer") and not actors("ExperienceMakerHolder"), "the end of the actors")
