@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import DatasetAlgorithm, LossOutput, LossTerm, Mean, Metric
+from rlhf_core.algorithm import LossOutput, Mean, Metric
 from rlhf_core.errors import DataError
 from rlhf_core.functional.masking import masked_sum
 from rlhf_core.functional.preference import PairLoss
-from rlhf_core.types import Role
 
 from .examples import Example, ExampleBatch, answer_example, collate_examples
+from .policy_only import PolicyOnly
 
 _HINT = 'each line needs {"prompt": …, "chosen": "…", "rejected": "…"}'
 
@@ -65,25 +65,11 @@ class PairBatch:
         return PairBatch(self.examples.to(device), self.margins.to(device), self.counts.to(device), reference)
 
 
-class PairAlgorithm(DatasetAlgorithm[Pair, PairBatch]):
+class PairAlgorithm(PolicyOnly[Pair, PairBatch]):
     """An algorithm whose policy learns from pairs, by a mean over those of the global batch."""
-
-    @property
-    def roles(self) -> frozenset[Role]:
-        return frozenset({"policy"})
-
-    @property
-    def terms(self) -> Mapping[str, LossTerm]:
-        return {"policy": LossTerm("policy")}
 
     def collate(self, items: Sequence[Pair]) -> PairBatch:
         return collate_pairs(items)
-
-    def to_device(self, batch: PairBatch, device: torch.device) -> PairBatch:
-        return batch.to(device)
-
-    def masked(self, item: Pair) -> Pair:
-        return item.masked()
 
     def counts(self, batch: PairBatch) -> Mapping[str, float]:
         return {"policy": float(batch.counts.sum())}

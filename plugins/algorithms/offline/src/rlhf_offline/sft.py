@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import DatasetAlgorithm, LossOutput, LossTerm, Mean
+from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
 from rlhf_core.functional.losses import masked_cross_entropy
 from rlhf_core.functional.masking import masked_sum
-from rlhf_core.types import Role
 
 from .chat import conversation_example
 from .config import SFTConfig
 from .examples import Example, ExampleBatch, answer_example, collate_examples, target_logits
 from .packing import plan_rows
+from .policy_only import PolicyOnly
 
 
 def build(config: SFTConfig, context: AlgorithmContext) -> SFT:
@@ -27,19 +27,11 @@ def build(config: SFTConfig, context: AlgorithmContext) -> SFT:
     return SFT(config)
 
 
-class SFT(DatasetAlgorithm[Example, ExampleBatch]):
+class SFT(PolicyOnly[Example, ExampleBatch]):
     """Mean cross-entropy over the learnt tokens of the global batch, in nats."""
 
     def __init__(self, config: SFTConfig) -> None:
         self._config = config
-
-    @property
-    def roles(self) -> frozenset[Role]:
-        return frozenset({"policy"})
-
-    @property
-    def terms(self) -> Mapping[str, LossTerm]:
-        return {"policy": LossTerm("policy")}
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example | None:
         """`prompt` (text or chat messages) and `completion` (text), or `messages` (a whole conversation)."""
@@ -61,12 +53,6 @@ class SFT(DatasetAlgorithm[Example, ExampleBatch]):
             return collate_examples(items)
         rows = plan_rows([item.num_tokens for item in items], self._config.max_tokens)
         return pack([[items[index] for index in row] for row in rows])
-
-    def to_device(self, batch: ExampleBatch, device: torch.device) -> ExampleBatch:
-        return batch.to(device)
-
-    def masked(self, item: Example) -> Example:
-        return item.masked()
 
     def counts(self, batch: ExampleBatch) -> Mapping[str, float]:
         return {"policy": float(batch.target_mask.sum())}
