@@ -22,7 +22,10 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """`run(*flags)`: the summary of a quickstart with these flags. All start from one warm start; none is run twice."""
+    """`run(*flags)`: the summary of a quickstart with these flags, and the last accuracy on held-out pairs, if any.
+
+    All start from one warm start; none is run twice.
+    """
     root = tmp_path_factory.mktemp("soak")
 
     @cache
@@ -37,7 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
         assert done.returncode == 0, done.stderr[-3000:]
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-        return summary
+        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        return {**summary, "pair_accuracy": last.get("eval/preference/accuracy")}
 
     return quickstart
 
@@ -53,6 +57,23 @@ def test_three_seeds_learn(run: Run) -> None:
 def test_strategies_learn_as_single(run: Run, strategy: str) -> None:
     single = run("--set", "train.seed=0")["eval_after"]
     assert run("--strategy", strategy, "--num-processes", "2")["eval_after"] == pytest.approx(single, abs=0.05)
+
+
+PLACEMENTS = {"local": (), "ddp": ("--strategy", "ddp", "--num-processes", "2"), "ray": ("--transport", "ray")}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++", "dpo", "reward-model"])
+def test_algorithms_learn_in_every_placement(run: Run, algorithm: str, placement: str, seed: int) -> None:
+    """As `benchmarks/algorithms.py` prints it."""
+    summary = run("--algorithm", algorithm, *PLACEMENTS[placement], "--set", f"train.seed={seed}")
+    if algorithm == "reward-model":
+        assert summary["pair_accuracy"] >= 0.75  # guessing is right half the time
+    elif algorithm == "dpo":
+        assert summary["eval_after"] >= summary["eval_before"] + 0.2
+    else:
+        assert summary["eval_after"] >= 0.85
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
