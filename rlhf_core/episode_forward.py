@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,9 +93,17 @@ def with_trainer_log_probs(
 
 
 def reference_pass(
-    algorithm: DatasetAlgorithm[Any, Any], reference: Reference, strategy: Strategy, *, batch_tokens: int | None
+    algorithm: DatasetAlgorithm[Any, Any],
+    reference: Reference,
+    strategy: Strategy,
+    *,
+    batch_tokens: int | None,
+    offload: bool = False,
 ) -> Callable[[Sequence[Any]], list[Tensor]]:
-    """What `DatasetAlgorithm.prepare_items` is given: `reference_forward` over items that every rank holds."""
+    """What `DatasetAlgorithm.prepare_items` is given: `reference_forward` over items that every rank holds.
+
+    `offload`: the reference is on the CPU between two calls.
+    """
 
     def forward(items: Sequence[Any]) -> Tensor:
         batch = algorithm.to_device(algorithm.collate(items), strategy.device)
@@ -105,7 +114,8 @@ def reference_pass(
         if not items:
             return []
         empty = algorithm.masked(items[0])
-        return shared_rows(strategy, reference.model, items, forward, empty=empty, batch_tokens=batch_tokens)
+        with OnDevice(reference.model, strategy) if offload else nullcontext():
+            return shared_rows(strategy, reference.model, items, forward, empty=empty, batch_tokens=batch_tokens)
 
     return run
 
@@ -117,3 +127,17 @@ def no_reference(algorithm: Algorithm[Any, Any]) -> Callable[[Sequence[Any]], li
         raise TypeError(f"{type(algorithm).__name__} asks a reference, which is not among its roles")
 
     return run
+
+
+class OnDevice:
+    """The model is on the strategy's device inside, on the CPU outside (`offload`)."""
+
+    def __init__(self, model: nn.Module, strategy: Strategy) -> None:
+        self._model = model
+        self._device = strategy.device
+
+    def __enter__(self) -> None:
+        self._model.to(self._device)
+
+    def __exit__(self, *exc: object) -> None:
+        self._model.to("cpu")

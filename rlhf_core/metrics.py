@@ -105,15 +105,15 @@ class MetricsWriter:
         held, self._held = self._held, None
         if held is not None:
             line = finite(held)
-            self._write(dump_line(line))
+            self._on_disk(lambda: self._file.write(dump_line(line)))
             if self._on_line is not None:
                 self._on_line(line)
         if sync:
-            os.fsync(self._file.fileno())
+            self._on_disk(lambda: os.fsync(self._file.fileno()))
 
-    def _write(self, line: bytes) -> None:
+    def _on_disk(self, action: Callable[[], object]) -> None:
         try:
-            self._file.write(line)
+            action()
         except OSError as error:
             raise RlhfError(
                 f"metrics cannot be written: {error.strerror}",

@@ -6,6 +6,7 @@ Shared by all strategies of many processes. Objects travel over gloo, tensors ov
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ _GLOO_THREAD = "(pt_gloo_runloop)"
 _LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", "broken pipe", "recv", "socket")
 
 
+_groups_joined = itertools.count()
+"""A launcher's store outlives a group: the marks of one must not be taken for those of the next."""
+
+
 @dataclass
 class ProcessGroup:
     """This process's membership. Alone (no launcher), it is a group of one that opens no port."""
@@ -43,6 +48,8 @@ class ProcessGroup:
     """Longest wait for another process in any collective call."""
     env: LaunchEnv = field(default_factory=read_launch_env)
     _owned: bool = False
+    _number: int = 0
+    """Of the groups this process joined; the same on every rank."""
     _errors_seen: int = 0
 
     @property
@@ -67,6 +74,7 @@ class ProcessGroup:
         if dist.is_initialized():
             self.env = LaunchEnv(rank=dist.get_rank(), world_size=dist.get_world_size(), local_rank=self.env.local_rank)
             return
+        self._number = next(_groups_joined)
         timeout = timedelta(seconds=self.timeout_seconds)
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         try:
@@ -97,7 +105,7 @@ class ProcessGroup:
         _let_gloo_settle()
         if self._owned:
             # Nobody closes its connections while another still uses them; one that died is not waited for long.
-            self._absent_after(_LEAVE_SECONDS, "rlhf/leaving")
+            self._absent_after(_LEAVE_SECONDS, f"rlhf/{self._number}/leaving")
             dist.destroy_process_group()
         self._owned = False
 
@@ -144,7 +152,7 @@ class ProcessGroup:
     def _roll_call(self) -> list[int]:
         """Ranks that give no sign of life through the store within a few seconds."""
         self._errors_seen += 1
-        return self._absent_after(_ROLL_CALL_SECONDS, f"rlhf/alive/{self._errors_seen}")
+        return self._absent_after(_ROLL_CALL_SECONDS, f"rlhf/{self._number}/alive/{self._errors_seen}")
 
     def _absent_after(self, seconds: float, topic: str) -> list[int]:
         """Leave a mark under `topic` in the store and name the ranks that do not within `seconds`."""

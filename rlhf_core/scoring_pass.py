@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .batching import collate, default_tokens, masked, to_device
-from .episode_forward import forward_rows
+from .episode_forward import OnDevice, forward_rows
 from .functional.forward import policy_forward, value_forward
 from .types import BufferItem, Experience, RolloutGroup
 
@@ -76,7 +76,7 @@ class ScoringPass:
         ]
 
     def _placed(self, model: nn.Module) -> AbstractContextManager[Any]:
-        return _on_device(model, self._strategy) if self._offload else nullcontext()
+        return OnDevice(model, self._strategy) if self._offload else nullcontext()
 
 
 def _placeholder() -> BufferItem:
@@ -92,17 +92,3 @@ def _placeholder() -> BufferItem:
         action_mask=torch.zeros(1, dtype=torch.bool),
         action_log_probs=torch.zeros(1),
     )
-
-
-class _on_device:
-    """The model is on the strategy's device inside, on the CPU outside (`offload`)."""
-
-    def __init__(self, model: nn.Module, strategy: Strategy) -> None:
-        self._model = model
-        self._device = strategy.device
-
-    def __enter__(self) -> None:
-        self._model.to(self._device)
-
-    def __exit__(self, *exc: object) -> None:
-        self._model.to("cpu")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
 from .batching import default_tokens
-from .build import TrainerModels, build_reference, updates_per_episode
+from .build import TrainerModels, build_reference, offloads_reference, updates_per_episode
 from .checkpoint import CheckpointStore
 from .config_resolve import ResolvedRun
 from .episode_forward import no_reference, reference_pass, with_trainer_log_probs
@@ -290,7 +290,8 @@ class TrainerSession:
         if reference is None:
             ask = no_reference(algorithm)
         else:
-            ask = reference_pass(algorithm, reference, self._strategy, batch_tokens=self._tokens)
+            offload = offloads_reference(self._resolved) and not self._strategy.shards_parameters
+            ask = reference_pass(algorithm, reference, self._strategy, batch_tokens=self._tokens, offload=offload)
         return lambda items: algorithm.prepare_items(items, ask)
 
     def _train_step(self, batch: TrainBatch) -> dict[str, float]:

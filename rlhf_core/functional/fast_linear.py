@@ -40,7 +40,7 @@ def fast_linears(*models: nn.Module) -> Iterator[None]:
     linears = [module for model in models for module in model.modules() if type(module) is nn.Linear]
     replaced = [linear for linear in linears if _is_plain(linear.weight) and "forward" not in vars(linear)]
     try:
-        for linear in replaced if torch.backends.mkldnn.is_available() else ():
+        for linear in replaced:
             linear.forward = partial(_forward, linear)  # type: ignore[method-assign]
         yield
     finally:
@@ -65,7 +65,8 @@ def _takes(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _pays(left: Tensor, num_columns: int) -> bool:
-    return left.numel() * num_columns >= MIN_MULTIPLICATIONS
+    has_onednn = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    return has_onednn and left.numel() * num_columns >= MIN_MULTIPLICATIONS
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -50,6 +50,9 @@ def run_file(name: str, deployment: str, data: Path) -> dict[str, Any]:
         run["train"] |= {"samples_per_prompt": 3, "train_batch_size": 14}
     else:
         run["eval"] = {"every_episodes": 2, "num_prompts": 5}
+    if name == "sft":  # its answers to held-out prompts are judged, too
+        run["engine"] = {"name": "hf", "max_new_tokens": 6}
+        run["rewards"] = [{"name": "length", "target_tokens": 2}]
     return run
 
 

@@ -79,6 +79,11 @@ def test_two_processes_train_as_one(runs: Path, name: str) -> None:
             assert ours[key] == pytest.approx(value, rel=2e-4, abs=2e-5), (ours["step"], key)
 
 
+@pytest.mark.parametrize("deployment", runs_script.DEPLOYMENTS)
+def test_held_out_prompts_are_answered(runs: Path, deployment: str) -> None:
+    assert "eval/score" in lines(runs / f"sft-{deployment}")[-1]
+
+
 @pytest.mark.parametrize("name", ["sft", "dpo", "reward-model"])
 def test_held_out_records_are_measured(runs: Path, name: str) -> None:
     assert "eval/loss/policy" in lines(runs / f"{name}-ddp")[-1]

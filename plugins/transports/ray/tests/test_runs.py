@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlhf_core import train
 from rlhf_core.control import ControlBox, parse_command
@@ -33,8 +34,11 @@ def assert_equal(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) ->
 
 
 @pytest.fixture
-def warm_run(run_file: Callable[..., dict[str, Any]], warm_start: str) -> Callable[..., dict[str, Any]]:
-    """As `run_file`, from the warm start; greedy and sampled answers are evaluated."""
+def warm_run(run_file: Callable[..., dict[str, Any]], warm_start: str) -> Iterator[Callable[..., dict[str, Any]]]:
+    """As `run_file`, from the warm start; greedy and sampled answers are evaluated.
+
+    A local run has as many threads as the actors, one: sums over more are rounded otherwise.
+    """
 
     def make(*arguments: Any, **options: Any) -> dict[str, Any]:
         run = run_file(*arguments, **options)
@@ -42,7 +46,10 @@ def warm_run(run_file: Callable[..., dict[str, Any]], warm_start: str) -> Callab
         run["eval"]["sampled_temperature"] = 1.0
         return run
 
-    return make
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield make
+    torch.set_num_threads(before)
 
 
 def test_on_policy_it_is_the_local_run(

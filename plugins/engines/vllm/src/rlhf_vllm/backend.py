@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.errors import ConfigError, SyncError
+from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason, SamplingParams
 
 from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm
@@ -148,7 +148,9 @@ def _completion(job: Job, output: Any, sampling: SamplingParams, version: int) -
     if _num_logprobs(sampling):
         # What was cut has a log-prob of minus infinity.
         support = tuple(sorted(t for t, told in each.items() if told.logprob > -1e30) for each in output.logprobs)
-    reason: FinishReason = "stop" if output.finish_reason == "stop" else "length"
+    reason: FinishReason = output.finish_reason
+    if reason not in ("stop", "length"):
+        raise RlhfError(f"vLLM gave an answer up: {reason}", where=WHERE)
     return Completion(
         sample_id=job.sample_id,
         token_ids=tokens,

@@ -39,7 +39,7 @@ class VllmEngine:
             settings = Settings(
                 config=config,
                 folder=Path(folder),
-                dtype=str(next(base.parameters()).dtype).removeprefix("torch."),
+                dtype=str(context.compute_dtype or next(base.parameters()).dtype).removeprefix("torch."),
                 device=str(context.device),
                 eos_ids=eos_token_ids(base, context.tokenizer),
             )

@@ -72,6 +72,9 @@ class VllmProcess:
                 while kind != "done":
                     kind, _ = self._receive("the end of a generation", seconds)
             raise
+        except BaseException:
+            self.close()  # completions that nobody waits for any more would be taken for the next answers
+            raise
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
         """See `VllmBackend.update`. One shard at a time is in shared memory; what fails half-way ends the process."""
@@ -82,7 +85,7 @@ class VllmProcess:
                 write_tensors(path, dict(shard))
                 self._send(path)
                 self._receive("vLLM to load new weights", self._config.answer_timeout_seconds)
-                path.unlink()
+                path.unlink(missing_ok=True)
             self._send(None)
             self._receive("vLLM to take new weights", self._config.answer_timeout_seconds)
         except BaseException:

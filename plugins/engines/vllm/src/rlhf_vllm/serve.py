@@ -66,7 +66,9 @@ def _answer(backend: VllmBackend, connection: Connection, message: tuple[Any, ..
 
 def _shards(connection: Connection) -> Iterator[dict[str, Tensor]]:
     while (path := connection.recv()) is not None:
-        yield load_file(path)
+        shard = load_file(path)
+        path.unlink()  # its pages live as long as the tensors; nothing stays behind when either side is killed
+        yield shard
         connection.send(("loaded", None))  # vLLM is through with it
 
 

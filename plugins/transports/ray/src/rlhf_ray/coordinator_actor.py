@@ -222,6 +222,7 @@ class Coordinator:
         self._published = False
         self._handed = None
         self._arrived.clear()
+        self._times, self._canary_gap = PhaseTimes(), 0.0
 
     async def alive(self, trainer: str) -> None:
         """A trainer's sign of life."""

@@ -77,7 +77,7 @@ class Crew:
 
     @property
     def num_makers(self) -> int:
-        """None where nobody generates: learning from a dataset without held-out prompts to answer."""
+        """0 where nobody generates: learning from a dataset without held-out prompts to answer."""
         return self.config.num_makers if self.request.resolved.generates else 0
 
     def start(self) -> None:

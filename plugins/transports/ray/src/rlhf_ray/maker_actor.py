@@ -72,7 +72,6 @@ class MakerActor:
                 self._loop(parts, inbox, sender)
 
     def _loop(self, parts: MakerParts, inbox: WeightInbox, sender: GroupSender) -> None:
-        waited = 0.0
         poll = min(10.0, self._config.heartbeat_seconds / 4)
         while True:
             inbox.check()
@@ -81,15 +80,7 @@ class MakerActor:
             if isinstance(work, RunOver):
                 return
             if work is None:
-                waited += poll
-                if waited > self._config.episode_timeout_seconds:
-                    raise DeadlineError(
-                        f"waited {waited:.0f} s for prompts that may be made",
-                        where=self._name,
-                        hint="is the trainer that slow? raise transport.episode_timeout_seconds",
-                    )
-                continue
-            waited = 0.0
+                continue  # the run goes on for as long as coordinator, driver and trainers live: they are watched
             inbox.wait_for(work.version)
             self._compare(parts, inbox)
             if isinstance(work, RolloutWork):
@@ -151,24 +142,30 @@ class GroupSender:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if error is None:
-            self._queue.put(None, timeout=_SEND_SECONDS)
+            self._put(None)
             self._thread.join(_SEND_SECONDS)
             self.check()
+            if self._thread.is_alive():
+                raise self._late()
 
     def send(self, era: int, groups: list[RolloutGroup], keep: list[bool], times: PhaseTimes) -> None:
         """Hand over a batch of the work of `era`; waits while earlier ones are still on their way."""
-        try:
-            self._queue.put((era, groups, keep, times), timeout=_SEND_SECONDS)
-        except queue.Full:
-            self.check()
-            raise DeadlineError(
-                f"waited {_SEND_SECONDS:g} s to send samples to the coordinator", where=self._maker
-            ) from None
+        self._put((era, groups, keep, times))
 
     def check(self) -> None:
         """Raise what went wrong in the thread."""
         if self._error is not None:
             raise self._error
+
+    def _put(self, job: tuple[int, list[RolloutGroup], list[bool], PhaseTimes] | None) -> None:
+        try:
+            self._queue.put(job, timeout=_SEND_SECONDS)
+        except queue.Full:
+            self.check()
+            raise self._late() from None
+
+    def _late(self) -> DeadlineError:
+        return DeadlineError(f"waited {_SEND_SECONDS:g} s to send samples to the coordinator", where=self._maker)
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:

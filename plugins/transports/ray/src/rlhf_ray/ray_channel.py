@@ -46,8 +46,7 @@ class RayChannel:
         return MadeEpisode(groups=groups, times=times, metrics=metrics)
 
     def published(self, version: int) -> None:
-        if self._strategy.is_main:
-            ask(self._coordinator, "publish", version)
+        """The sync has told the coordinator."""
 
     def state_dict(self) -> dict[str, Any]:
         """Rank 0's, which alone is written."""

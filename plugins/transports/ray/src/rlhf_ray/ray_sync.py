@@ -84,6 +84,7 @@ class RayWeightSync:
             nonlocal makers
             wait = self._options.timeout_seconds
             makers = ask(coordinator, "finish_weights", version, checksums, canary, wait, wait_seconds=wait)
+            ask(coordinator, "publish", version)
 
         strategy.run_on_main(finish)
         self._last = {

@@ -75,12 +75,12 @@ class TrainerActor:
     def fit(self, rendezvous: Rendezvous, resume: str | None) -> FitResult:
         """Train to the end (see `TrainerSession.fit`)."""
         os.environ.update(rendezvous.environment())
-        self._context.settle()
-        resolved = self._context.resolved
-        strategy = build_strategy(resolved)
         with ExitStack() as stack:
             every = self._config.heartbeat_seconds / 4
             stack.enter_context(Heartbeat(self._context.name, self._coordinator, every_seconds=every))
+            self._context.settle()
+            resolved = self._context.resolved
+            strategy = build_strategy(resolved)
             stack.callback(self._context.sender.flush)
             stack.callback(strategy.teardown)
             strategy.setup()
