@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .algorithm import Algorithm
+from .algorithm import Algorithm, RolloutAlgorithm
 from .components import AlgorithmContext, EngineContext, PromptsContext, RewardContext, StrategyContext
 from .config import OptimizerConfig, TrainConfig
 from .config_resolve import Configured, ResolvedRun
@@ -25,6 +25,7 @@ from .protocols import RolloutEngine
 from .reward_combiner import combined_score
 from .rewards import RewardScorer, reward_spec
 from .schedule import make_scheduler
+from .scoring_pass import ScoringPass
 from .strategy import Strategy, Trained
 
 if TYPE_CHECKING:
@@ -231,6 +232,27 @@ def build_reference(
     return Reference(strategy.prepare_inference(model), nullcontext)
 
 
-def offloads_reference(resolved: ResolvedRun) -> bool:
-    """Whether a reference of its own leaves the device between its passes. The policy, under LoRA, must not."""
-    return resolved.run.model.offload_reference and resolved.run.model.lora is None
+def offloads_reference(resolved: ResolvedRun, strategy: Strategy) -> bool:
+    """Whether a whole reference of its own leaves the device between its passes. The policy, under LoRA, must not."""
+    options = resolved.run.model
+    return options.offload_reference and options.lora is None and not strategy.shards_parameters
+
+
+def build_scoring_pass(
+    resolved: ResolvedRun,
+    algorithm: RolloutAlgorithm,
+    strategy: Strategy,
+    policy: nn.Module,
+    critic: nn.Module | None,
+) -> ScoringPass:
+    """Of the models that look at finished samples: the reference, where the algorithm needs one, and the critic."""
+    reference = build_reference(resolved, algorithm, strategy, policy)
+    return ScoringPass(
+        strategy,
+        temperature=resolved.sampling.temperature,
+        reference=None if reference is None else reference.model,
+        reference_context=nullcontext if reference is None else reference.context,
+        critic=critic,
+        batch_tokens=resolved.run.train.micro_batch_tokens,
+        offload=offloads_reference(resolved, strategy),
+    )

@@ -6,24 +6,20 @@ It reads what to build from the connection, then answers batches of rollouts unt
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import sys
-import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from .parent_watch import end_with_parent
 from .reward_values import BadScore, RewardFault, read_scores
 from .types import Rollout
-
-_PARENT_CHECK_SECONDS = 1.0
 
 
 def main(descriptor: int) -> None:
     """Serve the connection behind `descriptor`. Ends when it closes or when the parent process is gone."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     connection = Connection(descriptor)
     loop = asyncio.new_event_loop()
     try:
@@ -62,13 +58,6 @@ def _score(
         return "failed", str(fault)
     except Exception as error:  # told to the parent, which names the plugin
         return "failed", f"raised {type(error).__name__}: {error}"
-
-
-def _end_with_parent(parent: int) -> None:
-    # A reward that hangs does not see the connection close; without this it would outlive a killed run.
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK_SECONDS)
-    os._exit(1)
 
 
 if __name__ == "__main__":

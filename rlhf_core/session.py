@@ -290,7 +290,7 @@ class TrainerSession:
         if reference is None:
             ask = no_reference(algorithm)
         else:
-            offload = offloads_reference(self._resolved) and not self._strategy.shards_parameters
+            offload = offloads_reference(self._resolved, self._strategy)
             ask = reference_pass(algorithm, reference, self._strategy, batch_tokens=self._tokens, offload=offload)
         return lambda items: algorithm.prepare_items(items, ask)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..builtin_models import build_character_tokenizer, build_llama
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import LlamaForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 CHARACTERS = "0123456789>,"
 """What `sort-digits` writes; ids 4 and up, after pad, bos, eos and unk."""
@@ -25,6 +25,30 @@ def tiny_model(
     """A Llama of some thousand parameters in float32, the same for the same seed; it knows 512 positions."""
     tokenizer = tiny_tokenizer(characters)
     return build_llama(tokenizer, hidden_size=hidden_size, num_layers=num_layers, num_heads=2, seed=seed)
+
+
+def tiny_classifier() -> LlamaForSequenceClassification:
+    """A model that scores texts of 16 token ids, always the same; its padding token is its end token, 2.
+
+    That is the case which transformers' own pooling gets wrong.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    config: Any = LlamaConfig(  # type: ignore[call-arg]  # its fields come from a decorator that mypy cannot read
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_labels=1,
+        pad_token_id=2,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: LlamaForSequenceClassification = LlamaForSequenceClassification(config).eval()
+    return model
 
 
 def save_tiny_model(folder: Path, *, seed: int = 0, with_tokenizer: bool = True) -> Path:

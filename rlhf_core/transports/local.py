@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
@@ -11,12 +11,11 @@ from ..build import (
     build_algorithm,
     build_engine,
     build_evaluator,
-    build_reference,
     build_scorer,
+    build_scoring_pass,
     build_strategy,
     build_trained_models,
     model_dtype,
-    offloads_reference,
 )
 from ..channel import LocalChannel
 from ..config_resolve import ResolvedRun
@@ -26,7 +25,6 @@ from ..models import load_policy, load_tokenizer
 from ..prompts import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards import RewardScorer
-from ..scoring_pass import ScoringPass
 from ..session import SessionParts, TrainerSession
 from ..strategy import Strategy
 from ..sync import CopiedWeights, NoReceiver, SharedWeights
@@ -126,16 +124,9 @@ class _LocalParts:
         resolved, strategy, algorithm = self._resolved, self._strategy, self._algorithm
         assert isinstance(algorithm, RolloutAlgorithm)
         train = resolved.run.train
-        reference = build_reference(resolved, algorithm, strategy, self._models.policy)
         critic = self._models.trained.get("critic")
-        scoring = ScoringPass(
-            strategy,
-            temperature=resolved.sampling.temperature,
-            reference=None if reference is None else reference.model,
-            reference_context=nullcontext if reference is None else reference.context,
-            critic=None if critic is None else critic.model,
-            batch_tokens=train.micro_batch_tokens,
-            offload=offloads_reference(resolved) and not strategy.shards_parameters,
+        scoring = build_scoring_pass(
+            resolved, algorithm, strategy, self._models.policy, None if critic is None else critic.model
         )
         maker = PolicyExperienceMaker(
             engine=engine,

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.seed.rewards import NeuralReward, seed_reward
+from rlhf_core.testing.models import tiny_classifier
 from rlhf_core.testing.rollouts import make_rollout
 from rlhf_core.types import Rollout
 
@@ -33,18 +34,7 @@ def scores_of(model: nn.Module, rollouts: Sequence[Rollout] = ROLLOUTS) -> list[
 
 @pytest.fixture
 def classifier() -> LlamaForSequenceClassification:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_labels=1,
-        pad_token_id=EOS,  # the case that transformers' own pooling gets wrong
-        eos_token_id=EOS,
-    )
-    return LlamaForSequenceClassification(config).eval()
+    return tiny_classifier()
 
 
 def test_a_classifier_is_read_at_the_last_real_token(classifier: LlamaForSequenceClassification) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import LlamaForSequenceClassification
 
 from rlhf_core.seed.rewards import NeuralReward
+from rlhf_core.testing.models import tiny_classifier
 from rlhf_core.testing.rollouts import make_rollout
 from rlhf_core.types import Rollout
 from rlhf_ppo import Critic, PPOTrainer
@@ -21,18 +22,7 @@ EOS = 2
 
 @pytest.fixture
 def classifier() -> LlamaForSequenceClassification:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_labels=1,
-        pad_token_id=EOS,  # the case that transformers' own pooling gets wrong
-        eos_token_id=EOS,
-    )
-    return LlamaForSequenceClassification(config).eval()
+    return tiny_classifier()
 
 
 def test_a_critic_is_a_reward_model(actor: Any) -> None:

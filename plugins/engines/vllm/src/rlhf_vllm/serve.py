@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing.connection import Connection
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file
 
 from rlhf_core.errors import RlhfError
+from rlhf_core.parent_watch import end_with_parent
 
 from .backend import VllmBackend
 from .start import WHERE, described
@@ -24,12 +23,10 @@ from .start import WHERE, described
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PARENT_CHECK_SECONDS = 1.0
-
 
 def main(descriptor: int) -> None:
     """Serve the connection. Ends when it closes or when the parent process is gone, whatever vLLM is doing."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     connection = Connection(descriptor)
     try:
         try:
@@ -76,12 +73,6 @@ def _portable(error: Exception) -> RlhfError:
     if isinstance(error, RlhfError):
         return error
     return RlhfError(f"vLLM failed: {described(error)}", where=WHERE, hint="its output is above")
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK_SECONDS)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -13,18 +13,16 @@ from rlhf_core.build import (
     build_algorithm,
     build_engine,
     build_evaluator,
-    build_reference,
     build_run_prompts,
     build_scorer,
+    build_scoring_pass,
     build_strategy,
     model_dtype,
-    offloads_reference,
 )
 from rlhf_core.config_resolve import ResolvedRun
 from rlhf_core.evaluate import PolicyEvaluator
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import load_policy, load_tokenizer
-from rlhf_core.scoring_pass import ScoringPass
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import Prompt, RolloutGroup
 
@@ -53,6 +51,7 @@ class InferencePlace:
 
     rank = 0
     world_size = 1
+    shards_parameters = False
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -102,7 +101,7 @@ def build_maker(
         place.prepare_inference(model)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     rollouts = algorithm if isinstance(algorithm, RolloutAlgorithm) else None
-    scoring = None if rollouts is None else _scoring_pass(resolved, rollouts, place, policy, critic)
+    scoring = None if rollouts is None else build_scoring_pass(resolved, rollouts, place, policy, critic)
     engine = build_engine(resolved, policy, tokenizer, place)
     worker = MakerWorker(
         engine=engine,
@@ -123,21 +122,6 @@ def build_maker(
     if resolved.evaluates:
         evaluator = build_evaluator(resolved, engine, tokenizer, worker.scorer, prompts, place)
     return MakerParts(worker, prompts.prompt, _keep_all if rollouts is None else rollouts.keep, evaluator)
-
-
-def _scoring_pass(
-    resolved: ResolvedRun, algorithm: RolloutAlgorithm, place: Any, policy: nn.Module, critic: nn.Module | None
-) -> ScoringPass:
-    reference = build_reference(resolved, algorithm, place, policy)
-    return ScoringPass(
-        place,
-        temperature=resolved.sampling.temperature,
-        reference=None if reference is None else reference.model,
-        reference_context=nullcontext if reference is None else reference.context,
-        critic=critic,
-        batch_tokens=resolved.run.train.micro_batch_tokens,
-        offload=offloads_reference(resolved),
-    )
 
 
 def _keep_all(group: RolloutGroup) -> bool:
