@@ -20,7 +20,7 @@ def default_tokens(device_type: str) -> int:
 
     On a CPU more are no faster, and smaller batches of like lengths hold less padding; so many fill a GPU.
     """
-    return 2048 if device_type == "cpu" else 16384
+    return 1024 if device_type == "cpu" else 16384
 
 
 def collate(items: Sequence[BufferItem]) -> Experience:

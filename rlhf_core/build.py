@@ -61,18 +61,9 @@ def build_engine(
         device=strategy.device,
         seed=resolved.run.train.seed,
         model_path=resolved.run.model.path,
-        compute_dtype=_compute_dtype(strategy),
+        compute_dtype=strategy.compute_dtype,
     )
     return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
-
-
-def _compute_dtype(strategy: Strategy) -> torch.dtype | None:
-    """What the strategy's mixed precision multiplies in; None without."""
-    import torch
-
-    kind = strategy.device.type
-    with strategy.autocast():
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def build_scorer(resolved: ResolvedRun, *, cache_folder: Path | None = None) -> RewardScorer:

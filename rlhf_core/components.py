@@ -96,7 +96,7 @@ class EngineContext:
     model_path: str | None = None
     """Where the policy was loaded from, for engines that load their own."""
     compute_dtype: torch.dtype | None = None
-    """What the trainer's forward multiplies in, where that is not the type of the weights (mixed precision)."""
+    """What the trainer's forward multiplies float32 weights in (`Strategy.compute_dtype`); None is float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,13 @@ class TrainerSession:
         self._oversight = Oversight(strategy, hooks, resolved.run.guards, folder)
         self._control = LiveControl(folder, strategy, self._tuning.setters)
         self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type)
-        self._updater = Updater(algorithm, strategy, models.trained, micro_batch_tokens=self._tokens)
+        self._updater = Updater(
+            algorithm,
+            strategy,
+            models.trained,
+            micro_batch_tokens=self._tokens,
+            compiled=resolved.run.train.compile,
+        )
         self._prepare = self._item_preparation()
         self._version = 0
         self._eval_before: float | None = None

@@ -81,6 +81,18 @@ class Strategy(ABC):
         """Context of every training forward (mixed precision); nothing by default."""
         return nullcontext()
 
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        """What a training forward multiplies in where the weights are held in float32; None is float32 too.
+
+        By default what `autocast` says; a strategy that casts the weights themselves says it here.
+        """
+        import torch
+
+        kind = self.device.type
+        with self.autocast():
+            return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
     def setup(self) -> None:
         """Join the process group. Called once, before anything else."""
 

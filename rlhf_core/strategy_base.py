@@ -16,7 +16,7 @@ from .errors import CheckpointError
 from .process_group import ProcessGroup
 from .strategy import Trained
 from .strategy_group import GroupStrategy
-from .strategy_parts import LossScale, ResolvedPrecision, autocast_for, torch_step
+from .strategy_parts import LossScale, ResolvedPrecision, autocast_for, torch_dtype, torch_step
 from .tensor_files import load_tree, save_tree
 from .weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
 
@@ -52,6 +52,10 @@ class StrategyBase(GroupStrategy):
 
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast_for(self.precision, self.device)
+
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        return None if self.precision == "fp32" else torch_dtype(self.precision)
 
     def setup(self) -> None:
         self.group.join()

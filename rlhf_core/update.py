@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .algorithm import Algorithm, LossOutput, Max, Mean
 from .batching import plan_micro_batches
+from .compiled import CompiledBlocks
 from .errors import DivergenceError, OutOfMemoryError
 from .functional.fast_linear import fast_linears
 from .strategy import Strategy, Trained
@@ -35,13 +36,16 @@ class Updater:
         *,
         micro_batch_tokens: int | None = None,
         micro_batch_size: int | None = None,
+        compiled: bool = False,
     ) -> None:
+        """`compiled`: the blocks of the models run through `torch.compile`."""
         self._algorithm = algorithm
         self._strategy = strategy
         self._trained = trained
         self._models = {role: model.model for role, model in trained.items()}
         self._micro_batch_tokens = micro_batch_tokens
         self._micro_batch_size = micro_batch_size
+        self._compiled = CompiledBlocks(list(self._models.values())) if compiled else None
 
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
         """Train on this rank's `items` (at least one; maybe a masked stand-in) and step. Collective.
@@ -116,7 +120,7 @@ class Updater:
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
         strategy = self._strategy
         with ExitStack() as stack:
-            stack.enter_context(fast_linears(*self._models.values()))
+            stack.enter_context(self._compiled.applied() if self._compiled else fast_linears(*self._models.values()))
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
             with strategy.autocast():

@@ -7,6 +7,7 @@ fast, forward and backward, and nowhere slower for the sizes taken here. `benchm
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,12 @@ from torch.nn import functional
 
 MIN_MULTIPLICATIONS = 1 << 22
 """Smaller products are over before the call has paid for itself. A constant: runs must repeat bit for bit."""
+
+# A kernel is compiled for every new shape, and samples of varied lengths bring new ones all the time. torch and oneDNN
+# each keep 1,024, at 0.5 MB and a hole in the heap; one pass through a model needs some twenty. Read at the first
+# product.
+for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache, "64")
 
 _PLAIN = (Tensor, nn.Parameter)
 

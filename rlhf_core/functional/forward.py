@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +47,11 @@ def policy_forward(
     inner = innermost(signature_of if signature_of is not None else model)
     if experience.support_ids is None and can_be_lean(inner, mask.numel()):
         return _lean_forward(model, inner, experience, temperature, with_entropy, entropy_grad)
+    rows = aligned_at_end(experience)
     logits = causal_lm_logits(
-        model,
-        experience.sequences,
-        experience.attention_mask,
-        logits_to_keep=num_actions + 1,
-        signature_of=signature_of,
+        model, rows.sequences, rows.attention_mask, logits_to_keep=num_actions + 1, signature_of=signature_of
     )
-    logits = response_logits(logits, num_actions)[mask]
+    logits = response_logits(logits, num_actions)[rows.action_mask]
     labels = experience.sequences[:, experience.prompt_length :][mask]
     support = None if experience.support_ids is None else experience.support_ids[mask]
     log_probs = _scatter(token_log_probs(logits, labels, temperature, support), mask)
@@ -74,20 +71,17 @@ def _lean_forward(
     entropy_grad: bool,
 ) -> PolicyOutput:
     """The same numbers in chunks over tokens: for large vocabularies, whose logits would not fit."""
-    num_actions = experience.num_actions
-    labels = experience.sequences[:, experience.prompt_length :]
-    with lean_head(inner, labels, experience.action_mask, temperature, with_entropy=with_entropy):
+    num_actions, mask = experience.num_actions, experience.action_mask
+    rows = aligned_at_end(experience)
+    labels = rows.sequences[:, rows.sequences.shape[1] - num_actions :]
+    with lean_head(inner, labels, rows.action_mask, temperature, with_entropy=with_entropy):
         packed = causal_lm_logits(
-            model,
-            experience.sequences,
-            experience.attention_mask,
-            logits_to_keep=num_actions + 1,
-            signature_of=inner,
+            model, rows.sequences, rows.attention_mask, logits_to_keep=num_actions + 1, signature_of=inner
         )
-    log_probs, entropies = packed[:, :num_actions].float().unbind(-1)
+    log_probs, entropies = packed[:, :num_actions][rows.action_mask].float().unbind(-1)
     if not with_entropy:
-        return PolicyOutput(log_probs, None)
-    return PolicyOutput(log_probs, entropies if entropy_grad else entropies.detach())
+        return PolicyOutput(_scatter(log_probs, mask), None)
+    return PolicyOutput(_scatter(log_probs, mask), _scatter(entropies if entropy_grad else entropies.detach(), mask))
 
 
 def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
@@ -95,13 +89,14 @@ def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
 
     `critic(input_ids, attention_mask, position_ids)` returns a value per token, [B, S].
     """
+    rows = aligned_at_end(experience)
     values = critic(
-        input_ids=experience.sequences,
-        attention_mask=experience.attention_mask.long(),
-        position_ids=position_ids_of(experience.attention_mask),
+        input_ids=rows.sequences,
+        attention_mask=rows.attention_mask.long(),
+        position_ids=position_ids_of(rows.attention_mask),
     )
-    read = response_values(values, experience.num_actions).float()
-    return torch.where(experience.action_mask, read, 0.0)
+    read = response_values(values, experience.num_actions)[rows.action_mask].float()
+    return _scatter(read, experience.action_mask)
 
 
 def causal_lm_logits(
@@ -125,6 +120,40 @@ def causal_lm_logits(
     if "use_cache" in takes:
         inputs["use_cache"] = False
     return _logits(model(**inputs))
+
+
+class AlignedRows(NamedTuple):
+    """An experience's rows as a model is given them, as wide as the longest of them."""
+
+    sequences: Tensor
+    """[B, W] int64."""
+    attention_mask: Tensor
+    """[B, W] bool."""
+    action_mask: Tensor
+    """[B, A] bool over the last A columns. What it picks comes in the same order as under the experience's own."""
+
+
+def aligned_at_end(experience: Experience) -> AlignedRows:
+    """Shift every row to the right until it ends in the last column, and drop the columns nobody needs.
+
+    An experience is as wide as its longest prompt and its longest response together, which need not be of one row:
+    short prompts with long answers beside long prompts with short ones would be padding by half.
+    """
+    sequences, attention_mask, action_mask = experience.sequences, experience.attention_mask, experience.action_mask
+    width, longest = sequences.shape[1], int(attention_mask.sum(1).max())
+    if longest == width:
+        return AlignedRows(sequences, attention_mask, action_mask)
+    behind = experience.num_actions - attention_mask[:, experience.prompt_length :].sum(1, keepdim=True)
+
+    def shifted(values: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """The columns from `first` on, and which of them were there before."""
+        source = torch.arange(first, values.shape[1], device=values.device) - behind
+        return values.gather(1, source.clamp(min=0)), source >= 0
+
+    ids, _ = shifted(sequences, width - longest)
+    attended, is_attended = shifted(attention_mask, width - longest)
+    acted, is_action = shifted(action_mask, 0)
+    return AlignedRows(ids, attended & is_attended, acted & is_action)
 
 
 def innermost(module: nn.Module) -> nn.Module:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -116,3 +118,27 @@ def test_modules_are_themselves_again(counted: list) -> None:
         assert "forward" in vars(layer)
         raise ZeroDivisionError
     assert "forward" not in vars(layer)
+
+
+def test_memory_does_not_grow_with_the_number_of_shapes_seen() -> None:
+    """In a process of its own: torch and oneDNN kept 1.7 MB for each of the first 1,024 shapes."""
+    measure = """
+import torch
+from rlhf_core.functional.fast_linear import multiply
+
+def resident():
+    return int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0]) / 1024
+
+def products(shapes):
+    for tokens in shapes:
+        multiply(torch.randn(tokens, 128), weight)
+
+torch.set_num_threads(1)
+weight = torch.randn(128, 512)
+products(range(1000, 1100))
+before = resident()
+products(range(600, 1000))
+print(resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", measure], capture_output=True, text=True, timeout=120, check=True)
+    assert float(done.stdout) < 200

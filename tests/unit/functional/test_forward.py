@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.batching import collate
 from rlhf_core.functional import causal_lm_logits, innermost, policy_forward, token_log_probs, value_forward
+from rlhf_core.functional.forward import aligned_at_end
 from rlhf_core.types import BufferItem
 
 VOCABULARY = 17
@@ -87,6 +90,28 @@ def test_batched_equals_alone(make: object) -> None:
         torch.testing.assert_close(output.log_probs[row, :length], expected(model, one, 0.8), rtol=1e-5, atol=1e-5)
         assert (output.log_probs[row, length:] == 0).all() and (output.entropy[row, :length] > 0).all()
     assert policy_forward(model, collate(ITEMS), 0.8).entropy is None
+
+
+@given(st.data())
+def test_the_model_is_given_no_column_more_than_the_longest_row_needs(data: st.DataObject) -> None:
+    tokens = st.integers(1, VOCABULARY - 1)
+    lengths = data.draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6))
+    items = []
+    for index, (prompt, response) in enumerate(lengths):
+        ids = data.draw(st.lists(tokens, min_size=prompt + response, max_size=prompt + response))
+        acts = data.draw(st.lists(st.booleans(), min_size=response, max_size=response))
+        items.append(replace(item(index, ids[:prompt], ids[prompt:]), action_mask=torch.tensor(acts)))
+    batch = collate(items)
+    rows = aligned_at_end(batch)
+    assert rows.sequences.shape[1] == max(map(sum, lengths)) == rows.attention_mask.shape[1]
+    for row, one in enumerate(items):
+        own = rows.attention_mask[row]
+        assert rows.sequences[row][own].tolist() == [*one.prompt_ids.tolist(), *one.response_ids.tolist()]
+        assert rows.action_mask[row].sum() == one.action_mask.sum()
+        first, last = own.nonzero().flatten()[[0, -1]]
+        assert last - first + 1 == one.num_tokens
+    labels = rows.sequences[:, -batch.num_actions :][rows.action_mask]
+    assert torch.equal(labels, batch.sequences[:, batch.prompt_length :][batch.action_mask])
 
 
 @torch.no_grad()

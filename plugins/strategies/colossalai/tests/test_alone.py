@@ -62,6 +62,13 @@ def test_a_frozen_model_answers_as_the_trained_one_does_before_its_first_update(
     assert not any(parameter.requires_grad for parameter in reference.parameters())
 
 
+def test_a_strategy_says_what_its_forward_multiplies_in(strategy):
+    policy = Training(strategy).trained.model
+    with torch.no_grad(), strategy.autocast():
+        logits = policy(input_ids=torch.arange(10)[None]).logits
+    assert logits.dtype == (strategy.compute_dtype or torch.float32)
+
+
 def test_rotary_frequencies_stay_fp32(strategy):
     rotary = strategy.unwrap(Training(strategy).trained.model).model.rotary_emb
     assert rotary.inv_freq.dtype == torch.float32

@@ -81,6 +81,10 @@ class RoleStrategies(Strategy):
     def autocast(self) -> AbstractContextManager[Any]:
         return self._main.autocast()
 
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        return self._main.compute_dtype
+
     def prepare(
         self,
         model: nn.Module,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MAX_PADDING = 0.15
-"""Share of a batch that may be padding; smaller batches cost more in calls than the padding does."""
+"""Share of a batch that may be padding..."""
+FREE_PADDING = 128
+"""...or so many tokens, which a small model passes in less time than a call of its own would take."""
 MAX_LENGTHS = 8
 """Different lengths in a batch: logits are computed at each of them for every row."""
 
@@ -24,7 +26,7 @@ def plan_prefill(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         padded = length * (len(group) + 1)
         fits = (
             padded <= max_tokens
-            and padded - used - length <= MAX_PADDING * padded
+            and padded - used - length <= max(FREE_PADDING, MAX_PADDING * padded)
             and (length in distinct or len(distinct) < MAX_LENGTHS)
         )
         if group and not fits:

@@ -11,7 +11,13 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.launch_env import read_launch_env
 from rlhf_core.strategy import StateBytes, Trained
 from rlhf_core.strategy_base import Prepared, StrategyBase, grouped_names
-from rlhf_core.strategy_parts import check_offload, resolve_device, resolve_precision, torch_dtype
+from rlhf_core.strategy_parts import (
+    check_offload,
+    resolve_device,
+    resolve_precision,
+    torch_dtype,
+    transformer_blocks,
+)
 
 from .config import FsdpConfig
 
@@ -97,25 +103,6 @@ class FsdpStrategy(StrategyBase):
 
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         return _part(parameter, value)
-
-
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: the elements of its module lists, where they hold parameters themselves.
-
-    Deeper lists (experts of a block) belong to their block. Each block is gathered as one.
-    """
-    from torch import nn
-
-    blocks: list[nn.Module] = []
-    covered: set[int] = set()
-    for module in model.modules():
-        if not isinstance(module, nn.ModuleList) or id(module) in covered:
-            continue
-        for block in module:
-            if any(True for _ in block.parameters()):
-                blocks.append(block)
-            covered.update(id(inner) for inner in block.modules())
-    return blocks
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

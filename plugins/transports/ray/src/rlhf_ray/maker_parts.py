@@ -64,8 +64,16 @@ class InferencePlace:
     def parameter_dtype(self) -> torch.dtype:
         return self._strategy.parameter_dtype
 
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        return self._strategy.compute_dtype
+
     def autocast(self) -> AbstractContextManager[Any]:
-        return self._strategy.autocast()
+        """The trainers' precision, over whole weights also where theirs are cast or sharded."""
+        import torch
+
+        dtype = self.compute_dtype
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def model_init_context(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -1,0 +1,51 @@
+"""Training passes through `torch.compile`.
+
+The repeated blocks of a model are compiled, not the whole: one graph serves all of them, whatever wraps the model keeps
+its hooks, and the head stays free to answer in chunks. Generation and passes without gradients run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .errors import ConfigError
+from .strategy_parts import transformer_blocks
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class CompiledBlocks:
+    """Compiled forwards of the blocks of `models`: made at their first pass, kept for those that follow."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        import torch
+
+        blocks = [block for model in models for block in transformer_blocks(model)]
+        # Batches differ in rows and length: graphs for any size, or each would be compiled anew.
+        self._forwards = [(block, torch.compile(block.forward, dynamic=True)) for block in blocks]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The blocks run compiled inside; forward and backward belong into the same context.
+
+        Raises `ConfigError` where torch cannot compile them.
+        """
+        from torch._dynamo.exc import TorchDynamoException
+
+        try:
+            for block, forward in self._forwards:
+                block.forward = forward
+            yield
+        except TorchDynamoException as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"torch cannot compile this model under this strategy ({reason})",
+                where="train.compile",
+                hint="remove train.compile, or start with --set train.compile=false",
+            ) from error
+        finally:
+            for block, _ in self._forwards:
+                vars(block).pop("forward", None)
