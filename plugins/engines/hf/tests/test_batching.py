@@ -9,6 +9,7 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_hf.prefill import plan_prefill
 from rlhf_hf.rows import make_rows
+from rlhf_hf.slot_model import SlotModel
 from rlhf_hf.slots import SlotBatch
 
 
@@ -82,6 +83,29 @@ def test_a_shared_prompt_is_prefilled_once(max_batch_size, model, engine, reques
     drain(batch)
     prompts = {request.prompt_ids for request in asked}
     assert batch.num_prefilled_tokens <= sum(map(len, prompts)) * (1 if max_batch_size == 64 else 2)
+
+
+def test_waiting_prompts_are_passed_many_at_once_where_the_cache_has_room(endless_engine, monkeypatch, collect):
+    calls: list[int] = []
+    prefill = SlotModel.prefill
+
+    def counting(self, prompts):
+        calls.append(len(prompts))
+        return prefill(self, prompts)
+
+    asked, sampling = with_limits([3 + 5 * index % 17 for index in range(96)]), SamplingParams(max_new_tokens=100)
+    monkeypatch.setattr(SlotModel, "prefill", counting)
+    roomy, narrow = (endless_engine(max_batch_size=16, max_cache_tokens=128 * slots) for slots in (24, 16))
+    answers, passes = collect(roomy, asked, sampling), len(calls)
+    assert sum(calls) >= 96  # a few more: the engine tries its way at first
+    calls.clear()
+    again = collect(narrow, asked, sampling)
+    assert {key: answer.token_ids for key, answer in again.items()} == {
+        key: answer.token_ids for key, answer in answers.items()
+    }
+    assert passes <= 0.6 * len(calls)
+    batch = start(roomy, asked, sampling)
+    assert (batch._model.num_slots, batch._model.num_spare) == (16, 8)
 
 
 def test_slots_and_cache_are_bounded(endless_engine, requests):

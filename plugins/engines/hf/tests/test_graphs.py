@@ -38,7 +38,9 @@ def test_fixed_shapes_give_the_same_answers(family, sampling, model, engine, req
     made = engine(module, max_batch_size=6)
     assert made.path.name == "slots"
     monkeypatch.setattr(
-        engine_module, "SlotModel", lambda forward, slots, tokens, _: SlotModel(forward, slots, tokens, capture)
+        engine_module,
+        "SlotModel",
+        lambda forward, slots, tokens, _, spare: SlotModel(forward, slots, tokens, capture, spare),
     )
     same(collect(made, asked, sampling), expected)
     assert 1 <= len(prepared) <= 8  # 1, 2, 4 and 6 rows, at 64 and at 128 tokens

@@ -92,7 +92,10 @@ class HfEngine:
         name = self.path.name
         if name == "slots":
             captures = config.cuda_graphs and self._forward.device.type == "cuda"
-            model = SlotModel(self._forward, num_slots, longest, capture_graph if captures else None)
+            # Prompts that wait are passed ahead, many in one call, where the bound on the cache has room for them.
+            room = min(len(rows), config.max_cache_tokens // round_up(longest)) - num_slots
+            spare = min(num_slots // 2, room)
+            model = SlotModel(self._forward, num_slots, longest, capture_graph if captures else None, spare)
             return SlotBatch(model, rows, sampler, stop, config.prefill_batch_tokens)
         return LockstepBatch(LockstepModel(self._forward, name), rows, sampler, stop, num_slots)
 

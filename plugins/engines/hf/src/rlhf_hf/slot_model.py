@@ -22,11 +22,16 @@ class SlotModel:
         num_slots: int,
         max_tokens: int,
         capture: Callable[[Replay], Replay] | None = None,
+        num_spare: int = 0,
     ) -> None:
-        """`capture`: decode in a few fixed shapes, each captured by it (`graphs.capture_graph`) and replayed."""
+        """`capture`: decode in a few fixed shapes, each captured by it (`graphs.capture_graph`) and replayed.
+
+        `num_spare`: slots behind those that decode, for prompts that wait.
+        """
         self._forward = forward
         self.num_slots = num_slots
-        self.cache = SlotCache(num_slots, max_tokens)
+        self.num_spare = num_spare
+        self.cache = SlotCache(num_slots + num_spare, max_tokens)
         self._fixed = (
             None if capture is None else FixedShapes(self._pass, self.cache, num_slots, forward.device, capture)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ class SlotBatch:
         """The row in each used slot."""
         self._num_waiting = Counter(row.prompt_key for row in rows)
         self._first_logits: dict[int, Tensor] = {}
-        """By prompt key, [V] behind each prompt that an active row holds and a waiting one shares."""
+        """By prompt key, [V] behind each prompt that lies in a slot and that a waiting row needs."""
+        self._ahead: dict[int, int] = {}
+        """Prompt key -> the spare slot where it lies for waiting rows."""
         self.num_steps = 0
         """Decoding passes so far."""
         self.num_prefilled_tokens = 0
@@ -66,6 +68,11 @@ class SlotBatch:
             slots.setdefault(row.prompt_key, []).append(slot)
         self._share({key: slots[key] for key in slots if key in self._first_logits}, first)
         fresh = [self._active[where[0]] for key, where in slots.items() if key not in self._first_logits]
+        if fresh:
+            for row in self._next_prompts(slots):
+                slots[row.prompt_key] = [self._free_spare()]
+                self._ahead[row.prompt_key] = slots[row.prompt_key][0]
+                fresh.append(row)
         for group in plan_prefill([len(row.prompt_ids) for row in fresh], self._prefill_batch_tokens):
             self._prefill([fresh[index] for index in group], slots)
         self._sampler.draw(torch.stack([self._first_logits[row.prompt_key] for row in new]), new)
@@ -75,11 +82,27 @@ class SlotBatch:
         return finished
 
     def _share(self, slots: dict[int, list[int]], num_old: int) -> None:
-        """Rows whose prompt lies in an older slot copy it from there."""
-        holders = {row.prompt_key: slot for slot, row in enumerate(self._active[:num_old])}
-        for key, targets in slots.items():
-            source = holders[key]
-            self._model.cache.copy_rows([source] * len(targets), targets, len(self._active[source].prompt_ids))
+        """Rows whose prompt lies in an older slot, or in a spare one, copy it from there."""
+        if not slots:
+            return
+        holders = {row.prompt_key: slot for slot, row in enumerate(self._active[:num_old])} | self._ahead
+        copies = [(holders[key], target) for key, targets in slots.items() for target in targets]
+        longest = max(len(self._active[target].prompt_ids) for _, target in copies)
+        self._model.cache.copy_rows([source for source, _ in copies], [target for _, target in copies], longest)
+
+    def _next_prompts(self, taken: Container[int]) -> list[Row]:
+        """A waiting row of each of the next prompts that are in no slot, as many as spare slots are free."""
+        found: dict[int, Row] = {}
+        for row in self._waiting:
+            if len(self._ahead) + len(found) == self._model.num_spare:
+                break
+            if row.prompt_key not in taken and row.prompt_key not in self._first_logits:
+                found.setdefault(row.prompt_key, row)
+        return list(found.values())
+
+    def _free_spare(self) -> int:
+        first, used = self._model.num_slots, set(self._ahead.values())
+        return next(slot for slot in range(first, first + self._model.num_spare) if slot not in used)
 
     def _prefill(self, rows: list[Row], slots: dict[int, list[int]]) -> None:
         """Pass the prompts of `rows`, all different, and copy each to all of its slots."""
@@ -106,7 +129,8 @@ class SlotBatch:
         if finished:
             self._compact()
         if self._first_logits:
-            held = {row.prompt_key for row in self._active if self._num_waiting[row.prompt_key]}
+            self._ahead = {key: slot for key, slot in self._ahead.items() if self._num_waiting[key]}
+            held = {row.prompt_key for row in self._active if self._num_waiting[row.prompt_key]} | self._ahead.keys()
             self._first_logits = {key: logits for key, logits in self._first_logits.items() if key in held}
         return finished
 
