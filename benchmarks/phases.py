@@ -153,6 +153,7 @@ def main() -> int:
     parser.add_argument("--model", choices=list(SIZES), default="M")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--varied", action="store_true", help="answers of geometric length, up to --new-tokens")
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--micro-batch-tokens", type=int)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -162,7 +163,7 @@ def main() -> int:
     clock = watched(options.iterations)
     before = rates()
     with tempfile.TemporaryDirectory() as folder:
-        write_inputs(Path(folder), options.model, varied=False, num_prompts=options.prompts)
+        write_inputs(Path(folder), options.model, varied=options.varied, num_prompts=options.prompts)
         train(run_file(Path(folder), options), output=Path(folder) / "run", hooks=[clock])
     flops, bandwidth = (max(pair) for pair in zip(before, rates(), strict=True))
     count, shape = options.iterations, SIZES[options.model]
