@@ -24,15 +24,16 @@ VOCABULARY = 16
 
 
 class Given(nn.Module):
-    """A policy or critic whose outputs are its parameters."""
+    """A policy or critic whose outputs are its parameters: for each row, by place among the row's own tokens."""
 
     def __init__(self, outputs: Tensor, *, wrap: bool) -> None:
         super().__init__()
         self.outputs = nn.Parameter(outputs)
         self._wrap = wrap
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Any:
-        return SimpleNamespace(logits=self.outputs) if self._wrap else self.outputs
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Any:
+        outputs = self.outputs[torch.arange(len(position_ids))[:, None], position_ids]
+        return SimpleNamespace(logits=outputs) if self._wrap else outputs
 
 
 def one_token(ratio: float, advantage: float, **changes: Any) -> tuple[Experience, dict[str, nn.Module]]:
@@ -179,15 +180,14 @@ def test_aggregations(aggregation: Any) -> None:
 
 
 def slow_sums(items: Sequence[BufferItem], logits: Tensor, values: Tensor, config: PPOConfig) -> dict[str, float]:
-    """Every term in plain float64 Python. logits [B, S, V] and values [B, S] as the models gave them."""
+    """Every term in plain float64 Python. logits [B, S, V] and values [B, S] by place among a row's own tokens."""
     sums = dict.fromkeys(("policy", "value", "entropy", "kl"), 0.0)
-    width = max(item.prompt_ids.numel() for item in items)
     high = config.clip_eps if config.clip_eps_high is None else config.clip_eps_high
     for row, item in enumerate(items):
         assert item.advantages is not None and item.reference_log_probs is not None
         assert item.values is not None and item.returns is not None
         for t, token in enumerate(item.response_ids.tolist()):
-            place = width + t - 1
+            place = item.prompt_ids.numel() + t - 1
             scores = [float(x) for x in logits[row, place]]
             total = math.fsum(math.exp(x) for x in scores)
             log_probs = [x - math.log(total) for x in scores]
