@@ -51,7 +51,7 @@ class StrategyBase(GroupStrategy):
         self._prepared: list[Prepared] = []
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return autocast_for(self.precision, self.device)
+        return autocast_for(self.compute_dtype, self.device)
 
     @property
     def compute_dtype(self) -> torch.dtype | None:

@@ -86,11 +86,11 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def autocast_for(precision: ResolvedPrecision, device: torch.device) -> AbstractContextManager[Any]:
-    """Mixed precision over fp32 weights; nothing in fp32."""
+def autocast_for(compute_dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """Mixed precision over fp32 weights; nothing for None (`Strategy.compute_dtype`)."""
     import torch
 
-    return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=torch_dtype(precision))
+    return nullcontext() if compute_dtype is None else torch.autocast(device.type, dtype=compute_dtype)
 
 
 def make_adamw(

@@ -69,9 +69,10 @@ class SlotBatch:
         self._share({key: slots[key] for key in slots if key in self._first_logits}, first)
         fresh = [self._active[where[0]] for key, where in slots.items() if key not in self._first_logits]
         if fresh:
-            for row in self._next_prompts(slots):
-                slots[row.prompt_key] = [self._free_spare()]
-                self._ahead[row.prompt_key] = slots[row.prompt_key][0]
+            spare = self._free_spare()
+            for row, slot in zip(self._next_prompts(slots, len(spare)), spare, strict=False):
+                self._ahead[row.prompt_key] = slot
+                slots[row.prompt_key] = [slot]
                 fresh.append(row)
         for group in plan_prefill([len(row.prompt_ids) for row in fresh], self._prefill_batch_tokens):
             self._prefill([fresh[index] for index in group], slots)
@@ -90,19 +91,20 @@ class SlotBatch:
         longest = max(len(self._active[target].prompt_ids) for _, target in copies)
         self._model.cache.copy_rows([source for source, _ in copies], [target for _, target in copies], longest)
 
-    def _next_prompts(self, taken: Container[int]) -> list[Row]:
-        """A waiting row of each of the next prompts that are in no slot, as many as spare slots are free."""
+    def _next_prompts(self, taken: Container[int], most: int) -> list[Row]:
+        """A waiting row of each of the next `most` prompts that are in no slot."""
         found: dict[int, Row] = {}
         for row in self._waiting:
-            if len(self._ahead) + len(found) == self._model.num_spare:
+            if len(found) == most:
                 break
             if row.prompt_key not in taken and row.prompt_key not in self._first_logits:
                 found.setdefault(row.prompt_key, row)
         return list(found.values())
 
-    def _free_spare(self) -> int:
+    def _free_spare(self) -> list[int]:
+        """Spare slots, which lie behind those that decode, with no prompt in them."""
         first, used = self._model.num_slots, set(self._ahead.values())
-        return next(slot for slot in range(first, first + self._model.num_spare) if slot not in used)
+        return [slot for slot in range(first, first + self._model.num_spare) if slot not in used]
 
     def _prefill(self, rows: list[Row], slots: dict[int, list[int]]) -> None:
         """Pass the prompts of `rows`, all different, and copy each to all of its slots."""

@@ -24,6 +24,7 @@ from rlhf_core.evaluate import PolicyEvaluator
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import load_policy, load_tokenizer
 from rlhf_core.strategy import Strategy
+from rlhf_core.strategy_parts import autocast_for
 from rlhf_core.types import Prompt, RolloutGroup
 
 from .maker_worker import MakerWorker, trained_names
@@ -70,10 +71,7 @@ class InferencePlace:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The trainers' precision, over whole weights also where theirs are cast or sharded."""
-        import torch
-
-        dtype = self.compute_dtype
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        return autocast_for(self.compute_dtype, self.device)
 
     def model_init_context(self) -> AbstractContextManager[Any]:
         return nullcontext()
