@@ -70,7 +70,6 @@ class RewardRunner:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pool = DaemonPool(self._policy.concurrency, self._where)
-        self._idle_threads: list[CallThread[Any]] = []
         self._left_behind: list[CallThread[Any]] = []
         self._loop = AsyncLoop(f"reward-{spec.name}-loop")
         self._function = spec.function
@@ -238,25 +237,17 @@ class RewardRunner:
         with self._lock:
             self._left_behind = [thread for thread in self._left_behind if thread.alive]
             num_hung = len(self._left_behind) + self._loop.abandoned
-            thread = self._idle_threads.pop() if self._idle_threads else None
         if num_hung >= MAX_ABANDONED:
             raise RewardFault(
                 f"{num_hung} calls hang, and no thread can be stopped from outside; isolate: true gives it a process"
             )
-        thread = thread or CallThread(f"reward-{self.spec.name}-call")
+        thread = CallThread(call, f"reward-{self.spec.name}-call")
         try:
-            answer = thread.call(call, self._policy.timeout_seconds)
+            return thread.result(self._policy.timeout_seconds)
         except DeadlinePassed:
             with self._lock:
                 self._left_behind.append(thread)
             raise
-        except BaseException:
-            with self._lock:
-                self._idle_threads.append(thread)
-            raise
-        with self._lock:
-            self._idle_threads.append(thread)
-        return answer
 
     def take_counts(self) -> RewardCounts:
         """The counts so far; counting starts anew."""
@@ -265,7 +256,7 @@ class RewardRunner:
         return taken
 
     def close(self) -> None:
-        """Stop what waits, let the reward close what it holds, end processes, loop and idle threads."""
+        """Stop what waits, let the reward close what it holds, end processes, loop and threads."""
         self._closing.set()
         if self._isolated is not None:
             self._isolated.close()
@@ -274,8 +265,6 @@ class RewardRunner:
         finally:
             self._loop.close()
             self._pool.close()
-            for thread in self._idle_threads:
-                thread.end()
 
     def _close_reward(self) -> None:
         """Call the reward's `aclose` (async) or `close`, where it is an object that has one."""

@@ -11,7 +11,7 @@ import inspect
 import queue
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -89,41 +89,32 @@ class DaemonPool:
 
 
 class CallThread(Generic[T]):
-    """One reusable thread that calls are made on, left behind when a call passes its deadline."""
+    """A thread for one call, left behind when the call passes its deadline.
 
-    def __init__(self, name: str) -> None:
-        self._inbox: queue.SimpleQueue[Callable[[], T] | None] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+    Not kept for the next call: a thread that has run a parallel operation of torch holds OpenMP workers until it ends,
+    and where there are more of those than cores, every parallel operation of the whole process waits to be woken up.
+    """
+
+    def __init__(self, function: Callable[[], T], name: str) -> None:
+        self._outcome: Future[T] = Future()
+        self._thread = threading.Thread(target=self._work, args=(function,), name=name, daemon=True)
         self._thread.start()
 
-    def call(self, function: Callable[[], T], timeout_seconds: float) -> T:
-        """The result of `function()`, or its error. `DeadlinePassed`: this thread must not be used again."""
-        self._inbox.put(function)
-        try:
-            value, error = self._outbox.get(timeout=timeout_seconds)
-        except queue.Empty:
-            self._inbox.put(None)  # it ends, if the call ever returns
-            raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s") from None
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]
+    def result(self, timeout_seconds: float) -> T:
+        """The call's result, or its error; `DeadlinePassed` where there is none in time."""
+        if not wait([self._outcome], timeout_seconds).done:
+            raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s")
+        return self._outcome.result()
 
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def end(self) -> None:
-        """Let the thread end; it is idle."""
-        self._inbox.put(None)
-        self._thread.join(_JOIN_SECONDS)
-
-    def _work(self) -> None:
-        while (function := self._inbox.get()) is not None:
-            try:
-                self._outbox.put((function(), None))
-            except BaseException as error:  # raised again where the call was made
-                self._outbox.put((None, error))
+    def _work(self, function: Callable[[], T]) -> None:
+        try:
+            self._outcome.set_result(function())
+        except BaseException as error:  # raised again where the call was made
+            self._outcome.set_exception(error)
 
 
 class AsyncLoop:

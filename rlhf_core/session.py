@@ -104,12 +104,13 @@ class TrainerSession:
 
         Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written, and `GuardStop` where a guard ends the run.
         """
-        start = self._begin(resume)
-        while True:
-            try:
-                return self._fit_from(*start)
-            except RollBack as request:
-                start = self._roll_back(request)
+        with self._strategy.naming_lost_peers():
+            start = self._begin(resume)
+            while True:
+                try:
+                    return self._fit_from(*start)
+                except RollBack as request:
+                    start = self._roll_back(request)
 
     def _fit_from(self, first_episode: int, step: int) -> FitResult:
         train = self._resolved.run.train

@@ -99,6 +99,10 @@ class Strategy(ABC):
     def teardown(self) -> None:
         """Leave the process group. Called once, whatever happened."""
 
+    def naming_lost_peers(self) -> AbstractContextManager[Any]:
+        """Context of all training: an error that another process's end caused becomes one that names that process."""
+        return nullcontext()
+
     def model_init_context(self) -> AbstractContextManager[Any]:
         """Context in which models are built (lazy or meta initialisation)."""
         return nullcontext()

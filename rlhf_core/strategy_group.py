@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from .process_group import ProcessGroup
@@ -43,6 +44,9 @@ class GroupStrategy(Strategy):
     @property
     def gradient_average_factor(self) -> int:
         return self.world_size
+
+    def naming_lost_peers(self) -> AbstractContextManager[Any]:
+        return self.group.guard("the others")  # calls that a wrapped model makes itself, in its forward pass too
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         return self.group.all_reduce(tensor.to(self.device), op).to(tensor.device)

@@ -1,8 +1,9 @@
 """float32 matrix products by oneDNN where torch's CPU build would ask MKL, which is slower on many processors.
 
-torch multiplies float32 matrices on a CPU with MKL, whose fastest kernels run on Intel's processors only; oneDNN, which
-torch has with it and uses for bfloat16, picks its kernels by what the processor can do. On a Zen 4 core it is twice as
-fast, forward and backward, and nowhere slower for the sizes taken here. `benchmarks/README.md` has the figures.
+torch multiplies float32 matrices on a CPU with MKL, whose AVX-512 kernels run on Intel's processors only; oneDNN, which
+torch has with it and uses for bfloat16, picks its kernels by what the processor can do. On AMD's cores with units as
+wide as that (Zen 5) it is twice as fast, forward and backward; on those that take two steps for it (Zen 4) it gains
+nothing on large products and loses on small ones. `benchmarks/README.md` has the figures.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,26 @@ from torch.nn import functional
 
 MIN_MULTIPLICATIONS = 1 << 22
 """Smaller products are over before the call has paid for itself. A constant: runs must repeat bit for bit."""
+_ZEN_5 = 26
+"""Its `cpu family`, and that of what comes after it."""
+
+
+def has_wide_amd_cores(cpuinfo: str) -> bool:
+    """Whether the text of `/proc/cpuinfo` is that of a processor on which oneDNN is the faster of the two."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    said = {key.strip(): value.strip() for key, _, value in lines}
+    family = said.get("cpu family", "")
+    return said.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= _ZEN_5
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return ""
+
+
+IS_FASTER_HERE = has_wide_amd_cores(_cpuinfo())
 
 # A kernel is compiled for every new shape, and samples of varied lengths bring new ones all the time. torch and oneDNN
 # each keep 1,024, at 0.5 MB and a hole in the heap; one pass through a model needs some twenty. Read at the first
@@ -73,7 +95,7 @@ def _takes(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def _pays(left: Tensor, num_columns: int) -> bool:
     has_onednn = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-    return has_onednn and left.numel() * num_columns >= MIN_MULTIPLICATIONS
+    return IS_FASTER_HERE and has_onednn and left.numel() * num_columns >= MIN_MULTIPLICATIONS
 
 
 def _is_plain(tensor: Tensor) -> bool:

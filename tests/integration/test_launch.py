@@ -54,11 +54,36 @@ def test_two_processes_make_the_run_of_one(tmp_path):
     assert (tmp_path / "two/model/model.safetensors").is_file()
 
 
+DIES_IN_ITS_FORWARD_PASS = """
+import os, signal
+from pathlib import Path
+from torch.nn.parallel import DistributedDataParallel as Wrapped
+
+forward = Wrapped.forward
+
+
+def mortal(self, *args, **kwargs):
+    if os.environ["RANK"] == "1" and Path(__file__).with_name("now").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return forward(self, *args, **kwargs)
+
+
+Wrapped.forward = mortal
+
+
+def spread(rollouts):
+    return [sum(r.completion_ids) % 7 / 7 for r in rollouts]
+"""
+
+
 def test_a_killed_rank_ends_the_run_by_name(tmp_path):
-    process, ranks = begin(tmp_path, DDP)
+    """Also when the other notices in a call of the wrapped model itself: here, when it copies rank 0's buffers."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(DIES_IN_ITS_FORWARD_PASS)
+    strategy = {"name": "ddp", "broadcast_buffers": True}
+    process, ranks = begin(tmp_path, {**DDP, "strategy": strategy, "rewards": [{"name": f"{reward}:spread"}]})
     assert len(ranks) == 2
-    victim = next(each for each in ranks if each.environ()["RANK"] == "1")
-    victim.send_signal(signal.SIGKILL)
+    (tmp_path / "now").touch()
     _, err = process.communicate(timeout=90)
     assert process.returncode == 1, err
     assert "rank 1" in err

@@ -130,7 +130,7 @@ def test_small_linears_stay_unpacked_unless_asked(model):
     module = model("llama")
     assert len(PackedLinears(module, num_rows=64, mode="auto")) == 0
     assert len(PackedLinears(module, num_rows=64, mode="off")) == 0
-    assert len(PackedLinears(nn.Linear(512, 512), num_rows=8, mode="auto")) == 1
+    assert len(PackedLinears(nn.Linear(512, 512), num_rows=16, mode="auto")) == 1
     assert len(PackedLinears(nn.Linear(512, 512).double(), num_rows=8, mode="on")) == 0
 
 
