@@ -35,8 +35,10 @@ setup-vllm: setup  ## add vLLM's CPU build for the engine vllm; torch, transform
 train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
+# Two files at a time, each process with one thread of its own: two that share two cores wait for one another.
+# PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
 test: setup  ## every test that takes seconds and needs no GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(PYTEST_ARGS)
 
 soak: setup  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .fast_linear import multiply
+from .logprobs import LEAST_LOGIT
 
 
 class LogProbsAndEntropy(NamedTuple):
@@ -79,7 +80,7 @@ class _ChunkedHead(torch.autograd.Function):
                 normalisers[chunk] = logits.logsumexp(-1)
                 log_probs[chunk] = logits.gather(-1, labels[chunk, None])[:, 0] - normalisers[chunk]
                 if with_entropy:
-                    finite = torch.where(logits == -torch.inf, 0.0, logits)
+                    finite = logits.clamp(min=LEAST_LOGIT)
                     entropies[chunk] = normalisers[chunk] - (logits.softmax(-1) * finite).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, labels, normalisers, entropies)
         ctx.temperature, ctx.chunk_tokens, ctx.with_entropy = temperature, chunk_tokens, with_entropy
@@ -101,7 +102,7 @@ class _ChunkedHead(torch.autograd.Function):
                 # d log p_label = onehot - p;  d entropy = -p (log p + entropy)
                 grads = log_all.exp().mul_(-log_prob_grads[chunk, None])
                 if ctx.with_entropy:
-                    finite = torch.where(log_all == -torch.inf, 0.0, log_all)
+                    finite = log_all.clamp(min=LEAST_LOGIT)
                     slope = (finite + entropies[chunk, None]) * entropy_grads[chunk, None]
                     grads.sub_(log_all.exp_().mul_(slope))
                 grads.scatter_add_(-1, labels[chunk, None], log_prob_grads[chunk, None])

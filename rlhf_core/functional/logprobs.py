@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LEAST_LOGIT = -1e30
+"""In place of a logit of -inf, whose probability of 0 is to add nothing to an entropy: 0 * -inf would add NaN."""
+
 
 def _before_response(per_position: Tensor, num_actions: int) -> Tensor:
     """[B, S or A+1, ...] -> [B, A, ...]: position P + t - 1 for response token t.
@@ -81,6 +84,5 @@ def entropy(logits: Tensor, temperature: float = 1.0, support_ids: Tensor | None
 
 
 def _entropy(scaled: Tensor) -> Tensor:
-    # A logit of -inf has probability 0 and adds nothing; 0 * -inf would add NaN.
-    finite = torch.where(scaled == -torch.inf, 0.0, scaled)
+    finite = scaled.clamp(min=LEAST_LOGIT)
     return scaled.logsumexp(-1) - (scaled.softmax(-1) * finite).sum(-1)
