@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 from .hooks import HookRelay
+from .host_memory import peak_resident_bytes
 from .metrics import MetricsWriter, PhaseTimer
 from .runfolder import RunFolder
 from .samples import Keep, SampleRecord, SampleWriter
@@ -138,7 +138,4 @@ def peak_memory_bytes(device: Any) -> float:
 
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    import resource
-
-    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(usage if sys.platform == "darwin" else usage * 1024)
+    return float(peak_resident_bytes())

@@ -20,7 +20,7 @@ from .config_resolve import ResolvedRun, check_processes, resolve
 from .errors import ConfigError, InterruptedRun, UserInputError
 from .hook_plugins import load_hook_plugins
 from .hooks import HookRelay
-from .host_memory import reuse_host_memory
+from .host_memory import set_up_host_memory
 from .interrupts import InterruptFlag
 from .launch_env import read_launch_env
 from .models import check_model
@@ -75,7 +75,7 @@ def train(
         RlhfError: the run failed; its folder says how.
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
-    reuse_host_memory()
+    set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
         relay.register(_made(hook))

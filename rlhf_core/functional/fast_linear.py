@@ -8,7 +8,6 @@ nothing on large products and loses on small ones. `benchmarks/README.md` has th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -42,12 +41,6 @@ def _cpuinfo() -> str:
 
 
 IS_FASTER_HERE = has_wide_amd_cores(_cpuinfo())
-
-# A kernel is compiled for every new shape, and samples of varied lengths bring new ones all the time. torch and oneDNN
-# each keep 1,024, at 0.5 MB and a hole in the heap; one pass through a model needs some twenty. Read at the first
-# product.
-for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-    os.environ.setdefault(_cache, "64")
 
 _PLAIN = (Tensor, nn.Parameter)
 

@@ -25,12 +25,12 @@ def learnt(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.startswith(OF_THE_PLACE)} for line in lines]
 
 
-def assert_equal(lines: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+def assert_equal(lines: list[dict[str, Any]], expected: list[dict[str, Any]], rel: float = 1e-6) -> None:
     assert len(lines) == len(expected) > 0
     for line, other in zip(learnt(lines), learnt(expected), strict=True):
         assert line.keys() == other.keys()
         for name, value in line.items():
-            assert value == pytest.approx(other[name], abs=1e-6, rel=1e-6), name
+            assert value == pytest.approx(other[name], abs=rel, rel=rel), name
 
 
 @pytest.fixture
@@ -76,7 +76,8 @@ def test_with_two_makers_and_adapter_only_syncs_it_is_the_local_run_with_fewer_b
     local = train(warm_run(lora=True), output=tmp_path / "local")
     result = train(warm_run(lora=True, num_makers=2, max_staleness=0, sync="adapter"), output=tmp_path / "ray")
     assert result is not None and local is not None
-    assert_equal(result.metrics, local.metrics)
+    # Each maker passes half of the samples, and MKL rounds a product by how many rows it has.
+    assert_equal(result.metrics, local.metrics, rel=1e-5)
     check_samples(tmp_path / "ray")
     assert all(line["sync/makers"] == 2 for line in result.metrics)
     whole_bytes = sum(path.stat().st_size for path in (tmp_path / "ray" / "model").glob("*.safetensors"))
