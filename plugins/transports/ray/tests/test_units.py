@@ -273,8 +273,12 @@ class TestCoordinator:
             work = asyncio.create_task(coordinator.next_work("m", 5))
             view = asyncio.create_task(coordinator.overview(5))
             await asyncio.sleep(0)
-            await coordinator.report([LogLine("m", 20, "hello")])
-            assert (await view).events == [LogLine("m", 20, "hello")]
+            late = asyncio.create_task(coordinator.report("a", 1, LogLine("m", 20, "world")))
+            await asyncio.sleep(0.01)
+            assert not view.done() and not late.done()  # it has overtaken the one before it
+            await coordinator.report("a", 0, LogLine("m", 20, "hello"))
+            assert [line.text for line in (await view).events] == ["hello", "world"]
+            await late
             await coordinator.finish()
             assert await work == RunOver()
 

@@ -20,6 +20,7 @@ from rlhf_core.evaluate import EvaluationRow
 from rlhf_core.types import PhaseTimes
 
 from .evaluation_jobs import EvaluationJobs
+from .event_relay import EventInbox
 from .group_wire import PackedGroup
 from .maker_roster import MakerRoster
 from .messages import (
@@ -37,6 +38,9 @@ from .messages import (
     Work,
 )
 from .weight_board import WeightBoard
+
+_REPORT_SECONDS = 20.0
+"""How long an event waits for one that it overtook."""
 
 T = TypeVar("T")
 
@@ -80,7 +84,7 @@ class Coordinator:
         self._arrived: dict[int, float] = {}
         self._times = PhaseTimes()
         self._canary_gap = 0.0
-        self._events: list[Event | LogLine] = []
+        self._events = EventInbox()
 
     # For makers.
 
@@ -233,15 +237,16 @@ class Coordinator:
 
     # For everybody's hooks and logs, and the driver.
 
-    async def report(self, events: Sequence[Event | LogLine]) -> None:
-        """To be replayed by the driver, in this order."""
-        self._events.extend(events)
+    async def report(self, sender: str, number: int, event: Event | LogLine) -> None:
+        """To be replayed by the driver; answers once the sender's earlier events are here, too."""
+        self._events.put(sender, number, event)
         await self._notify()
+        await self._until(lambda: self._events.has(sender, number), _REPORT_SECONDS)
 
     async def overview(self, timeout_seconds: float) -> Overview:
         """How things stand; at once where there are events, else after so long."""
-        await self._until(lambda: self._events, timeout_seconds)
-        events, self._events = self._events, []
+        await self._until(lambda: len(self._events), timeout_seconds)
+        events = self._events.take()
         next_episode = 0 if self._handed is None else self._handed[0] + 1
         return Overview(
             version=self._prompts.version,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,12 +32,15 @@ class EventSender:
     def __init__(self, actor: str, coordinator: Any) -> None:
         self.actor = actor
         self._coordinator = coordinator
+        self._id = uuid.uuid4().hex  # a restarted actor counts from 0 again
         self._lock = threading.Lock()
+        self._num_sent = 0
         self._last: Any = None
 
     def send(self, event: Event | LogLine) -> None:
         with self._lock:
-            self._last = self._coordinator.report.remote([event])
+            self._last = self._coordinator.report.remote(self._id, self._num_sent, event)
+            self._num_sent += 1
 
     def flush(self) -> None:
         """Return when the coordinator has everything sent so far."""
@@ -48,6 +53,37 @@ class EventSender:
         """Send a hook's event (see `HookRelay.tap`)."""
         portable = {key: _portable(value) for key, value in arguments.items()}
         self.send(Event(name, pickle.dumps(portable)))
+
+
+class EventInbox:
+    """Events as they are to be replayed: each sender's in the order it sent them, whatever order they arrive in.
+
+    Calls of an async actor, as the coordinator is, may overtake one another.
+    """
+
+    def __init__(self) -> None:
+        self._ready: list[Event | LogLine] = []
+        self._early: dict[tuple[str, int], Event | LogLine] = {}
+        self._num_ready: Counter[str] = Counter()
+
+    def put(self, sender: str, number: int, event: Event | LogLine) -> None:
+        """`number`: of the sender's events, from 0."""
+        self._early[sender, number] = event
+        while (key := (sender, self._num_ready[sender])) in self._early:
+            self._ready.append(self._early.pop(key))
+            self._num_ready[sender] += 1
+
+    def has(self, sender: str, number: int) -> bool:
+        """Whether this event, and so all before it, can be taken or was."""
+        return self._num_ready[sender] > number
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def take(self) -> list[Event | LogLine]:
+        """What nobody has taken yet."""
+        taken, self._ready = self._ready, []
+        return taken
 
 
 class ActorLogHandler(logging.Handler):
