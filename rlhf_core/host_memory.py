@@ -15,8 +15,6 @@ _KEPT_BYTES = 1 << 30
 _LARGEST_FROM_HEAP = 32 << 20
 """What glibc lets the second threshold grow to by itself."""
 _USER_SAYS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-
-
 _CACHED_SHAPES = 64
 
 
