@@ -192,8 +192,8 @@ class TrainConfig(Section):
     )
     compile: bool = Field(
         False,
-        description="Run the blocks of the trained models through torch.compile in updates: some minutes at the start "
-        "for faster updates on a GPU. On a CPU it gains next to nothing and needs a C++ compiler.",
+        description="Run the blocks of the trained models through torch.compile in updates, on padded rows: some "
+        "minutes at the start for faster updates on a GPU. On a CPU it gains next to nothing and needs a C++ compiler.",
     )
     epochs_per_episode: Count = Field(1, description="Times the samples of an episode are trained on.")
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of everything random in the run.")

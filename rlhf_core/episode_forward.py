@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .algorithm import Algorithm, DatasetAlgorithm, Item
 from .batching import collate, masked, plan_micro_batches, to_device
-from .functional.fast_linear import fast_linears
+from .functional.fast_passes import fast_passes
 from .functional.forward import policy_forward
 from .types import BufferItem
 
@@ -43,7 +43,7 @@ def forward_rows(
     rows: dict[int, Tensor] = {}
     was_training = model.training
     model.eval()
-    with torch.no_grad(), fast_linears(model), strategy.autocast():
+    with torch.no_grad(), fast_passes(model), strategy.autocast():
         for step in range(num_steps):
             plan = plans[step] if step < len(plans) else []
             output = forward([items[i] for i in plan] or [empty]).float().cpu()

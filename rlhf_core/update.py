@@ -11,7 +11,7 @@ from .algorithm import Algorithm, LossOutput, Max, Mean
 from .batching import plan_micro_batches
 from .compiled import CompiledBlocks
 from .errors import DivergenceError, OutOfMemoryError
-from .functional.fast_linear import fast_linears
+from .functional.fast_passes import fast_passes
 from .strategy import Strategy, Trained
 from .types import Experience
 
@@ -120,7 +120,7 @@ class Updater:
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
         strategy = self._strategy
         with ExitStack() as stack:
-            stack.enter_context(self._compiled.applied() if self._compiled else fast_linears(*self._models.values()))
+            stack.enter_context(self._compiled.applied() if self._compiled else fast_passes(*self._models.values()))
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
             with strategy.autocast():

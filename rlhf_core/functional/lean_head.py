@@ -7,7 +7,7 @@ sharded weights are gathered as always.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -42,11 +42,16 @@ def can_be_lean(model: nn.Module, num_tokens: int) -> bool:
 
 @contextmanager
 def lean_head(
-    model: nn.Module, labels: Tensor, mask: Tensor, temperature: float, *, with_entropy: bool
+    model: nn.Module,
+    of_actions: Callable[[Tensor], Tensor],
+    labels: Tensor,
+    temperature: float,
+    *,
+    with_entropy: bool,
 ) -> Iterator[None]:
-    """Inside, the model's `logits` are [B, A + 1, 2]: log-prob of `labels` ([B, A]) and entropy, 0 outside `mask`.
+    """Inside, the model's `logits` are [N, 2]: log-prob of each of the `labels` ([N]) and entropy (0 if not asked for).
 
-    The model is to be called with `logits_to_keep = A + 1`; the last position predicts nothing and stays 0.
+    `of_actions` picks from the hidden states that the head is given those that the labels follow, [N, H].
     """
     head = _head(model)
     assert isinstance(head, nn.Linear)
@@ -54,18 +59,10 @@ def lean_head(
 
     def forward(hidden: Tensor) -> Tensor:
         result = chunked_log_probs_and_entropy(
-            hidden[:, -labels.shape[1] - 1 : -1][mask],
-            head.weight,
-            labels[mask],
-            temperature,
-            head.bias,
-            chunk_tokens,
-            with_entropy,
+            of_actions(hidden), head.weight, labels, temperature, head.bias, chunk_tokens, with_entropy
         )
         entropy = torch.zeros_like(result.log_probs) if result.entropy is None else result.entropy
-        packed = torch.zeros(*labels.shape, 2, dtype=torch.float32, device=hidden.device)
-        packed = packed.index_put((mask,), torch.stack([result.log_probs, entropy], dim=-1))
-        return torch.cat([packed, packed.new_zeros(labels.shape[0], 1, 2)], dim=1)
+        return torch.stack([result.log_probs, entropy], dim=-1)
 
     head.forward = forward  # type: ignore[method-assign, assignment]
     try:

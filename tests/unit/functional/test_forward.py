@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from rlhf_core.batching import collate
 from rlhf_core.functional import causal_lm_logits, innermost, policy_forward, token_log_probs, value_forward
-from rlhf_core.functional.forward import aligned_at_end
+from rlhf_core.functional.model_rows import PaddedRows
 from rlhf_core.types import BufferItem
 
 VOCABULARY = 17
@@ -102,7 +102,7 @@ def test_the_model_is_given_no_column_more_than_the_longest_row_needs(data: st.D
         acts = data.draw(st.lists(st.booleans(), min_size=response, max_size=response))
         items.append(replace(item(index, ids[:prompt], ids[prompt:]), action_mask=torch.tensor(acts)))
     batch = collate(items)
-    rows = aligned_at_end(batch)
+    rows = PaddedRows.of(batch)
     assert rows.sequences.shape[1] == max(map(sum, lengths)) == rows.attention_mask.shape[1]
     for row, one in enumerate(items):
         own = rows.attention_mask[row]

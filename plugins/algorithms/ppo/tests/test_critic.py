@@ -11,6 +11,7 @@ import torch
 from rlhf_core.batching import collate
 from rlhf_core.config import LoraConfig
 from rlhf_core.functional.forward import value_forward
+from rlhf_core.functional.packing import packed_attention
 from rlhf_core.models import add_lora
 from rlhf_core.types import BufferItem
 from rlhf_ppo import Critic
@@ -53,6 +54,26 @@ def test_the_value_does_not_see_the_action(actor: Any, make_items: Callable[...,
     inputs = {"attention_mask": batch.attention_mask.long()}
     after = critic(changed, **inputs)[:, -item.num_response_tokens - 1 : -1].detach()
     torch.testing.assert_close(before, after)
+
+
+def test_values_and_gradients_are_the_same_without_padding(
+    actor: Any, make_items: Callable[..., list[BufferItem]]
+) -> None:
+    critic, batch = wakened(actor), collate(make_items(5))
+
+    def run() -> list[torch.Tensor]:
+        critic.zero_grad()
+        values = value_forward(critic, batch)
+        (values * torch.linspace(-1, 2, values.numel()).view_as(values)).sum().backward()
+        return [values.detach(), *(p.grad.clone() for p in critic.parameters())]
+
+    assert not critic.takes_packed_rows
+    padded = run()
+    with packed_attention(critic):
+        assert critic.takes_packed_rows
+        packed = run()
+    for ours, theirs in zip(packed, padded, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_saved_and_loaded_it_says_the_same(actor: Any, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
+from rlhf_core.functional.packing import Packing, takes_packed_rows
+
 _HEAD_FILE = "value_head.safetensors"
 
 
@@ -65,10 +67,22 @@ class Critic(nn.Module):
         head = {n.removeprefix("value_head."): t for n, t in state.items() if n.startswith("value_head.")}
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, Path(path) / _HEAD_FILE)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    @property
+    def takes_packed_rows(self) -> bool:
+        return takes_packed_rows(self.trunk)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor:
         """input_ids [B, S] int64, attention_mask [B, S] (1 = real token) -> values [B, S] float32."""
-        positions = {"position_ids": position_ids} if self._takes_positions and position_ids is not None else {}
-        output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
+        options: dict[str, Any] = {} if packing is None else {"packing": packing}
+        if self._takes_positions and position_ids is not None:
+            options["position_ids"] = position_ids
+        output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
         hidden: Tensor = output.last_hidden_state
         values: Tensor = self.value_head(hidden.to(self.value_head.weight.dtype))
         # A copy: FSDP's backward starts at the output, and cannot be hooked to a view.

@@ -1,0 +1,132 @@
+"""Passes without padding: the samples of a batch lie one behind the other in a single row.
+
+All of a transformer but its attention treats every token by itself, so padding is work for nothing there. Attention
+alone lays the samples out as rows, padded behind, where each sees its own tokens and "causal" is all the mask needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .masking import position_ids_of
+
+PACKABLE = frozenset(
+    {
+        "gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3",
+        "qwen3_moe", "smollm3", "starcoder2",
+    }
+)  # fmt: skip
+"""Model types that hand what their forward is given on to the attention function, and know places by position ids."""
+
+ATTENTION = "rlhf_packed"
+"""transformers' name of the attention function: `sdpa`, that can be told how samples are packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the T tokens of one packed row lie in B rows of W, padded behind."""
+
+    places: Tensor
+    """[T] int64, in the B * W."""
+    num_rows: int
+    width: int
+
+    @classmethod
+    def of(cls, attention_mask: Tensor) -> Packing:
+        """attention_mask: [B, S] bool, True = a token."""
+        lengths = attention_mask.sum(1)
+        width = int(lengths.max())
+        rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+        return cls(rows * width + position_ids_of(attention_mask)[attention_mask], len(lengths), width)
+
+    def as_rows(self, packed: Tensor) -> Tensor:
+        """[1, H, T, D] -> [B, H, W, D], 0 on padding."""
+        tokens = packed[0].transpose(0, 1)
+        # Added to zeros: on a CPU that is faster than `index_copy`, and its gradient is the same selection.
+        rows = tokens.new_zeros(self.num_rows * self.width, *tokens.shape[1:]).index_add(0, self.places, tokens)
+        return rows.view(self.num_rows, self.width, *tokens.shape[1:]).transpose(1, 2)
+
+    def as_packed(self, rows: Tensor) -> Tensor:
+        """[B, W, H, D] -> [1, T, H, D]."""
+        return rows.flatten(0, 1).index_select(0, self.places)[None]
+
+
+@contextmanager
+def packed_attention(*models: nn.Module) -> Iterator[None]:
+    """Inside, transformers models of a known kind among `models` can be given packed rows (`PackedRows`).
+
+    Only models with `sdpa` attention; to rows that are not packed it stays what it is. Forward and backward of one
+    computation belong into the same context: gradient checkpointing repeats the forward.
+    """
+    configs = _packable_configs(models)
+    if configs:
+        _register()
+    try:
+        for config in configs:
+            config._attn_implementation = ATTENTION
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation = "sdpa"
+
+
+def _packable_configs(models: Sequence[nn.Module]) -> list[Any]:
+    found: dict[int, Any] = {}
+    for model in models:
+        for module in model.modules():
+            config: Any = getattr(module, "config", None)
+            if getattr(config, "model_type", None) in PACKABLE and config._attn_implementation == "sdpa":
+                found[id(config)] = config
+    return list(found.values())
+
+
+def takes_packed_rows(model: nn.Module) -> bool:
+    """Whether `packed_attention` is open for the innermost `model`, or it says so itself (a critic on such a trunk)."""
+    said = getattr(model, "takes_packed_rows", None)
+    if said is not None:
+        return bool(said)
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
+
+
+@cache
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        packing: Packing | None = None,
+        sliding_window: int | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        if packing is None:
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        query, key, value = packing.as_rows(query), packing.as_rows(key), packing.as_rows(value)
+        mask = None
+        if sliding_window is not None and sliding_window < packing.width:
+            mask = _window(packing.width, sliding_window, query.device)
+        output, _ = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return packing.as_packed(output), None
+
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+def _window(width: int, size: int, device: torch.device) -> Tensor:
+    """[1, 1, W, W] bool: each token sees itself and the `size - 1` before it."""
+    places = torch.arange(width, device=device)
+    behind = places[:, None] - places
+    return ((behind >= 0) & (behind < size))[None, None]
