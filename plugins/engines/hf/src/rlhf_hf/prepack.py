@@ -47,7 +47,7 @@ class PackedLinears:
             target = dtype or linear.weight.dtype
             packs = mode != "off" and num_rows * linear.weight.numel() >= threshold and can_prepack(linear, target)
             if packs:
-                self._packed.append((linear, _packed_forward(linear, num_rows, threshold, target)))
+                self._packed.append((linear, _packed_forward(linear, num_rows, target)))
             elif target is not linear.weight.dtype:
                 self._packed.append((linear, _cast_forward(linear, target)))
 
@@ -79,16 +79,16 @@ def _cast_forward(linear: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], T
     return lambda inputs: functional.linear(inputs.to(dtype), weight, bias)
 
 
-def _packed_forward(linear: nn.Linear, num_rows: int, threshold: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def _packed_forward(linear: nn.Linear, num_rows: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     weight, bias = _cast(linear, dtype)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), num_rows)
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    out_features, mixed = weight.shape[0], dtype is not linear.weight.dtype
+    mixed = dtype is not linear.weight.dtype
 
     def forward(inputs: Tensor) -> Tensor:
         if mixed:
             inputs = inputs.to(dtype)
-        if inputs.dtype is not dtype or inputs.numel() * out_features < threshold:
+        if inputs.dtype is not dtype:
             return functional.linear(inputs, weight, bias)
         product: Tensor = multiply(inputs, packed, bias, "none", [], "")
         return product
