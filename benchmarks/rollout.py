@@ -5,6 +5,7 @@ are about geometric, with a queue of 4x the batch; `generate` takes the queue ba
 same model and prompts at temperature 1; tokens after an answer's end are not counted for any.
 
     python benchmarks/rollout.py --models S M --repeats 5 --threads 2 --engines hf vllm
+    python benchmarks/rollout.py --device cuda --dtype bfloat16 --models 0.5B --engines hf hf-graphs hf-compile-graphs
 
 `vllm` runs in its own process, `vllm-in-process` in this one; both need `make setup-vllm`.
 """
@@ -33,8 +34,10 @@ from rlhf_core.types import GenerationRequest, SamplingParams
 SIZES: dict[str, dict[str, int]] = {
     "S": {"hidden_size": 128, "num_hidden_layers": 4, "vocab_size": 512, "intermediate_size": 352},
     "M": {"hidden_size": 512, "num_hidden_layers": 8, "vocab_size": 8192, "intermediate_size": 1408},
+    "0.5B": {"hidden_size": 896, "num_hidden_layers": 24, "vocab_size": 32_000, "intermediate_size": 4864},
+    "1.5B": {"hidden_size": 1536, "num_hidden_layers": 28, "vocab_size": 32_000, "intermediate_size": 8960},
 }
-HEADS = {"S": 4, "M": 8}
+HEADS = {"S": 4, "M": 8, "0.5B": 14, "1.5B": 12}
 BATCH, NEW_TOKENS, QUEUE = 32, 64, 4
 MEAN_VARIED_TOKENS = 26
 """Mean of the geometric lengths before the cut at NEW_TOKENS."""
@@ -42,15 +45,18 @@ ENGINES: dict[str, tuple[str, dict[str, object]]] = {
     "hf": ("hf", {}),
     "vllm": ("vllm", {}),
     "vllm-in-process": ("vllm", {"in_process": True}),
+    "hf-compile": ("hf", {"compile": True}),
+    "hf-graphs": ("hf", {"cuda_graphs": True}),
+    "hf-compile-graphs": ("hf", {"compile": True, "cuda_graphs": True}),
 }
 """Column -> engine and options."""
 
 
-def build_model(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
+def build_model(size: str, dtype: torch.dtype, device: str = "cpu") -> LlamaForCausalLM:
     """A random Llama; its distributions are nearly uniform, so the number of EOS ids sets the lengths."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES[size], num_attention_heads=HEADS[size], bos_token_id=None, eos_token_id=None)
-    return LlamaForCausalLM(config).to(dtype).eval()
+    return LlamaForCausalLM(config).to(dtype).to(device).eval()
 
 
 def build_requests(count: int) -> list[GenerationRequest]:
@@ -81,10 +87,11 @@ def run_generate(model: LlamaForCausalLM, requests: Sequence[GenerationRequest],
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        ids, mask = ids.to(model.device), mask.to(model.device)
         answers = model.generate(
             ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=NEW_TOKENS, pad_token_id=0,
             eos_token_id=eos_ids or None,
-        )[:, longest:]  # fmt: skip
+        )[:, longest:].cpu()  # fmt: skip
         ends = torch.isin(answers, torch.tensor(eos_ids)) if eos_ids else torch.zeros_like(answers, dtype=torch.bool)
         # Before and at the first end: those were wanted.
         tokens += int((ends.cumsum(dim=1) - ends.long() == 0).sum())
@@ -107,14 +114,14 @@ def build_engine(column: str, model: LlamaForCausalLM) -> RolloutEngine:
     selected = load("engines", name)
     tokenizer = build_character_tokenizer("abc")
     tokenizer.eos_token = None
-    context = EngineContext(model=model, tokenizer=tokenizer, device=torch.device("cpu"), seed=0)
+    context = EngineContext(model=model, tokenizer=tokenizer, device=model.device, seed=0)
     config = selected.component.config.model_validate({"max_batch_size": BATCH, **options})
     return resolve_build(selected)(config, context)
 
 
-def compare(size: str, case: str, dtype: torch.dtype, engines: Sequence[str], repeats: int) -> None:
+def compare(size: str, case: str, dtype: torch.dtype, device: str, engines: Sequence[str], repeats: int) -> None:
     """Print one line: medians of all sides, and of the ratios of neighbours in time to `generate`."""
-    model = build_model(size, dtype)
+    model = build_model(size, dtype, device)
     vocabulary = SIZES[size]["vocab_size"]
     eos_ids = list(range(4, 4 + round(vocabulary / MEAN_VARIED_TOKENS))) if case == "varied" else []
     model.generation_config.eos_token_id = eos_ids or None
@@ -145,9 +152,10 @@ def vllm_version() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--cases", nargs="+", choices=["fixed", "varied"], default=["fixed", "varied"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=["hf"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -160,7 +168,7 @@ def main() -> None:
     )
     for size in options.models:
         for case in options.cases:
-            compare(size, case, getattr(torch, options.dtype), options.engines, options.repeats)
+            compare(size, case, getattr(torch, options.dtype), options.device, options.engines, options.repeats)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.config import EngineConfig
 
@@ -27,6 +27,11 @@ class HfEngineConfig(EngineConfig):
         description="On a GPU, capture decoding steps as CUDA graphs and replay them: starts all kernels of a step at "
         "once, over the whole capacity of the cache.",
     )
+    compile: bool = Field(
+        False,
+        description="Run decoding steps through torch.compile, in a few fixed shapes of some seconds each at the start."
+        " On a CPU it gains for small models, whose weights prepack leaves as they are, and needs a C++ compiler.",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",
         description="Arithmetic over float32 weights: auto is that of the trainer's forward; fp32 leaves the weights "
@@ -37,3 +42,9 @@ class HfEngineConfig(EngineConfig):
         description="Copy Linear weights into oneDNN's layout while generating on a CPU: auto does it where it is "
         "faster, on everywhere it works. Costs the packed weights' memory during generation.",
     )
+
+    @model_validator(mode="after")
+    def _compiles_plain_weights(self) -> HfEngineConfig:
+        if self.compile and self.prepack == "on":
+            raise ValueError("compile and prepack: on exclude each other: the compiler knows no packed weights")
+        return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,7 +17,7 @@ from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from .cache import round_up
 from .config import HfEngineConfig
 from .forward import ModelForward
-from .graphs import capture_graph
+from .graphs import Replay, capture_graph, compile_step
 from .lockstep import LockstepBatch, LockstepModel
 from .mode import generating
 from .paths import Path, choose_path
@@ -91,13 +91,19 @@ class HfEngine:
             )
         name = self.path.name
         if name == "slots":
-            captures = config.cuda_graphs and self._forward.device.type == "cuda"
             # Prompts that wait are passed ahead, many in one call, where the bound on the cache has room for them.
             room = min(len(rows), config.max_cache_tokens // round_up(longest)) - num_slots
             spare = min(num_slots // 2, room)
-            model = SlotModel(self._forward, num_slots, longest, capture_graph if captures else None, spare)
+            model = SlotModel(self._forward, num_slots, longest, self._capture(), spare)
             return SlotBatch(model, rows, sampler, stop, config.prefill_batch_tokens)
         return LockstepBatch(LockstepModel(self._forward, name), rows, sampler, stop, num_slots)
+
+    def _capture(self) -> Callable[[Replay], Replay] | None:
+        """What is made of a decoding step of a fixed shape; None where steps have any shape."""
+        compiles, captures = self._config.compile, self._config.cuda_graphs and self._forward.device.type == "cuda"
+        if not compiles:
+            return capture_graph if captures else None
+        return (lambda run: capture_graph(compile_step(run))) if captures else compile_step
 
     def _completions(self, batch: SlotBatch | LockstepBatch) -> Iterator[Completion]:
         version = self._policy_version
@@ -126,8 +132,10 @@ class HfEngine:
     def _generating(self) -> Iterator[None]:
         with generating(self._module):
             if self._packed is None:
+                # The compiler knows no packed weights; it fuses what surrounds plain ones.
+                mode = "off" if self._config.compile else self._config.prepack
                 self._packed = PackedLinears(
-                    self._module, num_rows=self._config.max_batch_size, mode=self._config.prepack, dtype=self._dtype
+                    self._module, num_rows=self._config.max_batch_size, mode=mode, dtype=self._dtype
                 )
             try:
                 with self._packed.applied(), self._arithmetic():

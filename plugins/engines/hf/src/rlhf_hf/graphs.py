@@ -1,6 +1,7 @@
-"""Decoding passes of a few fixed shapes, each captured once a generation as a CUDA graph and replayed.
+"""Decoding passes of a few fixed shapes, each compiled, or captured once a generation as a CUDA graph and replayed.
 
-A small model's decoding step is bound by starting its hundreds of kernels; a graph starts them all at once. The rows
+A small model's decoding step is bound by starting its hundreds of kernels; a graph starts them all at once, and a
+compiler makes fewer of them. The rows
 are rounded up to a power of two and the keys to the cache's capacity, so that few graphs are captured. Rows that only
 round up write into slots behind the used ones, which a prefill overwrites.
 """
@@ -11,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from rlhf_core.errors import ConfigError
 
 from .cache import SlotCache
 
@@ -70,6 +73,31 @@ def _at_first_use(run: Replay, capture: Callable[[Replay], Replay]) -> Replay:
         if not captured:
             captured.append(capture(run))
         return captured[0]()
+
+    return replay
+
+
+MOST_COMPILED_SHAPES = 256
+"""torch stops compiling after 8 shapes of one function; these are all powers of two at all lengths of the cache."""
+
+
+def compile_step(run: Replay) -> Replay:
+    """`run` through `torch.compile`. What was compiled for a shape serves all generations of the process."""
+    compiled = torch.compile(run, dynamic=False)
+
+    def replay() -> Tensor:
+        from torch._dynamo import config
+        from torch._dynamo.exc import TorchDynamoException
+
+        try:
+            with config.patch(recompile_limit=MOST_COMPILED_SHAPES):
+                return compiled()
+        except TorchDynamoException as error:
+            raise ConfigError(
+                f"torch cannot compile a decoding step of this model ({' '.join(str(error).split())[:200]})",
+                where="engine.compile",
+                hint="remove engine.compile, or start with --set engine.compile=false",
+            ) from error
 
     return replay
 
