@@ -1,9 +1,9 @@
 """Whether a PPO iteration's cost grows linearly: seconds a token and peak memory, over prompts and answer lengths.
 
-The model is S of `peers/inputs.py` (1.18M parameters); all prompts of an iteration make one update, whose passes are
-bounded by tokens. A token is one of a prompt or of an answer. Every case is a process of its own.
+The model is S or M of `peers/inputs.py` (1.18M or 35.7M parameters); all prompts of an iteration make one update, whose
+passes are bounded by tokens. A token is one of a prompt or of an answer. Every case is a process of its own.
 
-    python benchmarks/scaling.py --prompts 32 128 512 1024 --new-tokens 64 128 256 512
+    python benchmarks/scaling.py --model S --prompts 32 128 512 1024 --new-tokens 64 128 256 512
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pathlib import Path
 
 PEERS = Path(__file__).parent / "peers"
 sys.path.insert(0, str(PEERS))
-from inputs import PROMPT_TOKENS, write_inputs  # noqa: E402 - beside run_rlhf.py
+from inputs import PROMPT_TOKENS, SIZES, write_inputs  # noqa: E402 - beside run_rlhf.py
 
 BASE_PROMPTS, BASE_NEW_TOKENS = 32, 64
 BOUND = 1.2
 DEADLINE_SECONDS = 900
 
 
-def measure(prompts: int, new_tokens: int, iterations: int, threads: int) -> tuple[float, float]:
+def measure(model: str, prompts: int, new_tokens: int, iterations: int, threads: int) -> tuple[float, float]:
     """Microseconds a token (median of the iterations) and peak bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        write_inputs(Path(folder), "S", varied=False, num_prompts=prompts)
+        write_inputs(Path(folder), model, varied=False, num_prompts=prompts)
         command = [sys.executable, str(PEERS / "run_rlhf.py"), "--inputs", folder, "--prompts", str(prompts)]
         command += ["--new-tokens", str(new_tokens), "--iterations", str(iterations)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -44,6 +44,7 @@ def measure(prompts: int, new_tokens: int, iterations: int, threads: int) -> tup
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=list(SIZES), default="S")
     parser.add_argument("--prompts", nargs="+", type=int, default=[32, 128, 512, 1024])
     parser.add_argument("--new-tokens", nargs="+", type=int, default=[64, 128, 256, 512])
     parser.add_argument("--iterations", type=int, default=2)
@@ -54,7 +55,7 @@ def main() -> int:
     base, worst = 0.0, 0.0
     print("| prompts | new tokens | us a token | of the first | peak GB |\n|---|---|---|---|---|")
     for prompts, new_tokens in cases:
-        each, peak = measure(prompts, new_tokens, options.iterations, options.threads)
+        each, peak = measure(options.model, prompts, new_tokens, options.iterations, options.threads)
         base = base or each
         worst = max(worst, each / base)
         print(f"| {prompts} | {new_tokens} | {each:.0f} | {each / base:.2f} | {peak / 1e9:.2f} |", flush=True)
