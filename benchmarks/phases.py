@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--micro-batch-tokens", type=int)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    options.epochs, options.precision = 1, "fp32"
+    options.epochs, options.precision, options.device = 1, "fp32", "cpu"
     torch.set_num_threads(options.threads)
     clock = watched(options.iterations)
     before = rates()

@@ -9,6 +9,7 @@ TRL runs in an environment of its own:
 
     python3 -m venv peer && peer/bin/pip install torch==2.13.0 transformers==5.19.0 trl==1.12.0
     python benchmarks/peers/compare.py --peer-python peer/bin/python
+    python benchmarks/peers/compare.py --peer-python peer/bin/python --device cuda --models 0.5B --precisions bf16
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from inputs import SIZES, write_inputs
 
 HERE = Path(__file__).parent
@@ -52,7 +54,7 @@ def run(command: Sequence[str], threads: int) -> Result:
 def commands(options: argparse.Namespace, inputs: Path, case: str, precision: str) -> dict[str, list[str]]:
     """Side -> the command that measures it."""
     work = ["--inputs", str(inputs), "--prompts", str(PROMPTS), "--new-tokens", str(NEW_TOKENS)]
-    work += ["--iterations", str(options.iterations), "--epochs", str(options.epochs)]
+    work += ["--iterations", str(options.iterations), "--epochs", str(options.epochs), "--device", options.device]
     ours = [sys.executable, str(HERE / "run_rlhf.py"), *work, "--precision", precision]
     if options.micro_batch_tokens is not None:
         ours += ["--micro-batch-tokens", str(options.micro_batch_tokens)]
@@ -89,7 +91,7 @@ def compare(options: argparse.Namespace, size: str, case: str, precision: str) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", required=True, help="Python of the environment that holds TRL")
-    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--cases", nargs="+", choices=["fixed", "varied"], default=["fixed", "varied"])
     parser.add_argument("--precisions", nargs="+", choices=list(PEER_PRECISIONS), default=["fp32"])
     parser.add_argument("--iterations", type=int, default=3, help="measured in each process, after one of warm-up")
@@ -97,9 +99,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--micro-batch-tokens", type=int, help="bound of our passes; default: the framework's own")
     parser.add_argument("--peer-micro-batches", type=int, default=1, help="gradient accumulation of TRL's update")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    print(f"{platform.machine()}, {options.threads} threads, {PROMPTS} prompts, {NEW_TOKENS} new tokens at most")
+    machine = platform.machine() if options.device == "cpu" else torch.cuda.get_device_name()
+    print(f"{machine}, {options.threads} threads, {PROMPTS} prompts, {NEW_TOKENS} new tokens at most")
     print("| case | side | seconds an iteration | peak GB | |\n|---|---|---|---|---|")
     for precision in options.precisions:
         for size in options.models:

@@ -36,8 +36,13 @@ class Size:
     vocabulary: int
 
 
-SIZES = {"S": Size(128, 4, 4, 512, 512), "M": Size(512, 8, 8, 1536, 8192)}
-"""1.18M and 35.7M parameters."""
+SIZES = {
+    "S": Size(128, 4, 4, 512, 512),
+    "M": Size(512, 8, 8, 1536, 8192),
+    "0.5B": Size(896, 24, 14, 4864, 32_000),
+    "1.5B": Size(1536, 28, 12, 8960, 32_000),
+}
+"""1.18M and 35.7M parameters; the others are for a GPU."""
 REWARD = Size(32, 1, 2, 64, 0)
 """The reward model, so small that its time does not count."""
 
@@ -66,6 +71,13 @@ def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
     )
+
+
+def peak_bytes(device: str) -> int:
+    """The most memory held so far: of the GPU as torch counts it, or the high-water mark of this process."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated()
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def prompt_texts(vocabulary: int, count: int) -> list[str]:

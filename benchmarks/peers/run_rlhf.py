@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
-def peak_bytes() -> int:
-    """High-water mark of this process's resident memory."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+from inputs import peak_bytes
 
 
 class Watch:
     """Seconds, response tokens and memory at the end of each episode."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self._device = device
         self.seconds: list[float] = []
         self.tokens: list[int] = []
         self.peaks: list[int] = []
@@ -33,13 +31,13 @@ class Watch:
 
     def rlhf_episode_end(self, episode: int, metrics: Any) -> None:
         self.seconds.append(time.perf_counter() - self._started)
-        self.peaks.append(peak_bytes())
+        self.peaks.append(peak_bytes(self._device))
 
 
 def run_file(inputs: Path, options: argparse.Namespace) -> Mapping[str, Any]:
     """The run: PPO as TRL's defaults have it, with a KL penalty, a critic, and a reward model."""
     return {
-        "model": {"path": str(inputs / "model"), "device": "cpu"},
+        "model": {"path": str(inputs / "model"), "device": options.device},
         "prompts": {"name": "jsonl", "path": str(inputs / "prompts.jsonl")},
         "algorithm": {"name": "ppo", "kl_coef": 0.05, "vf_coef": 0.1, "lam": 0.95, "gamma": 1.0},
         "optimizer": {"lr": 1e-6, "max_grad_norm": None},
@@ -68,10 +66,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--micro-batch-tokens", type=int)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     from rlhf_core import train
 
-    watch = Watch()
+    watch = Watch(options.device)
     with tempfile.TemporaryDirectory() as folder:
         train(run_file(options.inputs, options), output=Path(folder) / "run", hooks=[watch])
     measured = slice(1, 1 + options.iterations)

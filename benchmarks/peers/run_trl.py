@@ -11,10 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-
-def peak_bytes() -> int:
-    """High-water mark of this process's resident memory."""
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+from inputs import peak_bytes
 
 
 def build_trainer(options: argparse.Namespace, output: str) -> Any:
@@ -45,7 +42,7 @@ def build_trainer(options: argparse.Namespace, output: str) -> Any:
         lr_scheduler_type="constant",
         bf16=options.precision == "bf16",
         gradient_checkpointing=False,
-        use_cpu=True,
+        use_cpu=options.device == "cpu",
         num_sample_generations=0,
         save_strategy="no",
         report_to="none",
@@ -75,6 +72,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16", "bf16-weights"], default="fp32")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--varied", action="store_true")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     from transformers import TrainerCallback
@@ -88,7 +86,7 @@ def main() -> None:
 
         def on_step_end(self, *args: Any, **rest: Any) -> None:
             marks.append(time.perf_counter())
-            peaks.append(peak_bytes())
+            peaks.append(peak_bytes(options.device))
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = build_trainer(options, folder)
