@@ -78,13 +78,22 @@ def packed_attention(*models: nn.Module) -> Iterator[None]:
 
 
 def _packable_configs(models: Sequence[nn.Module]) -> list[Any]:
-    found: dict[int, Any] = {}
-    for model in models:
-        for module in model.modules():
-            config: Any = getattr(module, "config", None)
-            if getattr(config, "model_type", None) in PACKABLE and config._attn_implementation == "sdpa":
-                found[id(config)] = config
-    return list(found.values())
+    configs = {id(each): each for model in models for module in model.modules() if (each := _config_of(module))}
+    return [config for config in configs.values() if _is_packable(config)]
+
+
+def _config_of(module: nn.Module) -> Any:
+    config = getattr(module, "config", None)
+    return config if hasattr(config, "model_type") else None
+
+
+def _is_packable(config: Any) -> bool:
+    return (
+        config.model_type in PACKABLE
+        and config._attn_implementation == "sdpa"
+        # A loss that balances experts needs the mask of padded rows.
+        and not getattr(config, "output_router_logits", False)
+    )
 
 
 def takes_packed_rows(model: nn.Module) -> bool:

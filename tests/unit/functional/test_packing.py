@@ -197,7 +197,10 @@ def test_rows_that_are_not_packed_are_what_they_were() -> None:
     assert torch.equal(inside, outside)
 
 
-@pytest.mark.parametrize("changed", [{"model_type": "gpt2"}, {"attn_implementation": "eager"}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"model_type": "gpt2"}, {"attn_implementation": "eager"}, {"model_type": "mixtral", "output_router_logits": True}],
+)
 def test_other_models_are_given_padded_rows(changed: dict[str, str], moved: list) -> None:
     model, experience = build(**changed), batch(RAGGED)
     padded = run(model, experience, packed=False)
