@@ -81,8 +81,9 @@ class PackedRows:
         is_action[:, experience.prompt_length :] = experience.action_mask
         self.inputs: dict[str, Any] = {
             "input_ids": experience.sequences[is_token][None],
-            # Four dimensions: transformers takes it for a mask that is made already, and builds none of T x T.
-            "attention_mask": is_token.new_ones(1, 1, 1, 1),
+            # Four dimensions: transformers takes it for a mask that is made already, and builds none of T x T. Of no
+            # size: attention that does not know of packing fails instead of mixing samples.
+            "attention_mask": is_token.new_ones(1, 1, 0, 0),
             "position_ids": position_ids_of(is_token)[is_token][None],
             "packing": Packing.of(is_token),
         }

@@ -101,7 +101,9 @@ def takes_packed_rows(model: nn.Module) -> bool:
     said = getattr(model, "takes_packed_rows", None)
     if said is not None:
         return bool(said)
-    return getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
+    is_open = getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
+    # Code that came with a model (`trust_remote_code`) may call itself a llama and drop what it does not know.
+    return is_open and type(model).forward.__module__.startswith("transformers.models.")
 
 
 @cache

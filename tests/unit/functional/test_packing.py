@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_core.batching import collate
 from rlhf_core.functional import causal_lm_logits, lean_head, policy_forward
@@ -206,6 +206,23 @@ def test_other_models_are_given_padded_rows(changed: dict[str, str], moved: list
     padded = run(model, experience, packed=False)
     assert_same(run(model, experience, packed=True), padded)
     assert not moved
+
+
+def test_code_that_does_not_know_of_packing_is_not_given_packed_rows_or_fails() -> None:
+    class Foreign(LlamaForCausalLM):
+        """As it may come with a hub model: a llama by its config."""
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> object:
+            return super().forward(input_ids, attention_mask, position_ids)
+
+    model, experience = build(), batch(RAGGED)
+    foreign = Foreign(model.config)
+    with packed_attention(model, foreign):
+        assert isinstance(model_rows(foreign, experience), PaddedRows)
+        inputs = dict(PackedRows(experience).inputs)
+        del inputs["packing"]
+        with pytest.raises(RuntimeError, match="size"):
+            model(**inputs)
 
 
 def test_the_model_is_itself_again_afterwards() -> None:
