@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_numbers_arrive_under_their_names_and_a_resume_replaces(tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log(tmp_path, range(1, 5))
+    time.sleep(1.1)  # files are read in the order of their names, which hold seconds: a resume is a process of its own
     log(tmp_path, range(3, 6))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
