@@ -84,6 +84,8 @@ class Coordinator:
         self._arrived: dict[int, float] = {}
         self._times = PhaseTimes()
         self._canary_gap = 0.0
+        self._compared: dict[str, int] = {}
+        """Maker -> the newest version whose canary answers it has compared."""
         self._events = EventInbox()
 
     # For makers.
@@ -136,10 +138,15 @@ class Coordinator:
         self._weights.acknowledge(maker, end.serial, error)
         await self._notify()
 
-    async def canary_gap(self, maker: str, gap: float) -> None:
-        """How far the maker's log-probs were from the trainer's after a sync, in nats."""
+    async def canary_gap(self, maker: str, version: int, gap: float) -> None:
+        """How far the maker's log-probs were from the trainer's after the sync of `version`, in nats.
+
+        A version counts once: after a resume the makers compare again what the groups in the checkpoint came from.
+        """
         self._makers.seen(maker)
-        self._canary_gap = max(self._canary_gap, gap)
+        if version > self._compared.get(maker, -1):
+            self._compared[maker] = version
+            self._canary_gap = max(self._canary_gap, gap)
 
     # For trainers.
 
@@ -216,8 +223,9 @@ class Coordinator:
         return self._num_evaluation_prompts, self._evaluation.rows()
 
     async def state(self) -> dict[str, Any]:
-        """As `RolloutCoordinator.state_dict`, its groups packed."""
-        return self._prompts.state_dict()
+        """As `RolloutCoordinator.state_dict`, its groups packed, and what is known of the canary answers."""
+        canary = {"gap": self._canary_gap, "compared": dict(self._compared)}
+        return {**self._prompts.state_dict(), "canary": canary}
 
     async def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, at the start or after a rollback; nothing is made before its weights are published."""
@@ -226,7 +234,9 @@ class Coordinator:
         self._published = False
         self._handed = None
         self._arrived.clear()
-        self._times, self._canary_gap = PhaseTimes(), 0.0
+        self._times = PhaseTimes()
+        canary = state.get("canary", {})  # the checkpoint may be another transport's
+        self._canary_gap, self._compared = canary.get("gap", 0.0), dict(canary.get("compared", {}))
 
     async def alive(self, trainer: str) -> None:
         """A trainer's sign of life."""

@@ -112,7 +112,7 @@ class MakerActor:
         for answer in answers:
             expected = float(canary.log_probs[answer.sample_id - _CANARY_ID, answer.token_ids[0]])
             gap = max(gap, abs(expected - answer.logprobs[0]))
-        ask(self._coordinator, "canary_gap", self._name, gap)
+        ask(self._coordinator, "canary_gap", self._name, version, gap)
         if not gap <= self._config.log_prob_gap_bound:
             raise SyncError(
                 f"after the sync of version {version}, the log-probs of the maker's engine and of the trainer differ "
