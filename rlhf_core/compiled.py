@@ -33,19 +33,27 @@ class CompiledBlocks:
 
         Raises `ConfigError` where torch cannot compile them.
         """
-        from torch._dynamo.exc import TorchDynamoException
-
         try:
             for block, forward in self._forwards:
                 block.forward = forward
-            yield
-        except TorchDynamoException as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(
-                f"torch cannot compile this model under this strategy ({reason})",
-                where="train.compile",
-                hint="remove train.compile, or start with --set train.compile=false",
-            ) from error
+            with explained_compiling("this model under this strategy", "train.compile"):
+                yield
         finally:
             for block, _ in self._forwards:
                 vars(block).pop("forward", None)
+
+
+@contextmanager
+def explained_compiling(what: str, option: str) -> Iterator[None]:
+    """Raise `ConfigError` where torch cannot compile `what`, which the user asked for by `option`."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"torch cannot compile {what} ({reason})",
+            where=option,
+            hint=f"remove {option}, or start with --set {option}=false",
+        ) from error

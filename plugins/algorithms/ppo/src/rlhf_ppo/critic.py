@@ -78,7 +78,10 @@ class Critic(nn.Module):
         position_ids: Tensor | None = None,
         packing: Packing | None = None,
     ) -> Tensor:
-        """input_ids [B, S] int64, attention_mask [B, S] (1 = real token) -> values [B, S] float32."""
+        """input_ids [B, S] int64, attention_mask [B, S] (1 = real token) -> values [B, S] float32.
+
+        packing: how samples lie in one packed row ([1, S]); only where `takes_packed_rows`.
+        """
         options: dict[str, Any] = {} if packing is None else {"packing": packing}
         if self._takes_positions and position_ids is not None:
             options["position_ids"] = position_ids

@@ -1,9 +1,8 @@
 """Decoding passes of a few fixed shapes, each compiled, or captured once a generation as a CUDA graph and replayed.
 
 A small model's decoding step is bound by starting its hundreds of kernels; a graph starts them all at once, and a
-compiler makes fewer of them. The rows
-are rounded up to a power of two and the keys to the cache's capacity, so that few graphs are captured. Rows that only
-round up write into slots behind the used ones, which a prefill overwrites.
+compiler makes fewer of them. The rows are rounded up to a power of two and the keys to the cache's capacity, so that
+there are few shapes. Rows that only round up write into slots behind the used ones, which a prefill overwrites.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rlhf_core.errors import ConfigError
+from rlhf_core.compiled import explained_compiling
 
 from .cache import SlotCache
 
@@ -87,17 +86,10 @@ def compile_step(run: Replay) -> Replay:
 
     def replay() -> Tensor:
         from torch._dynamo import config
-        from torch._dynamo.exc import TorchDynamoException
 
-        try:
-            with config.patch(recompile_limit=MOST_COMPILED_SHAPES):
-                return compiled()
-        except TorchDynamoException as error:
-            raise ConfigError(
-                f"torch cannot compile a decoding step of this model ({' '.join(str(error).split())[:200]})",
-                where="engine.compile",
-                hint="remove engine.compile, or start with --set engine.compile=false",
-            ) from error
+        asked_for = explained_compiling("a decoding step of this model", "engine.compile")
+        with asked_for, config.patch(recompile_limit=MOST_COMPILED_SHAPES):
+            return compiled()
 
     return replay
 
