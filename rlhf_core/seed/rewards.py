@@ -1,4 +1,8 @@
-"""`reward_model` of the seed's classes: a neural model, a reward function, or the name of an installed reward."""
+"""`reward_model` of the seed's classes: a neural model, a reward function, or the name of an installed reward.
+
+A callable that takes `input_ids` (ColossalChat's `RLVRRewardModel` does) is called as the seed calls it; any other
+takes rollouts.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,13 @@ if TYPE_CHECKING:
 _NEURAL_TIMEOUT_SECONDS = 3600.0
 """Scoring with a model of this process: nothing to lose patience with, but a wait has a deadline."""
 
+_TOKEN_ARGUMENTS = ("input_ids", "attention_mask", "response_start", "response_end", "gt_answer")
+
+_FORMS = (
+    "give a reward model, a function f(rollouts) -> scores, a callable of input_ids, attention_mask, response_start,"
+    " response_end and gt_answer (as RLVRRewardModel), or the name of an installed reward (rlhf plugins list)"
+)
+
 _BATCH_TOKENS = 16384
 """Most tokens that are scored at once, padding included."""
 
@@ -43,29 +54,79 @@ def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: in
         function = NeuralReward(reward, device, offload=offload, where=where)
         return RewardSpec(name="model", policy=policy, function=function, plugin=type(reward).__name__)
     if callable(reward):
-        _check_options(reward, where)
         name = getattr(reward, "__name__", None) or type(reward).__name__
-        return RewardSpec(name=name.strip("<>"), policy=RewardPolicy(), function=reward, plugin="reward_model")
-    raise UserInputError(
-        f"a {type(reward).__name__} as reward model cannot score answers",
-        where=where,
-        hint="give a reward model, a function f(rollouts) -> scores, or the name of an installed reward"
-        " (rlhf plugins list)",
-    )
+        scores = _as_function(reward, device, where)
+        return RewardSpec(name=name.strip("<>"), policy=RewardPolicy(), function=scores, plugin="reward_model")
+    raise UserInputError(f"a {type(reward).__name__} as reward model cannot score answers", where=where, hint=_FORMS)
 
 
-def _check_options(reward: Callable[..., Any], where: str) -> None:
+def _as_function(reward: Callable[..., Any], device: torch.device, where: str) -> Callable[..., Any]:
+    """The callable as `f(rollouts)`, told by its signature. Raises `UserInputError` where it fits neither way."""
     try:
-        parameters = inspect.signature(reward).parameters.values()
+        signature = inspect.signature(reward)
     except ValueError:  # some callables of C code have none to read
-        return
-    open_ones = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        return reward
+    takes_tokens = "input_ids" in signature.parameters
+    given = dict.fromkeys(_token_arguments(signature)) if takes_tokens else {}
+    open_ones = [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in given
+    ]
     if open_ones:
         raise UserInputError(
             f"the reward's option {open_ones[0]!r} has no value",
             where=where,
             hint=f"bind it: functools.partial(reward, {open_ones[0]}=…)",
         )
+    try:
+        signature.bind(**given) if takes_tokens else signature.bind(())
+    except TypeError as error:
+        raise UserInputError(f"the reward cannot be called: {error}", where=where, hint=_FORMS) from None
+    return TokenReward(reward, device) if takes_tokens else reward
+
+
+def _token_arguments(signature: inspect.Signature) -> tuple[str, ...]:
+    """Those of the seed's arguments that a callable takes."""
+    parameters = signature.parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return tuple(name for name in _TOKEN_ARGUMENTS if takes_all or name in parameters)
+
+
+class TokenReward:
+    """A callable that scores token batches as ColossalChat's `RLVRRewardModel` does, seen as `f(rollouts)`.
+
+    It is called by keyword with those of these that it takes: `input_ids` [B, S] int64, prompt and response, padded
+    with 0 on the right; `attention_mask` [B, S] bool, True on real tokens; `response_start` and `response_end`, a list
+    of B places in a row, the end exclusive and behind EOS; `gt_answer`, a list of B answers. It returns scores [B] or
+    [B, 1].
+    """
+
+    def __init__(self, reward: Callable[..., Any], device: torch.device) -> None:
+        self._reward = reward
+        self._device = device
+        self._arguments = _token_arguments(inspect.signature(reward))
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """One score an answer."""
+        import torch
+
+        from ..functional.masking import mask_from_lengths
+
+        rows = [torch.tensor(rollout.prompt_ids + rollout.completion_ids) for rollout in rollouts]
+        lengths = torch.tensor([len(row) for row in rows], device=self._device)
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": mask_from_lengths(lengths, ids.shape[1]),
+            "response_start": [len(rollout.prompt_ids) for rollout in rollouts],
+            "response_end": lengths.tolist(),
+            "gt_answer": [rollout.answer for rollout in rollouts],
+        }
+        with torch.no_grad():
+            scores = torch.as_tensor(self._reward(**{name: arguments[name] for name in self._arguments}))
+        found: list[float] = _one_number(scores).float().cpu().tolist()
+        return found
 
 
 class NeuralReward:

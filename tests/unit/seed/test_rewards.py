@@ -71,6 +71,77 @@ def test_a_model_of_several_labels_is_no_reward_model(classifier: LlamaForSequen
         scores_of(classifier)
 
 
+class RLVRRewardModel:
+    """The seed's reward model of verifiable rewards: its signature and what it asks of its functions, written anew."""
+
+    def __init__(self, reward_fn_list: list[Any], **kwargs: Any) -> None:
+        self.functions, self.options = reward_fn_list, kwargs
+
+    def __call__(
+        self,
+        input_ids: torch.LongTensor,
+        attention_mask: Tensor | None = None,
+        response_start: list[Any] | None = None,
+        response_end: list[Any] | None = None,
+        gt_answer: list[Any] | None = None,
+    ) -> Tensor:
+        assert attention_mask is not None and response_start is not None
+        assert response_end is not None and gt_answer is not None
+        rewards = torch.zeros(input_ids.size(0), device=input_ids.device)
+        for row in range(input_ids.size(0)):
+            places = {"response_start": response_start[row], "response_end": response_end[row]}
+            for function in self.functions:
+                rewards[row] += function(
+                    input_ids[row], attention_mask[row], **places, gt_answer=gt_answer[row], **self.options
+                )
+        return rewards
+
+
+def contains_answer(input_ids: Tensor, attention_mask: Tensor, **kwargs: Any) -> Tensor:
+    """As the seed's functions are written: one row, its response cut out by its places."""
+    answer = input_ids[kwargs["response_start"] : kwargs["response_end"]]
+    assert attention_mask.sum() == kwargs["response_end"]
+    assert kwargs["separator"] == ","
+    return torch.tensor(float(kwargs["separator"].join(map(str, answer.tolist())) == kwargs["gt_answer"]))
+
+
+def half_a_point(input_ids: Tensor, attention_mask: Tensor, **kwargs: Any) -> float:
+    return 0.5
+
+
+def scored(reward: object, rollouts: Sequence[Rollout]) -> list[float]:
+    function = seed_reward(reward, torch.device("cpu"), offload=True, seed=0, where="reward_model").function
+    assert function is not None
+    return list(function(rollouts))
+
+
+def test_the_seeds_verifiable_reward_is_called_as_the_seed_calls_it() -> None:
+    rollouts = [replace(each, answer=answer) for each, answer in zip(ROLLOUTS, ("7,2", "8,9,10,2", "9"), strict=True)]
+    reward = RLVRRewardModel([contains_answer, half_a_point], separator=",")
+    assert scored(reward, rollouts) == [1.5, 1.5, 0.5]
+
+
+def test_a_callable_gets_those_of_the_seeds_arguments_that_it_takes() -> None:
+    def lengths(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return attention_mask.sum(1, keepdim=True)
+
+    assert scored(lengths, ROLLOUTS) == [4.0, 5.0, 4.0]
+    with pytest.raises(ValueError, match="3 labels"):
+        scored(lambda input_ids: torch.zeros(len(input_ids), 1, 3), ROLLOUTS)
+
+
+def test_a_callable_that_fits_neither_way_is_refused() -> None:
+    def of_texts(prompts: list[str], completions: list[str]) -> list[float]:
+        return [0.0 for _ in completions]
+
+    def of_more(input_ids: Tensor, tokenizer: Any) -> Tensor:
+        return input_ids.sum(1)
+
+    for function, missing in ((of_texts, "completions"), (of_more, "tokenizer")):
+        with pytest.raises(UserInputError, match=missing):
+            scored(function, ROLLOUTS)
+
+
 def test_functions_and_names() -> None:
     def lengths(rollouts: Sequence[Rollout], *, scale: float) -> list[float]:
         return [scale * len(each.completion_ids) for each in rollouts]
