@@ -55,8 +55,8 @@ class PPOTrainer:
     `generate_kwargs`: `max_length` (prompt and response together), `max_new_tokens`, `temperature`, `top_k`, `top_p`,
     `do_sample`, `stop`, `stop_token_ids`, `eos_token_id`.
 
-    Added here: `options`, what the algorithm can do beyond the seed's parameters (those win where both name a thing);
-    `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
+    Added here: `options`, what the algorithm can do beyond the seed's parameters (saying otherwise than those is an
+    error); `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
 
     A subclass may override `_before_fit`, `_make_experience`, `_training_step`, `_learn` and `_save_checkpoint`.
     Dropout is switched off in actor and critic: the ratio compares one function with itself.

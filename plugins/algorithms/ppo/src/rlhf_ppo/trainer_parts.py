@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
+from rlhf_core.episode_forward import with_trainer_log_probs
 from rlhf_core.hooks import HookRelay
 from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.models import adapter_off, is_lora
@@ -130,15 +131,19 @@ def build_source(
         RewardCombiner(generation.scorer.weights),
         plan,
         version=version,
-        complete=_complete,
+        complete=partial(_complete, context),
         on_episode=on_episode,
     )
     return ExperienceSource(source, device=None if batching.buffer_cpu_offload else strategy.device)
 
 
-def _complete(items: list[BufferItem]) -> list[BufferItem]:
-    """The maker has run the trainer's models already."""
-    return items
+def _complete(context: TrainerContext, items: list[BufferItem]) -> list[BufferItem]:
+    """The maker has run the trainer's models already, but for what importance weights compare the engine with."""
+    if not context.algorithm.needs_trainer_log_probs:
+        return items
+    temperature = context.rollouts.sampling.temperature
+    actor = context.models.actor
+    return with_trainer_log_probs(items, actor, context.strategy, temperature=temperature, batch_tokens=None)
 
 
 def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:

@@ -21,6 +21,8 @@ from .config import PPOConfig
 from .role_strategies import RoleStrategies, as_strategy
 
 _WHERE = "PPOTrainer"
+_PARAMETERS = {"clip_eps": "eps_clip", "aggregation": "apply_loss_mask"}
+"""Options that the seed's class has under another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,13 @@ class Objective:
         return PPO(self.config(), temperature=sampling.temperature, max_new_tokens=longest, pin_memory=pin_memory)
 
     def config(self) -> PPOConfig:
-        if self.options.ptx_path is not None or self.options.ptx_coef > 0:
+        """The options, with the seed's parameters in their places. Raises `UserInputError`."""
+        pretraining = self.options.model_fields_set & {"ptx_path", "ptx_coef", "ptx_max_tokens"}
+        if pretraining:
             raise UserInputError(
-                "pretraining text comes with fit", where=f"{_WHERE}.options", hint="ptx_coef=…, pretrain_dataloader=…"
+                f"{', '.join(sorted(pretraining))}: pretraining text comes with fit",
+                where=f"{_WHERE}.options",
+                hint="give the trainer ptx_coef=…, and fit a pretrain_dataloader=…",
             )
         if not 0 <= self.ptx_coef < 1:
             raise UserInputError(f"must be at least 0 and below 1, got {self.ptx_coef}", where=f"{_WHERE}.ptx_coef")
@@ -102,12 +108,23 @@ class Objective:
         }
         if not self.apply_loss_mask:
             seed["aggregation"] = "sequence-mean-token-sum-norm"
+        for name in sorted(self.options.model_fields_set & seed.keys()):
+            given = getattr(self.options, name)
+            if given != seed[name]:
+                parameter = _PARAMETERS.get(name, name)
+                raise UserInputError(
+                    f"{name} is {given!r} here, but the trainer's own {parameter} says {seed[name]!r}",
+                    where=f"{_WHERE}.options",
+                    hint=f"leave {name} out of the options, and give the trainer {parameter}=…",
+                )
         try:
             config = PPOConfig.model_validate({**self.options.model_dump(), **seed})
         except ValidationError as error:
             first = error.errors()[0]
-            name = ".".join(map(str, first["loc"])).replace("clip_eps", "eps_clip")
-            raise UserInputError(f"{first['msg']}, got {first['input']!r}", where=f"{_WHERE}.{name}") from None
+            name = ".".join(map(str, first["loc"]))
+            raise UserInputError(
+                f"{first['msg']}, got {first['input']!r}", where=f"{_WHERE}.{_PARAMETERS.get(name, name)}"
+            ) from None
         return config.model_copy(update={"ptx_coef": self.ptx_coef})
 
 
