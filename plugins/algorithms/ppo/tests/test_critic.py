@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
+import pytest
 import torch
 
 from rlhf_core.batching import collate
@@ -13,8 +15,10 @@ from rlhf_core.config import LoraConfig
 from rlhf_core.functional.forward import value_forward
 from rlhf_core.functional.packing import packed_attention
 from rlhf_core.models import add_lora
+from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem
 from rlhf_ppo import Critic
+from rlhf_ppo.detached_saving import save_critic
 
 
 def wakened(actor: Any) -> Critic:
@@ -101,3 +105,29 @@ def test_of_an_actor_with_lora_it_trains_an_adapter_of_its_own(actor: Any) -> No
     assert {"value_head.weight", "value_head.bias"} <= trained
     assert all("lora_" in name or name.startswith("value_head") for name in trained)
     assert any("lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("wrapped", ["trunk of an actor with LoRA", "trunk", "whole"])
+def test_with_lora_it_is_saved_merged(
+    actor: Any, make_strategy: Callable[..., Strategy], tmp_path: Path, wrapped: str
+) -> None:
+    options = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    ids = torch.tensor([[4, 5, 6, 7]])
+    mask = torch.ones_like(ids)
+    without = wakened(actor)(ids, mask).detach()
+    critic: Any
+    if wrapped == "trunk of an actor with LoRA":
+        critic = wakened(peft.get_peft_model(actor, options))
+    else:
+        critic = wakened(actor)
+        if wrapped == "trunk":
+            critic.trunk = peft.get_peft_model(critic.trunk, options)
+        else:
+            critic = peft.get_peft_model(critic, options)
+    strategy = make_strategy()
+    optimizer = strategy.make_optimizer([p for p in critic.parameters() if p.requires_grad], lr=1e-3)
+    save_critic(strategy, strategy.prepare(critic, optimizer).model, tmp_path)
+    loaded = Critic.from_pretrained(tmp_path).eval()
+    expected = critic.eval()(ids, mask).detach()
+    torch.testing.assert_close(loaded(ids, mask).detach(), expected, rtol=0, atol=1e-5)
+    assert not torch.allclose(without, expected, atol=1e-3)

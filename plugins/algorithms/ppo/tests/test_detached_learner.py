@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_core.batching import collate, split
 from rlhf_core.config import LoraConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.functional.forward import policy_forward
+from rlhf_core.functional.forward import policy_forward, value_forward
 from rlhf_core.models import add_lora
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem, Experience
@@ -173,6 +173,20 @@ def test_a_saved_critic_and_optimizer_come_back(
     other.strategy.load_optimizer(other.trained["policy"].optimizer, tmp_path / "optimizer")
     states = [each.trained["policy"].optimizer.state_dict()["state"] for each in (learner, other)]
     assert torch.equal(states[0][0]["exp_avg"], states[1][0]["exp_avg"])
+
+
+def test_a_saved_critic_with_lora_is_a_plain_one(
+    make_learner: Callable[..., DetachedLearner], actor: Any, experience: Experience, tmp_path: Path
+) -> None:
+    learner = make_learner(add_lora(actor, LoraConfig(r=2), seed=0))
+    for _ in range(2):
+        learner.step(experience, 1.0)
+    learner.save("critic", tmp_path / "critic")
+    loaded = Critic.from_pretrained(tmp_path / "critic").eval()
+    with torch.no_grad():
+        expected = value_forward(learner.unwrapped("critic").eval(), experience)
+        assert expected.any()
+        torch.testing.assert_close(value_forward(loaded, experience), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("returned", [None, (1, 2), (nn.Linear(1, 1),)])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_core.config import LoraConfig
 from rlhf_core.models import add_lora, is_adapter_weight
@@ -60,6 +61,19 @@ def test_lora_checkpoints_load_again(
     loaded.load_checkpoint()
     for name, tensor in saved.actor.state_dict().items():
         assert torch.equal(loaded.actor.state_dict()[name], tensor), name
+
+
+def test_a_lora_policy_of_a_checkpoint_loads_with_transformers(
+    make_trainer: Callable[..., PPOTrainer], lora_actor: Any, prompt_loader: Any, folder: str
+) -> None:
+    trainer = make_trainer(actor=lora_actor, reference=None, lr=2e-2, save_interval=1, save_dir=folder)
+    trainer.fit(1, 1, 2, prompt_loader)
+    newest = Path(folder) / "step-2" / "policy"
+    loaded = AutoModelForCausalLM.from_pretrained(newest)
+    ids = prompt_loader[0]["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, trainer.actor(ids).logits, rtol=0, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(newest)("12>")["input_ids"] == [5, 6, 14]
 
 
 def test_bf16(make_trainer: Callable[..., PPOTrainer], prompt_loader: Any, folder: str) -> None:

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from rlhf_core.functional.packing import Packing, takes_packed_rows
+from rlhf_core.models import is_lora, merged_weights
 
+PEFT_PREFIX = "base_model.model."
+"""What PEFT puts before the names of a model that it wraps."""
 _HEAD_FILE = "value_head.safetensors"
 
 
@@ -55,15 +58,19 @@ class Critic(nn.Module):
         return critic
 
     def save_pretrained(self, path: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write trunk and head as safetensors; `from_pretrained` reads them.
+        """Write trunk and head as safetensors, any LoRA adapter merged; `from_pretrained` reads them.
 
         weights: the full state dict to write, where this module does not hold it (a strategy shards it); None is its
         own.
         """
-        assert isinstance(self.trunk, PreTrainedModel)
-        state = self.state_dict() if weights is None else weights
-        trunk = {n.removeprefix("trunk."): t for n, t in state.items() if n.startswith("trunk.")}
-        self.trunk.save_pretrained(path, state_dict=trunk)
+        given: Any = self.trunk
+        inner = given.get_base_model() if is_lora(given) else given
+        assert isinstance(inner, PreTrainedModel)
+        state = merged_weights(self, dict(self.state_dict() if weights is None else weights))
+        trunk = {
+            n.removeprefix("trunk.").removeprefix(PEFT_PREFIX): t for n, t in state.items() if n.startswith("trunk.")
+        }
+        inner.save_pretrained(path, state_dict=trunk)
         head = {n.removeprefix("value_head."): t for n, t in state.items() if n.startswith("value_head.")}
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, Path(path) / _HEAD_FILE)
 

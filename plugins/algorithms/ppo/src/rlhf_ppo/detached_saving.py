@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlhf_core.models import is_lora, merged_weights
 from rlhf_core.strategy import Strategy
 
-from .critic import Critic
+from .critic import PEFT_PREFIX, Critic
 
 _SHARD_BYTES = 512 * 1024**2
 
@@ -30,13 +30,14 @@ def save_actor(strategy: Strategy, model: nn.Module, path: Path) -> None:
 
 
 def save_critic(strategy: Strategy, model: nn.Module, path: Path) -> None:
-    """A folder for `Critic.from_pretrained`; of another value model, or one with an adapter, for `load_model`."""
-    inner = strategy.unwrap(model)
-    if not isinstance(inner, Critic) or any("lora_" in name for name, _ in inner.named_parameters()):
+    """A folder for `Critic.from_pretrained`, with any LoRA adapter merged; of another value model for `load_model`."""
+    inner: Any = strategy.unwrap(model)
+    critic = inner.get_base_model() if is_lora(inner) else inner
+    if not isinstance(critic, Critic):
         strategy.save_model(model, path)
         return
-    weights = _gather(strategy, model)
-    strategy.run_on_main(lambda: inner.save_pretrained(path, weights))
+    weights = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in _gather(strategy, model).items()}
+    strategy.run_on_main(lambda: critic.save_pretrained(path, weights))
 
 
 def _gather(strategy: Strategy, model: nn.Module) -> dict[str, Tensor]:

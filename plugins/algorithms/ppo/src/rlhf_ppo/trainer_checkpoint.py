@@ -11,9 +11,12 @@ from rlhf_core.errors import CheckpointError
 from rlhf_core.models import is_lora
 from rlhf_core.run_state import RunState, load_channel_state, load_run_state, save_run_state
 
+from .detached_saving import save_actor
 from .trainer_parts import TrainerContext
 
 _KEEP_ALL = 1 << 30
+_WITH_ADAPTER = "policy-with-adapter"
+"""Folder of a LoRA policy to go on from, its base and its adapter apart; `policy` has it merged."""
 
 
 class TrainerCheckpoints:
@@ -27,8 +30,12 @@ class TrainerCheckpoints:
         self._folder = folder
         self._store = CheckpointStore(folder, keep=_KEEP_ALL)
         self._strategy = context.strategy
-        self._trained = context.trained
         self._tokenizer = context.tokenizer
+        self._policy = context.trained["policy"].model
+        self._is_lora = is_lora(context.strategy.unwrap(self._policy))
+        name = _WITH_ADAPTER if self._is_lora else "policy"
+        self._trained = {name if role == "policy" else role: each for role, each in context.trained.items()}
+        """By the name of its folder: `policy` is what transformers loads."""
 
     def save(self, state: RunState, progress: Mapping[str, Any]) -> Path:
         """Write `step-<state.step>`; `progress` is where the loaders stand. Returns the folder."""
@@ -36,6 +43,8 @@ class TrainerCheckpoints:
         self._strategy.run_on_main(lambda: _discard(self._store.begin(state.step)))
         try:
             save_run_state(partial, state, progress, self._trained, self._strategy)
+            if self._is_lora:
+                save_actor(self._strategy, self._policy, partial / "policy")
             self._strategy.run_on_main(lambda: self._complete_policy(partial / "policy"))
         except BaseException:
             if self._strategy.is_main:
@@ -55,11 +64,11 @@ class TrainerCheckpoints:
         return load_run_state(chosen, self._trained, self._strategy), load_channel_state(chosen) or {}
 
     def _complete_policy(self, folder: Path) -> None:
-        """Config and tokenizer beside a plain policy's weights: transformers can load the folder as it is."""
-        policy: Any = self._strategy.unwrap(self._trained["policy"].model)
-        if not is_lora(policy):
+        """Config and tokenizer beside the policy's weights: transformers can load the folder as it is."""
+        policy: Any = self._strategy.unwrap(self._policy)
+        if not self._is_lora:
             policy.config.save_pretrained(folder)
-            self._tokenizer.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
 
 
 def _discard(_: object) -> None:
