@@ -66,7 +66,7 @@ class PolicyExperienceMaker:
         number: Callable[[int, int], int] | None = None,
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._sampling = sampling
         self._samples_per_prompt = samples_per_prompt
         self._scorer = scorer
@@ -132,7 +132,7 @@ class PolicyExperienceMaker:
 
     def _submit(self, groups: list[_Finished]) -> _Scoring:
         completions = [(group.prompt, completion) for group in groups for completion in group.completions]
-        texts = self._tokenizer.batch_decode([list(c.token_ids) for _, c in completions], skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode([list(c.token_ids) for _, c in completions], skip_special_tokens=True)
         rollouts = [
             Rollout(
                 sample_id=completion.sample_id,

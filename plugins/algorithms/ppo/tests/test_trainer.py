@@ -82,7 +82,7 @@ def test_the_seeds_example(make_trainer: Callable[..., PPOTrainer], prompt_loade
         ptx_coef=0.0,
         train_batch_size=4,
         accumulation_steps=2,
-        save_interval=2,
+        save_interval=6,
         save_dir=str(tmp_path / "checkpoints"),
         coordinator=coordinator,
     )
@@ -103,7 +103,7 @@ def test_the_seeds_example(make_trainer: Callable[..., PPOTrainer], prompt_loade
     assert rows[0]["rollout/logprob_gap_max"] < 1e-4
     assert list((tmp_path / "logs").glob("events.out.tfevents.*"))
     assert any(not torch.equal(tensor, before[name]) for name, tensor in trainer.actor.state_dict().items())
-    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-12"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-12", "step-6"]
     assert coordinator.said
 
 
@@ -178,7 +178,7 @@ class Steps(PPOTrainer):
 
 
 def test_every_step_can_be_overridden(make_trainer: Callable[..., PPOTrainer], prompt_loader: Any, folder: str) -> None:
-    trainer = make_trainer(Steps, train_batch_size=16, save_interval=1, save_dir=folder)
+    trainer = make_trainer(Steps, train_batch_size=16, save_interval=2, save_dir=folder)
     trainer.fit(1, 2, 2, prompt_loader)
     assert isinstance(trainer, Steps)
     assert trainer.calls == [
@@ -349,8 +349,6 @@ def test_wrong_options_are_named(make_trainer: Callable[..., PPOTrainer], change
 def test_wrong_fits_are_named(make_trainer: Callable[..., PPOTrainer], prompt_loader: Any) -> None:
     with pytest.raises(UserInputError, match="pretrain_dataloader"):
         make_trainer(ptx_coef=0.9).fit(1, 1, 1, prompt_loader)
-    with pytest.raises(UserInputError, match="buffer_limit"):
-        make_trainer(buffer_limit=1, train_batch_size=8).fit(1, 2, 1, prompt_loader)
     with pytest.raises(UserInputError, match="log_dir"):
         make_trainer().fit(1, 1, 1, prompt_loader, use_wandb=True)
     with pytest.raises(UserInputError, match="num_update_steps"):

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .critic import Critic
     from .detached import DetachedPPOTrainer
+    from .online_trainer import OLTrainer
     from .trainer import PPOTrainer
 
-__all__ = ["Critic", "DetachedPPOTrainer", "PPOTrainer"]
+__all__ = ["Critic", "DetachedPPOTrainer", "OLTrainer", "PPOTrainer"]
 
-_HOMES = {"Critic": "critic", "DetachedPPOTrainer": "detached", "PPOTrainer": "trainer"}
+_HOMES = {
+    "Critic": "critic",
+    "DetachedPPOTrainer": "detached",
+    "OLTrainer": "online_trainer",
+    "PPOTrainer": "trainer",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,12 +11,55 @@ from typing import Any
 import torch
 
 from rlhf_core.batching import collate, split
-from rlhf_core.errors import UserInputError
 from rlhf_core.rng import permutation
 from rlhf_core.sources import BatchPlan, RolloutSource, TrainBatch
 from rlhf_core.strategy import Strategy
 from rlhf_core.trainer import EpisodeBatches
 from rlhf_core.types import BufferItem, Experience, MadeEpisode, PhaseTimes, RolloutGroup
+
+logger = logging.getLogger("rlhf")
+
+
+class SampleBuffer:
+    """`PPOTrainer.data_buffer`: this process's samples of the episode at hand, the newest last.
+
+    While they are collected they have raw rewards; when training starts, their advantages as well, and the samples of
+    all processes are shared out anew.
+    """
+
+    def __init__(self, sample_batch_size: int, limit: int, *, seed: int) -> None:
+        """limit: most samples, of which the oldest go first; 0 or less is any number. seed: of `sample`."""
+        self.items: list[BufferItem] = []
+        self.limit = limit
+        self._sample_batch_size = sample_batch_size
+        self._seed = seed
+        self._num_drawn = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def append(self, experience: Experience) -> None:
+        """Add a batch's samples; over the limit the oldest are dropped, with a warning."""
+        self.items += split(experience)
+        num_dropped = len(self.items) - self.limit if self.limit > 0 else 0
+        if num_dropped > 0:
+            logger.warning(
+                "buffer_limit is %d samples: the %d oldest of %d are dropped, untrained",
+                self.limit,
+                num_dropped,
+                len(self.items),
+            )
+            del self.items[:num_dropped]
+
+    def sample(self) -> Experience:
+        """A batch of samples drawn at random, at most `train_batch_size` of them."""
+        self._num_drawn += 1
+        order = permutation(len(self.items), self._seed, "data-buffer", self._num_drawn)
+        return collate([self.items[index] for index in order[: self._sample_batch_size]])
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self.items.clear()
 
 
 class CollectedEpisodes:
@@ -24,34 +68,24 @@ class CollectedEpisodes:
     def __init__(
         self,
         collect: Callable[[int], Experience],
+        buffer: SampleBuffer,
         *,
         num_collect_steps: int,
-        batch_size: int,
-        buffer_limit: int,
         take_times: Callable[[], PhaseTimes],
         strategy: Strategy,
     ) -> None:
-        """`buffer_limit` counts batches of `batch_size` samples on this rank; 0 is no limit."""
         self._collect = collect
+        self._buffer = buffer
         self._num_collect_steps = num_collect_steps
-        self._batch_size = batch_size
-        self._buffer_limit = buffer_limit
         self._take_times = take_times
         self._strategy = strategy
 
     def episode(self, index: int) -> MadeEpisode:
-        """Collect. Raises `UserInputError` when the buffer cannot hold it: a sample that was made is never dropped."""
-        buffer: list[BufferItem] = []
+        """Collect anew."""
+        self._buffer.clear()
         for step in range(self._num_collect_steps):
-            buffer += split(self._collect(step))
-            if 0 < self._buffer_limit * self._batch_size < len(buffer):
-                raise UserInputError(
-                    f"{len(buffer)} samples are collected, more than {self._buffer_limit} batches of "
-                    f"{self._batch_size}",
-                    where="PPOTrainer.buffer_limit",
-                    hint="raise buffer_limit (0 is no limit), or lower fit's num_collect_steps",
-                )
-        items = [item for part in self._strategy.all_gather_objects(buffer) for item in part]
+            self._buffer.append(self._collect(step))
+        items = [item for part in self._strategy.all_gather_objects(self._buffer.items) for item in part]
         groups: dict[int, list[BufferItem]] = defaultdict(list)
         for item in items:
             groups[item.group_id].append(item)
@@ -93,21 +127,39 @@ class RandomBatches(BatchPlan):
 class ExperienceSource:
     """A `BatchSource` of whole `Experience`s over core's `RolloutSource`: what the seed's steps and callbacks get."""
 
-    def __init__(self, source: RolloutSource, *, device: torch.device | None) -> None:
-        """`device`: where the episode's samples wait for their batches; None leaves them on the CPU."""
+    def __init__(
+        self, source: RolloutSource, *, accumulation_steps: int, num_passes: int, device: torch.device | None
+    ) -> None:
+        """accumulation_steps: batches of one optimizer step, over the passes of an episode; its last one may have less.
+
+        device: where the episode's samples wait for their batches; None leaves them on the CPU.
+        """
         self._source = source
+        self._accumulation_steps = accumulation_steps
+        self._num_passes = num_passes
         self._device = device
+        self._num_batches = 0
         self.gap_version: int | None = None
         """Of the batch yielded last: the version to measure the log-prob gap of, on an episode's first one only."""
+        self.ends_episode = False
+        """Whether the batch yielded last is the episode's last."""
+
+    @property
+    def completes_update(self) -> bool:
+        """Whether the optimizers step after the batch yielded last."""
+        return self.ends_episode or self._num_batches % self._accumulation_steps == 0
 
     def episode(self, index: int) -> EpisodeBatches[Experience]:
         made = self._source.episode(index)
-        placed: dict[int, BufferItem] = {}
-        return EpisodeBatches((self._pass(batches, placed) for batches in made.epochs), made.metrics)
+        self._num_batches, placed = 0, dict[int, BufferItem]()
+        epochs = (self._pass(list(batches), number, placed) for number, batches in enumerate(made.epochs, start=1))
+        return EpisodeBatches(epochs, made.metrics)
 
-    def _pass(self, batches: Any, placed: dict[int, BufferItem]) -> Iterator[Experience]:
+    def _pass(self, batches: Sequence[TrainBatch], number: int, placed: dict[int, BufferItem]) -> Iterator[Experience]:
         for batch in batches:
+            self._num_batches += 1
             self.gap_version = batch.gap_version
+            self.ends_episode = number == self._num_passes and batch is batches[-1]
             yield collate([self._place(item, placed) for item in batch.items])
 
     def _place(self, item: BufferItem, placed: dict[int, BufferItem]) -> BufferItem:

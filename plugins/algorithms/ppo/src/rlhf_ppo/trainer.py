@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ from rlhf_core.run_state import RunState
 from rlhf_core.seed.generation import sampling_params, set_eos
 from rlhf_core.seed.loaders import CycledLoader
 from rlhf_core.seed.prompts import BatchReader
-from rlhf_core.trainer import Trainer
-from rlhf_core.types import Experience
+from rlhf_core.types import BufferItem, Experience, MadeEpisode
 
-from .collection import ExperienceSource
+from .collection import SampleBuffer
 from .config import PPOConfig
 from .fit_record import open_record
+from .online_trainer import OLTrainer
 from .pretraining import PretrainingLoader
 from .trainer_checkpoint import TrainerCheckpoints
+from .trainer_loop import TrainerLoop
 from .trainer_parts import TrainerContext, build_generation, build_source, build_updater
 from .trainer_setup import Batching, Models, Objective, Optimizers, Rollouts, check_numbers, check_tensor_parallel
 
@@ -41,16 +42,18 @@ ROWS_PER_COLLECT_STEP = 1 << 20
 """Room for prompts of one collect step in the numbering of samples: (step, rank, row) never meet."""
 
 
-class PPOTrainer:
+class PPOTrainer(OLTrainer):
     """ColossalChat's PPO trainer, with its parameters, methods and defaults.
 
     Models, optimizers and schedulers come prepared (`strategy.prepare` or `booster.boost`); the boosters are what
     prepared them, and may be one object. `reward_model` is a neural reward model, a function of rollouts or the name of
     an installed reward. `initial_model` is the KL reference; None with a LoRA actor is the actor with its adapter off.
 
-    `train_batch_size` is per trainer process and is what runs forward at once; `accumulation_steps` such batches make
-    one optimizer step, with the loss normalised over all their tokens. `buffer_limit` counts batches (0: no limit).
-    `sample_buffer`: an update step draws one random batch instead of passing over the buffer in order.
+    `train_batch_size` is per trainer process and is what runs forward at once; `accumulation_steps` such batches, of
+    one pass or of several, make one optimizer step, with the loss normalised over all their tokens; what is left at an
+    episode's end makes a smaller one. `buffer_limit` counts an episode's samples on a process (0: no limit); beyond it
+    the oldest are dropped. `sample_buffer`: an update step draws one random batch instead of passing over the buffer in
+    order. `save_interval` counts optimizer steps.
     `apply_loss_mask=False` divides each answer's loss by the longest answer possible instead of by real tokens.
     `generate_kwargs`: `max_length` (prompt and response together), `max_new_tokens`, `temperature`, `top_k`, `top_p`,
     `do_sample`, `stop`, `stop_token_ids`, `eos_token_id`.
@@ -58,7 +61,10 @@ class PPOTrainer:
     Added here: `options`, what the algorithm can do beyond the seed's parameters (saying otherwise than those is an
     error); `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
 
-    A subclass may override `_before_fit`, `_make_experience`, `_training_step`, `_learn` and `_save_checkpoint`.
+    A subclass may override `_before_fit`, `_make_experience`, `_training_step`, `_learn` and `_save_checkpoint`. They
+    find `actor`, `critic`, `actor_booster`, `critic_booster`, `actor_optim`, `critic_optim`, `actor_scheduler`,
+    `critic_scheduler`, `tokenizer`, `device`, `data_buffer`, `accumulation_steps`, `completes_update`,
+    `num_train_step`, and, during `fit`, `experience_maker`.
     Dropout is switched off in actor and critic: the ratio compares one function with itself.
     """
 
@@ -113,6 +119,8 @@ class PPOTrainer:
         check_numbers(batching, rollouts, save_interval, save_dir)
         check_tensor_parallel(use_tp, actor_booster, critic_booster)
         set_eos(actor, generate_kwargs.get("eos_token_id"))
+        data_buffer = SampleBuffer(train_batch_size, buffer_limit, seed=seed)
+        super().__init__(actor_booster, critic_booster, data_buffer, sample_buffer, dataloader_pin_memory, callbacks)
         self._begin(models, optimizers, objective, batching, rollouts, tokenizer)
         self._save_interval = save_interval
         self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
@@ -145,6 +153,10 @@ class PPOTrainer:
         )
         self._ptx_coef = objective.ptx_coef
         self.actor, self.critic, self.tokenizer = models.actor, models.critic, tokenizer
+        self.actor_optim, self.critic_optim = optimizers.actor, optimizers.critic
+        self.actor_scheduler, self.critic_scheduler = optimizers.actor_schedule, optimizers.critic_schedule
+        self.accumulation_steps = batching.accumulation_steps
+        self.device = strategy.device
         self._reader = BatchReader(tokenizer, tokenizer, needs_mask=True)
         self.num_train_step = 0
         """Optimizer steps so far, over all fits and what came before a resume."""
@@ -153,6 +165,12 @@ class PPOTrainer:
         self._first_episode = 0
         self._batches_before = {"prompt": 0, "pretrain": 0}
         """Batches that were taken from the loaders before a resume."""
+        self._at_border = {"num_collected": 0, **self._batches_before}
+        """Where the loaders stood when the episode at hand began."""
+        self._save_is_due = False
+        self._pending: list[BufferItem] = []
+        """Samples of the batches since the last optimizer step."""
+        self._gap_version: int | None = None
         self._wall_before_s = 0.0
         self._started = time.perf_counter()
         self._fit = ExitStack()
@@ -183,19 +201,23 @@ class PPOTrainer:
                 raise UserInputError(f"must be at least 1, got {count}", where=f"PPOTrainer.fit, {name}")
         with ExitStack() as self._fit:
             self._before_fit(prompt_dataloader, pretrain_dataloader, log_dir, use_wandb)
+            self._at_border = self._progress()
+            self._pending, self._gap_version, self._save_is_due = [], None, False
             self._generation = build_generation(self._context, self._fit)
+            self.experience_maker = self._generation.maker
             self._updater = build_updater(self._context)
             self._source = build_source(
                 self._context,
                 self._generation,
                 collect=self._make_experience,
+                buffer=self.data_buffer,
                 num_collect_steps=num_collect_steps,
                 num_update_steps=num_update_steps,
                 version=lambda: self._version,
-                on_episode=self._record.rollouts,
+                on_episode=self._start_training,
             )
             self._generation.publish(self._version, self._context)
-            self._loop = _Loop(self, self._source, self._context.hooks, _Recorder(self, self._record))
+            self._loop = TrainerLoop(self, self._source, self._context.hooks, self._record)
             self._loop.fit(self._fit_info(num_episodes))
         self._first_episode = 0
 
@@ -260,7 +282,7 @@ class PPOTrainer:
         self._num_collected += 1
         batch = next(self.prompt_dataloader)
         prompts = self._reader.read(batch, place * ROWS_PER_COLLECT_STEP, "prompt_dataloader")
-        items = [item for group in self._generation.maker.make(prompts) for item in group.items]
+        items = [item for group in self.experience_maker.make(prompts) for item in group.items]
         if not items:
             raise RlhfError("the reward dropped every sample of a collect step", where="PPOTrainer.reward_model")
         return collate(sorted(items, key=lambda item: item.sample_id))
@@ -271,13 +293,26 @@ class PPOTrainer:
         self._loop.learn_now()
 
     def _training_step(self, experience: Experience) -> None:
-        """One optimizer step of actor and critic on at most accumulation_steps x train_batch_size samples."""
-        items = split(experience, to_cpu=self._context.batching.buffer_cpu_offload)
-        with self._record.timer.phase("train"):
-            self._loop.metrics = self._updater.update(items, gap_version=self._source.gap_version)
+        """Train on at most `train_batch_size` samples; the optimizers step when that `completes_update`."""
+        self._pending += split(experience, to_cpu=self._context.batching.buffer_cpu_offload)
+        if self._source.gap_version is not None:
+            self._gap_version = self._source.gap_version
+        if self.completes_update:
+            items, self._pending = self._pending, []
+            gap_version, self._gap_version = self._gap_version, None
+            with self._record.timer.phase("train"):
+                self._loop.metrics = self._updater.update(items, gap_version=gap_version)
+
+    @property
+    def completes_update(self) -> bool:
+        """Whether the batch at hand is the last of an optimizer step, or of its episode."""
+        return self._source.completes_update
 
     def _save_checkpoint(self, episode: int = 0) -> None:
-        """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states. `episode` are done."""
+        """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states. `episode` are done.
+
+        One from within an episode is gone on from at that episode's first prompt.
+        """
         if self._checkpoints is None:
             raise UserInputError("there is no folder to save to", where="PPOTrainer.save_dir")
         state = RunState(
@@ -289,17 +324,33 @@ class PPOTrainer:
             combiner={},
             wall_s=self._wall_before_s + time.perf_counter() - self._started,
         )
-        path = self._checkpoints.save(state, {"num_collected": self._num_collected, **self._batches_taken()})
+        path = self._checkpoints.save(state, self._at_border)
         if self._context.strategy.is_main:
             self._context.hooks.fire("checkpoint_saved", path=path, step=state.step, episode=episode - 1)
             self._say(f"saved actor and critic with running states to {path}")
 
-    def _batches_taken(self) -> dict[str, int]:
+    def _progress(self) -> dict[str, int]:
         pretrain = self.pretrain_dataloader
         return {
+            "num_collected": self._num_collected,
             "prompt": self.prompt_dataloader.num_taken,
             "pretrain": 0 if pretrain is None else pretrain.num_taken,
         }
+
+    def _start_training(self, episode: int, made: MadeEpisode, items: Sequence[BufferItem]) -> None:
+        """An episode is collected: `items`, of all processes, have their advantages."""
+        strategy = self._context.strategy
+        self.data_buffer.items = list(items[strategy.rank :: strategy.world_size])
+        self._record.rollouts(episode, made, items)
+
+    def _after_update(self, episode: int) -> None:
+        """Save when due; after an episode's last step, when all of the episode is done."""
+        if self._save_interval > 0 and self.num_train_step % self._save_interval == 0:
+            if self._source.ends_episode:
+                self._save_is_due = True
+            else:
+                self._record.flush(durable=True)
+                self._save_checkpoint(episode)
 
     def _say(self, message: str) -> None:
         if self.coordinator is None:
@@ -328,50 +379,10 @@ class PPOTrainer:
         with self._context.hooks.span("sync", version=self._version), record.timer.phase("sync"):
             self._generation.publish(self._version, self._context)
         metrics = record.end_episode(self._context.strategy)
-        due = self._save_interval > 0 and (episode + 1) % self._save_interval == 0
+        self.data_buffer.clear()
+        self._at_border = self._progress()
+        due, self._save_is_due = self._save_is_due, False
         record.flush(durable=due)
         if due:
             self._save_checkpoint(episode + 1)
         return metrics
-
-
-class _Loop(Trainer[Experience]):
-    """Core's loop, which asks the trainer's `_learn` and `_training_step` for a pass and for a step."""
-
-    def __init__(self, owner: PPOTrainer, source: ExperienceSource, hooks: HookRelay, recorder: _Recorder) -> None:
-        super().__init__(source, self._step_of_owner, hooks=hooks, recorder=recorder, num_updates=owner.num_train_step)
-        self._owner = owner
-        self._pass: tuple[Iterable[Experience], int, int] = ((), 0, 0)
-        self.metrics: Mapping[str, float] = {}
-        """Of the step made last; the seed's `_training_step` returns nothing."""
-
-    def learn(self, batches: Iterable[Experience], episode: int, epoch: int) -> None:
-        self._pass = (batches, episode, epoch)
-        self._owner._learn(epoch)
-
-    def learn_now(self) -> None:
-        """The pass that `_learn` was called for."""
-        super().learn(*self._pass)
-
-    def _step_of_owner(self, experience: Experience) -> Mapping[str, float]:
-        self.metrics = {}
-        self._owner.num_train_step = self.num_updates
-        self._owner._training_step(experience)
-        return self.metrics
-
-
-class _Recorder:
-    """Is told by the loop what an episode does."""
-
-    def __init__(self, owner: PPOTrainer, record: EpisodeRecord) -> None:
-        self._owner = owner
-        self._record = record
-
-    def start_episode(self, episode: int, metrics: Mapping[str, float]) -> None:
-        self._record.start_episode(episode, self._owner._version, metrics)
-
-    def update(self, metrics: Mapping[str, float]) -> None:
-        self._record.update(metrics)
-
-    def end_episode(self, episode: int) -> Mapping[str, float]:
-        return self._owner._finish_episode(episode, self._record)

@@ -29,7 +29,7 @@ from rlhf_core.types import BufferItem, Experience
 from rlhf_core.update import Updater
 
 from .algorithm import PPO
-from .collection import CollectedEpisodes, ExperienceSource, RandomBatches
+from .collection import CollectedEpisodes, ExperienceSource, RandomBatches, SampleBuffer
 from .trainer_setup import Batching, Models, Rollouts
 
 _SHARD_BYTES = 512 * 1024**2
@@ -106,6 +106,7 @@ def build_source(
     generation: Generation,
     *,
     collect: Callable[[int], Experience],
+    buffer: SampleBuffer,
     num_collect_steps: int,
     num_update_steps: int,
     version: Callable[[], int],
@@ -115,13 +116,12 @@ def build_source(
     batching, strategy = context.batching, context.strategy
     channel = CollectedEpisodes(
         collect,
+        buffer,
         num_collect_steps=num_collect_steps,
-        batch_size=batching.train_batch_size,
-        buffer_limit=batching.buffer_limit,
         take_times=generation.maker.take_times,
         strategy=strategy,
     )
-    size = batching.samples_per_update * strategy.world_size
+    size = batching.train_batch_size * strategy.world_size
     plan = BatchPlan(size, num_update_steps, strategy.rank, strategy.world_size)
     if batching.sample_buffer:
         plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
@@ -134,7 +134,12 @@ def build_source(
         complete=partial(_complete, context),
         on_episode=on_episode,
     )
-    return ExperienceSource(source, device=None if batching.buffer_cpu_offload else strategy.device)
+    return ExperienceSource(
+        source,
+        accumulation_steps=batching.accumulation_steps,
+        num_passes=num_update_steps,
+        device=None if batching.buffer_cpu_offload else strategy.device,
+    )
 
 
 def _complete(context: TrainerContext, items: list[BufferItem]) -> list[BufferItem]:

@@ -137,14 +137,10 @@ class Batching:
     accumulation_steps: int
     """Such batches in one optimizer step."""
     buffer_limit: int
+    """Most samples of an episode, on each trainer; 0 or less is any number."""
     buffer_cpu_offload: bool
     sample_buffer: bool
     pin_memory: bool
-
-    @property
-    def samples_per_update(self) -> int:
-        """On each trainer."""
-        return self.train_batch_size * self.accumulation_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +159,6 @@ def check_numbers(batching: Batching, rollouts: Rollouts, save_interval: int, sa
     at_least = {
         "train_batch_size": (batching.train_batch_size, 1),
         "accumulation_steps": (batching.accumulation_steps, 1),
-        "buffer_limit": (batching.buffer_limit, 0),
         "samples_per_prompt": (rollouts.samples_per_prompt, 1),
         "save_interval": (save_interval, 0),
     }
