@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_core.config import LoraConfig
+from rlhf_core.errors import UserInputError
 from rlhf_core.models import add_lora, is_adapter_weight
 from rlhf_core.strategy import Strategy
 from rlhf_core.weight_files import load_weights, save_weights, state_dict_shards_of
@@ -174,3 +175,13 @@ def test_one_booster_for_both(make_trainer: Callable[..., PPOTrainer], prompt_lo
     booster = PlainBooster()
     make_trainer(actor_booster=booster, critic_booster=booster).fit(1, 1, 1, prompt_loader)
     assert booster.num_backward == 2
+
+
+@pytest.mark.parametrize(("plugin", "ours"), [("LowLevelZeroPlugin", "low-level-zero"), ("GeminiPlugin", "gemini")])
+def test_a_booster_that_needs_a_gpu_names_the_strategy_that_does_not(
+    make_trainer: Callable[..., PPOTrainer], plugin: str, ours: str
+) -> None:
+    booster: Any = PlainBooster()
+    booster.plugin = type(plugin, (), {})()
+    with pytest.raises(UserInputError, match=f'(?s){plugin} does not train on a CPU.*"{ours}"'):
+        make_trainer(actor_booster=booster, critic_booster=booster)

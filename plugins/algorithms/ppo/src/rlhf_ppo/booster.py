@@ -31,6 +31,8 @@ _SHARDING = frozenset({"GeminiPlugin"})
 """Plugins whose models are not whole in one process."""
 _REFUSED = {"TorchFSDPPlugin": "fsdp"}
 """Plugins that cannot give an engine its weights, and the strategy of ours that does the same."""
+_NOT_ON_A_CPU = {"LowLevelZeroPlugin": "low-level-zero", "GeminiPlugin": "gemini"}
+"""Plugins that need CUDA's streams and kernels, and the strategy of ours that brings a CPU's."""
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _TIMEOUT_SECONDS = 1800.0
 
@@ -60,10 +62,18 @@ class BoosterStrategy(GroupStrategy):
                     where="PPOTrainer.actor_booster",
                     hint=f"give the strategy `{ours}` of this framework in its place",
                 )
+        device = _device_of(model)
+        for name, ours in _NOT_ON_A_CPU.items():
+            if name in plugins and device.type == "cpu":
+                raise UserInputError(
+                    f"a Booster of {name} does not train on a CPU",
+                    where="PPOTrainer.actor_booster",
+                    hint=f'strategy_by_name("{ours}") of rlhf_core.seed.strategies does',
+                )
         self._booster = booster
         self._optimizer = optimizer
         self._shards = bool(plugins & _SHARDING)
-        super().__init__(ProcessGroup(_device_of(model), _TIMEOUT_SECONDS))
+        super().__init__(ProcessGroup(device, _TIMEOUT_SECONDS))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.group.join()
 
