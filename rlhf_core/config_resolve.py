@@ -144,11 +144,13 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
 def _weighting_late_samples(algorithm: Configured, transport: BaseModel) -> Configured:
     """The algorithm with truncated importance sampling, where samples may come from older weights.
 
-    Only where it has the option `importance_cap` and the run says nothing of it; `max_staleness` is the option of a
-    transport whose makers may be behind the trainer.
+    Only where it has the option `importance_cap`, and the run says nothing of it or of `importance_token_range`, which
+    weighs and bounds the same ratios; `max_staleness` is the option of a transport whose makers may be behind the
+    trainer.
     """
     options = algorithm.config
     is_open = "importance_cap" in type(options).model_fields.keys() - options.model_fields_set
+    is_open = is_open and getattr(options, "importance_token_range", None) is None
     if not is_open or getattr(transport, "max_staleness", 0) == 0:
         return algorithm
     return replace(algorithm, config=options.model_copy(update={"importance_cap": LATE_SAMPLES_CAP}))

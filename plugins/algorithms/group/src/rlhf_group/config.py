@@ -36,7 +36,9 @@ class CriticFreeConfig(PolicyLossSection):
         "token", description="The weight is of each token, or the product over the answer's tokens."
     )
     importance_token_range: tuple[Bound, Bound] | None = Field(
-        None, description="[low, high]: tokens whose trainer / engine ratio lies outside are masked; null is off."
+        None,
+        description="[low, high]: tokens whose trainer / engine ratio lies outside are masked, the others weigh their "
+        "ratio (IcePop); null is off.",
     )
     importance_sequence_range: tuple[Bound, Bound] | None = Field(
         None, description="[low, high]: answers whose geometric mean ratio lies outside are masked; null is off."
