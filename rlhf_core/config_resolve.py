@@ -13,6 +13,7 @@ from .config_errors import Problems
 from .config_load import PLUGIN_SECTIONS, expand
 from .did_you_mean import suggestion
 from .errors import ConfigError, PluginError
+from .function_plugins import NamesFunctions, check_functions
 from .plugins import Selected, load
 from .reward_functions import is_file_reward
 from .types import SamplingParams
@@ -198,6 +199,8 @@ def _plugin_section(kind: str, path: str, data: Any, problems: Problems) -> Conf
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
         return None
+    if isinstance(config, NamesFunctions):
+        check_functions(config, path, problems)
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
     return Configured(**inherited, config=config)
 
