@@ -61,9 +61,9 @@ def check_functions(section: NamesFunctions, path: str, problems: Problems) -> N
             continue
         problems.validate(schema, options, where, also_known=["name"])
         beside = dict(use.shared)
-        for error in _misplaced(use.shared, options, schema, label, where):
-            problems.add(str(error.where), error.message, error.hint)
-            beside.pop(str(error.where).rpartition(".")[2])
+        for misplaced in _misplaced(use.shared, options, schema, label, where):
+            problems.add(str(misplaced.where), misplaced.message, misplaced.hint)
+            beside.pop(str(misplaced.where).rpartition(".")[2])
         problems.validate(schema, beside, path)
 
 
