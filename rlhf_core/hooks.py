@@ -202,7 +202,7 @@ class HookRelay:
         """Let each plugin change the run file in turn; each sees what the ones before it made of it.
 
         Order and wrappers are pluggy's. A wrapper's `yield` gives the answers of those inside, in the order of the
-        calls: each is a whole run file, the last one theirs. It returns such a list, or a run file of its own.
+        calls: each is a whole run file, the last one theirs.
         """
         self._config = config
         answers = _checked(self.fire("transform_config", config=config), "a hookwrapper")
@@ -230,10 +230,11 @@ class HookRelay:
         """The hook function, with its errors named; an end hook's are collected for `_close`."""
         function: Callable[..., Any] = impl.function
         collect = (lambda failure: self._failures.append(failure)) if hook.endswith(_END) else None
-        wraps_others = impl.wrapper or impl.hookwrapper
-        if hook == _TRANSFORM and not impl.hookwrapper:
-            function = _checking(function, who) if impl.wrapper else self._chained(function, impl.argnames, who)
-        return (_named_wrapper if wraps_others else _named)(function, hook, who, collect)
+        if impl.wrapper or impl.hookwrapper:
+            return _named_wrapper(function, hook, who, collect)
+        if hook == _TRANSFORM:
+            function = self._chained(function, impl.argnames, who)
+        return _named(function, hook, who, collect)
 
     def _chained(self, function: Callable[..., Any], names: Sequence[str], who: str) -> Callable[..., Any]:
         """A hook of `transform_config` that is given what those before it made of the run file."""
@@ -316,7 +317,10 @@ def _named(function: Callable[..., Any], hook: str, who: str, collect: Collect |
 
 
 def _named_wrapper(function: Callable[..., Any], hook: str, who: str, collect: Collect | None) -> Callable[..., Any]:
-    """The wrapper; with `collect`, one that fails before its yield does not keep those inside from being called."""
+    """The wrapper; with `collect`, one that fails before its yield does not keep those inside from being called.
+
+    It may return the list of answers that its yield gave it, an answer of its own, or None to leave them.
+    """
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Generator[None, Any, Any]:
@@ -333,17 +337,22 @@ def _named_wrapper(function: Callable[..., Any], hook: str, who: str, collect: C
                 raise named from named.__cause__
             collect(named)
             return (yield)
+        answers: Any = []
         try:
             try:
-                answer = yield
+                answers = yield
             except BaseException as error:
                 inner.throw(error)
             else:
-                inner.send(answer)
+                inner.send(answers)
             inner.close()
             raise RuntimeError("yielded twice")
         except StopIteration as done:
-            return done.value
+            if isinstance(answers, pluggy.Result):  # of a hookwrapper: it changes this, and returns nothing
+                return None
+            if done.value is not None:
+                answers = done.value if isinstance(done.value, list) else [done.value]
+            return _checked(answers, who) if hook == _TRANSFORM else answers
         except Exception as error:
             named = _name_error(error, hook, who)
             raise named from named.__cause__
@@ -359,18 +368,8 @@ def _name_error(error: Exception, hook: str, who: str) -> RlhfError:
     return named
 
 
-def _checking(wrapper: Callable[..., Any], who: str) -> Callable[..., Any]:
-    """A wrapper of `transform_config` whose answer is a list of run files."""
-
-    @wraps(wrapper)
-    def checking(*args: Any, **kwargs: Any) -> Generator[None, Any, Sequence[Mapping[str, Any]]]:
-        answer = yield from wrapper(*args, **kwargs)
-        return _checked([answer] if isinstance(answer, Mapping) else answer, who)
-
-    return checking
-
-
 def _checked(answers: Any, who: str) -> Sequence[Mapping[str, Any]]:
+    """Answers of `transform_config`; a hookwrapper may have made anything of them."""
     wrong = [each for each in answers if not isinstance(each, Mapping)] if isinstance(answers, list) else [answers]
     if wrong:
         raise HookError(f"{_TRANSFORM} returned {type(wrong[0]).__name__}, not a mapping", where=who)

@@ -259,10 +259,40 @@ def test_a_wrapper_of_transform_config_may_answer_with_a_run_file():
         def rlhf_transform_config(self, config):
             return (yield)
 
+    class Leaves:
+        @hookimpl(wrapper=True)
+        def rlhf_transform_config(self, config):
+            yield
+
     relay = HookRelay()
-    relay.register(Wrapper())
-    relay.register(Looks())
+    for plugin in (Wrapper(), Looks(), Leaves()):
+        relay.register(plugin)
     assert relay.transform_config({"lr": 1.0}) == {"lr": 2.0}
+
+
+def test_answers_stay_a_list_whatever_a_wrapper_returns():
+    class Answers:
+        def rlhf_verdict(self, step):
+            return step
+
+    class Leaves:
+        @hookimpl(wrapper=True)
+        def rlhf_verdict(self):
+            yield
+
+    class Replaces:
+        @hookimpl(wrapper=True)
+        def rlhf_verdict(self):
+            answers = yield
+            return answers[0] + 1
+
+    relay = HookRelay()
+    relay.register(Answers())
+    relay.register(Leaves())
+    arguments = {"step": 7, "episode": 0, "metrics": {}, "error": None}
+    assert relay.fire("verdict", **arguments) == [7]
+    relay.register(Replaces())
+    assert relay.fire("verdict", **arguments) == [8]
 
 
 def test_transform_config_without_a_change_is_what_was_given():
