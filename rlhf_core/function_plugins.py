@@ -10,6 +10,7 @@ and in the run file `algorithm: {name: grpo, policy_loss: {name: my-loss, temper
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,12 +39,12 @@ class FunctionUse:
     shared: Mapping[str, Any] = field(default_factory=dict)
 
 
-class NamesFunctions:
+class NamesFunctions(ABC):
     """Base of a section of which some options name functions, so that checking a run file looks into them."""
 
+    @abstractmethod
     def functions(self) -> Mapping[str, FunctionUse]:
         """Option -> what it and its neighbours say of a function."""
-        raise NotImplementedError
 
 
 def check_functions(section: NamesFunctions, path: str, problems: Problems) -> None:

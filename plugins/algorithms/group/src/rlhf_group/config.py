@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -56,9 +57,9 @@ class CriticFreeConfig(PolicyLossSection, NamesFunctions):
         return self
 
     @property
+    @abstractmethod
     def estimator(self) -> FunctionUse:
         """What turns an episode into advantages."""
-        raise NotImplementedError
 
     def functions(self) -> dict[str, FunctionUse]:
         bounds = self._given("clip_eps", "clip_eps_high")
