@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .algorithm import Algorithm, RolloutAlgorithm
-from .components import AlgorithmContext, EngineContext, PromptsContext, RewardContext, StrategyContext
 from .config import OptimizerConfig, TrainConfig
 from .config_resolve import Configured, ResolvedRun
+from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
 from .evaluate import PolicyEvaluator, Ranks
 from .models import adapter_off, is_lora, load_policy
 from .plugins import resolve_build
 from .prompts import PromptStream
 from .protocols import RolloutEngine
-from .reward_combiner import combined_score
 from .rewards import RewardScorer, reward_spec
 from .schedule import make_scheduler
 from .scoring_pass import ScoringPass
@@ -37,16 +36,17 @@ if TYPE_CHECKING:
 def build_strategy(resolved: ResolvedRun) -> Strategy:
     """The strategy of the run; its process group is not joined yet."""
     build = resolve_build(resolved.strategy)
-    return cast(Strategy, build(resolved.strategy.config, StrategyContext(device=resolved.run.model.device)))
+    return cast(Strategy, build(resolved.strategy.config, strategy_context(resolved.run.model.device)))
 
 
 def build_algorithm(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Algorithm[Any, Any]:
     """The algorithm, told how rollouts are sampled."""
-    context = AlgorithmContext(
+    context = algorithm_context(
+        tokenizer,
         sampling=resolved.sampling,
         samples_per_prompt=resolved.run.train.samples_per_prompt,
-        tokenizer=tokenizer,
-        score=partial(combined_score, {r.name: r.weight for r in resolved.rewards}, resolved.run.reward_scaling.clip),
+        weights={reward.name: reward.weight for reward in resolved.rewards},
+        clip=resolved.run.reward_scaling.clip,
     )
     return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
 
@@ -55,9 +55,9 @@ def build_engine(
     resolved: ResolvedRun, model: nn.Module, tokenizer: PreTrainedTokenizerBase, strategy: Strategy
 ) -> RolloutEngine:
     """The engine over `model`: the trained module itself, or a copy of its own."""
-    context = EngineContext(
-        model=model,
-        tokenizer=tokenizer,
+    context = engine_context(
+        model,
+        tokenizer,
         device=strategy.device,
         seed=resolved.run.train.seed,
         model_path=resolved.run.model.path,
@@ -66,10 +66,9 @@ def build_engine(
     return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
 
 
-def build_scorer(resolved: ResolvedRun, *, cache_folder: Path | None = None) -> RewardScorer:
-    """All rewards of the run behind the one policy."""
-    model = resolved.run.model
-    context = RewardContext(device=model.device, seed=resolved.run.train.seed, model_path=model.path)
+def build_scorer(resolved: ResolvedRun, device: torch.device, *, cache_folder: Path | None = None) -> RewardScorer:
+    """All rewards of the run behind the one policy; `device` is that of the process they run in."""
+    context = reward_context(device, seed=resolved.run.train.seed, model_path=resolved.run.model.path)
     specs = [
         reward_spec(r.selected, r.config, context, r.policy, name=r.name, weight=r.weight) for r in resolved.rewards
     ]
@@ -85,7 +84,7 @@ def build_prompts(
 ) -> PromptStream:
     """The endless stream of prompts of the run's source (or of another), with `held_out` records kept apart."""
     selected = source or resolved.prompts
-    context = PromptsContext(seed=resolved.run.train.seed, base_folder=Path.cwd())
+    context = prompts_context(seed=resolved.run.train.seed)
     return PromptStream(
         resolve_build(selected)(selected.config, context),
         tokenizer,

@@ -70,7 +70,7 @@ class StrategyContext:
     """For `rlhf.strategies`: build returns a `Strategy`."""
 
     device: str
-    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    """`cpu` or `cuda:N`: this process's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,11 @@ class RewardContext:
     """For `rlhf.rewards`: build returns a `Reward`."""
 
     device: str
+    """`cpu` or `cuda:N`: the trainer's or maker's own, where it may put a model."""
     seed: int
     model_path: str | None = None
-    """Where the policy was loaded from: a reward may ask whether its tokenizer is the policy's."""
+    """Where the policy was loaded from: a reward may ask whether its tokenizer is the policy's. None where a reward
+    is asked outside a run, with no policy there (`rlhf serve-reward`, the seed's classes)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _given(value: Any) -> str:
 def _message(model: type[BaseModel], detail: Any, also_known: Sequence[str]) -> str:
     kind, loc = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
-        known = [*(also_known if len(loc) == 1 else ()), *_fields_at(model, loc[:-1])]
+        known = list(dict.fromkeys([*(also_known if len(loc) == 1 else ()), *_fields_at(model, loc[:-1])]))
         listed = f" (known: {', '.join(known)})" if known else ""
         return f"unknown key{suggestion(str(loc[-1]), known)}{listed}"
     if kind == "missing":

@@ -13,6 +13,7 @@ from .config_errors import Problems
 from .config_load import PLUGIN_SECTIONS, expand
 from .did_you_mean import suggestion
 from .errors import ConfigError, PluginError
+from .function_plugins import NamesFunctions, check_functions
 from .plugins import Selected, load
 from .reward_functions import is_file_reward
 from .types import SamplingParams
@@ -144,11 +145,13 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
 def _weighting_late_samples(algorithm: Configured, transport: BaseModel) -> Configured:
     """The algorithm with truncated importance sampling, where samples may come from older weights.
 
-    Only where it has the option `importance_cap` and the run says nothing of it; `max_staleness` is the option of a
-    transport whose makers may be behind the trainer.
+    Only where it has the option `importance_cap`, and the run says nothing of it or of `importance_token_range`, which
+    weighs and bounds the same ratios; `max_staleness` is the option of a transport whose makers may be behind the
+    trainer.
     """
     options = algorithm.config
     is_open = "importance_cap" in type(options).model_fields.keys() - options.model_fields_set
+    is_open = is_open and getattr(options, "importance_token_range", None) is None
     if not is_open or getattr(transport, "max_staleness", 0) == 0:
         return algorithm
     return replace(algorithm, config=options.model_copy(update={"importance_cap": LATE_SAMPLES_CAP}))
@@ -196,6 +199,8 @@ def _plugin_section(kind: str, path: str, data: Any, problems: Problems) -> Conf
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
         return None
+    if isinstance(config, NamesFunctions):
+        check_functions(config, path, problems)
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
     return Configured(**inherited, config=config)
 

@@ -23,6 +23,12 @@ class RlhfError(Exception):
         text = f"{self.where}: {self.message}" if self.where else self.message
         return f"{text}\n  -> {self.hint}" if self.hint else text
 
+    def raised_by(self, who: str) -> None:
+        """Name the plugin that raised it, once, after what is wrong; `where` stays the place it is about."""
+        if who not in self.render():
+            self.message = f"{self.message} ({who})"
+            self.args = (self.render(),)
+
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process borders (Ray, torch elastic); the default would lose the keywords.
         return (_rebuild, (type(self), self.message, self.where, self.hint))

@@ -10,12 +10,15 @@ and in the run file `algorithm: {name: grpo, policy_loss: {name: my-loss, temper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from .config_errors import Problems
 from .errors import ConfigError, PluginError
 from .plugins import find, import_target
 from .reward_functions import options_model
@@ -25,6 +28,44 @@ FunctionChoice = str | dict[str, Any]
 """As a run file says it: a name, or a mapping with `name` and the function's options."""
 
 _TAKES: Mapping[FunctionKind, str] = {"advantages": "the episode", "policy_losses": "the batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionUse:
+    """What an option says of a function, and the options of it that stand beside the choice."""
+
+    kind: FunctionKind
+    choice: FunctionChoice
+    shared: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NamesFunctions(ABC):
+    """Base of a section of which some options name functions, so that checking a run file looks into them."""
+
+    @abstractmethod
+    def functions(self) -> Mapping[str, FunctionUse]:
+        """Option -> what it and its neighbours say of a function."""
+
+
+def check_functions(section: NamesFunctions, path: str, problems: Problems) -> None:
+    """Note every function that is not there and every option that it does not take; `path` is the section's."""
+    for option, use in section.functions().items():
+        where = f"{path}.{option}"
+        try:
+            name, options = _split(use.choice, where)
+            label, _, schema = _load(use.kind, name)
+        except ConfigError as error:
+            problems.add(where, error.message, error.hint)
+            continue
+        except PluginError as error:
+            problems.add_error(where if isinstance(use.choice, str) else f"{where}.name", error)
+            continue
+        problems.validate(schema, options, where, also_known=["name"])
+        beside = dict(use.shared)
+        for misplaced in _misplaced(use.shared, options, schema, label, where):
+            problems.add(str(misplaced.where), misplaced.message, misplaced.hint)
+            beside.pop(str(misplaced.where).rpartition(".")[2])
+        problems.validate(schema, beside, path)
 
 
 def bind_function(
@@ -37,23 +78,42 @@ def bind_function(
     Raises `PluginError` for what is not installed or no such function, `ConfigError` for wrong options.
     """
     name, options = _split(choice, where)
+    label, function, schema = _load(kind, name)
+    for misplaced in _misplaced(shared or {}, options, schema, label, where):
+        raise misplaced
+    try:
+        checked = schema.model_validate({**options, **(shared or {})})
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise ConfigError(f"{label}: " + "; ".join(problems), where=where, hint=_known(schema)) from None
+    return partial(function, **{name: getattr(checked, name) for name in schema.model_fields})
+
+
+def bind_use(use: FunctionUse, *, where: str) -> Callable[[Any], Any]:
+    """`bind_function` of what a section says."""
+    return bind_function(use.kind, use.choice, where=where, shared=use.shared)
+
+
+def _load(kind: FunctionKind, name: str) -> tuple[str, Callable[..., Any], type[BaseModel]]:
+    """Label, function and schema of its options. Raises `PluginError`."""
     ref = find(kind, name)
     function = import_target(ref)
     if not callable(function) or isinstance(function, type):
         raise PluginError(f"{ref.target} is a {type(function).__name__}, not a function", where=ref.label)
-    schema = options_model(function, ref.label, takes=_TAKES[kind])
-    for key, value in (shared or {}).items():
+    return ref.label, function, options_model(function, ref.label, takes=_TAKES[kind])
+
+
+def _misplaced(
+    shared: Mapping[str, Any], options: Mapping[str, Any], schema: type[BaseModel], label: str, where: str
+) -> Iterator[ConfigError]:
+    """An error for each option beside the choice that the function has not, or that is given in both places."""
+    section = where.rpartition(".")[0]
+    for key in shared:
+        place = f"{section}.{key}" if section else key
         if key not in schema.model_fields:
-            raise ConfigError(f"{ref.label} has no such option", where=f"algorithm.{key}", hint=_known(schema))
-        if key in options:
-            raise ConfigError(f"is given in {where}, too", where=f"algorithm.{key}", hint="remove one of them")
-        options[key] = value
-    try:
-        checked = schema.model_validate(options)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise ConfigError(f"{ref.label}: " + "; ".join(problems), where=where, hint=_known(schema)) from None
-    return partial(function, **{field: getattr(checked, field) for field in schema.model_fields})
+            yield ConfigError(f"{label} has no such option", where=place, hint=_known(schema))
+        elif key in options:
+            yield ConfigError(f"is given in {where}, too", where=place, hint="remove one of them")
 
 
 def _split(choice: FunctionChoice, where: str) -> tuple[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
@@ -24,6 +24,7 @@ from .hookspecs import PREFIX, PROJECT, SPECS
 logger = logging.getLogger("rlhf")
 
 _END = "_end"
+_TRANSFORM = f"{PREFIX}transform_config"
 
 
 class Span:
@@ -80,6 +81,7 @@ class HookRelay:
         self._listening: set[str] = set()
         self._failures: list[HookError | RlhfError] = []
         self._installed: set[str] = set()
+        self._config: Mapping[str, Any] = {}
         self._tap: Callable[[str, dict[str, Any]], None] | None = None
         self._tapped: frozenset[str] = frozenset()
 
@@ -197,18 +199,14 @@ class HookRelay:
             self._close(end, {**arguments, **span.results, "error": error}, error)
 
     def transform_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Let each plugin change the run file in turn; each sees what the ones before it made of it."""
-        for impl in self._callers["transform_config"].get_hookimpls():
-            changed = impl.function(*({"config": config}[name] for name in impl.argnames))
-            if changed is None:
-                continue
-            if not isinstance(changed, Mapping):
-                raise HookError(
-                    f"{PREFIX}transform_config returned {type(changed).__name__}, not a mapping",
-                    where=f"hook plugin {impl.plugin_name!r}",
-                )
-            config = dict(changed)
-        return config
+        """Let each plugin change the run file in turn; each sees what the ones before it made of it.
+
+        Order and wrappers are pluggy's. A wrapper's `yield` gives the answers of those inside, in the order of the
+        calls: each is a whole run file, the last one theirs.
+        """
+        self._config = config
+        answers = _checked(self.fire("transform_config", config=config), "a hookwrapper")
+        return dict(answers[-1]) if answers else config
 
     def _close(self, event: str, arguments: Mapping[str, Any], error: BaseException | None) -> None:
         if event not in self._listening:
@@ -231,37 +229,26 @@ class HookRelay:
     def _guard(self, impl: Any, hook: str, who: str) -> Callable[..., Any]:
         """The hook function, with its errors named; an end hook's are collected for `_close`."""
         function: Callable[..., Any] = impl.function
-        collects = hook.endswith(_END)
-
-        def name_error(error: Exception) -> RlhfError:
-            if isinstance(error, RlhfError):
-                return error
-            named = HookError(f"{hook} raised {type(error).__name__}: {error}", where=who)
-            named.__cause__ = error
-            return named
-
+        collect = (lambda failure: self._failures.append(failure)) if hook.endswith(_END) else None
         if impl.wrapper or impl.hookwrapper:
+            return _named_wrapper(function, hook, who, collect)
+        if hook == _TRANSFORM:
+            function = self._chained(function, impl.argnames, who)
+        return _named(function, hook, who, collect)
 
-            @wraps(function)
-            def guarded_wrapper(*args: Any) -> Any:
-                try:
-                    return (yield from function(*args))
-                except Exception as error:
-                    raise name_error(error) from error.__cause__
-
-            return guarded_wrapper
+    def _chained(self, function: Callable[..., Any], names: Sequence[str], who: str) -> Callable[..., Any]:
+        """A hook of `transform_config` that is given what those before it made of the run file."""
 
         @wraps(function)
-        def guarded(*args: Any) -> Any:
-            try:
-                return function(*args)
-            except Exception as error:
-                if not collects:
-                    raise name_error(error) from error
-                self._failures.append(name_error(error))
+        def chained(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(names, args, strict=True)), **kwargs}
+            changed = function(**dict.fromkeys(given, self._config))
+            if changed is None:
                 return None
+            self._config = dict(_checked([changed], who)[0])
+            return self._config
 
-        return guarded
+        return chained
 
     def _complete(self, event: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Exactly the arguments of the spec; what only an end knows is None until the block set it."""
@@ -307,6 +294,86 @@ def spec_function(event: str) -> Callable[..., Any]:
         if f"{PREFIX}{event}" in vars(spec):
             return cast("Callable[..., Any]", vars(spec)[f"{PREFIX}{event}"])
     raise KeyError(f"no hook {PREFIX}{event}; see rlhf_core.hookspecs")
+
+
+Collect = Callable[[RlhfError], None]
+
+
+def _named(function: Callable[..., Any], hook: str, who: str, collect: Collect | None) -> Callable[..., Any]:
+    """The function; what it raises is named, and goes to `collect` where there is one."""
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            named = _name_error(error, hook, who)
+            if collect is None:
+                raise named from named.__cause__
+            collect(named)
+            return None
+
+    return guarded
+
+
+def _named_wrapper(function: Callable[..., Any], hook: str, who: str, collect: Collect | None) -> Callable[..., Any]:
+    """The wrapper; with `collect`, one that fails before its yield does not keep those inside from being called.
+
+    It may return the list of answers that its yield gave it, an answer of its own, or None to leave them.
+    """
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Generator[None, Any, Any]:
+        named: RlhfError | None = None
+        try:
+            inner = function(*args, **kwargs)
+            next(inner)
+        except StopIteration:
+            named = _name_error(RuntimeError("did not yield"), hook, who)
+        except Exception as error:
+            named = _name_error(error, hook, who)
+        if named is not None:
+            if collect is None:
+                raise named from named.__cause__
+            collect(named)
+            return (yield)
+        answers: Any = []
+        try:
+            try:
+                answers = yield
+            except BaseException as error:
+                inner.throw(error)
+            else:
+                inner.send(answers)
+            inner.close()
+            raise RuntimeError("yielded twice")
+        except StopIteration as done:
+            if isinstance(answers, pluggy.Result):  # of a hookwrapper: it changes this, and returns nothing
+                return None
+            if done.value is not None:
+                answers = done.value if isinstance(done.value, list) else [done.value]
+            return _checked(answers, who) if hook == _TRANSFORM else answers
+        except Exception as error:
+            named = _name_error(error, hook, who)
+            raise named from named.__cause__
+
+    return guarded
+
+
+def _name_error(error: Exception, hook: str, who: str) -> RlhfError:
+    if isinstance(error, RlhfError):
+        return error
+    named = HookError(f"{hook} raised {type(error).__name__}: {error}", where=who)
+    named.__cause__ = error
+    return named
+
+
+def _checked(answers: Any, who: str) -> Sequence[Mapping[str, Any]]:
+    """Answers of `transform_config`; a hookwrapper may have made anything of them."""
+    wrong = [each for each in answers if not isinstance(each, Mapping)] if isinstance(answers, list) else [answers]
+    if wrong:
+        raise HookError(f"{_TRANSFORM} returned {type(wrong[0]).__name__}, not a mapping", where=who)
+    return cast("Sequence[Mapping[str, Any]]", answers)
 
 
 def _instantiate(plugin: object, who: str) -> object:

@@ -76,7 +76,10 @@ class SetupHooks:
 
     @hookspec
     def rlhf_transform_config(self, config: dict[str, Any]) -> Mapping[str, Any] | None:
-        """The last word on the run file, before it is checked. Return a changed copy, or None to leave it."""
+        """The last word on the run file, before it is checked. Return a changed copy, or None to leave it.
+
+        `config` is what the plugins before left of it; order and wrappers as in `docs/hooks.md`.
+        """
 
     @hookspec
     def rlhf_run_start(self, run_folder: Path, config: Metrics) -> None:

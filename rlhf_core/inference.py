@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from .components import EngineContext, PromptsContext, RewardContext
 from .config import ModelConfig
 from .config_resolve import SelectedReward
+from .contexts import engine_context, own_device, prompts_context, reward_context
 from .hooks import HookRelay
 from .maker import PolicyExperienceMaker
 from .models import check_model, load_policy, load_tokenizer
@@ -47,7 +46,7 @@ def evaluate_folder(
     device: str,
 ) -> dict[str, float]:
     """Mean of each reward (by its label) over the answers to a JSON Lines file of prompts, and `num_prompts`."""
-    context = RewardContext(device=device, seed=0, model_path=model)
+    context = reward_context(device, seed=0, model_path=model)
     specs = [
         # There is no run folder to remember scores in, and each answer is scored once.
         reward_spec(r.selected, r.config, context, r.policy.without_cache(), name=r.name, weight=r.weight)
@@ -73,16 +72,14 @@ def evaluate_folder(
 def _open(model: str, engine: str, seed: int, device: str) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
     import torch
 
-    from .strategy_parts import resolve_device
-
     config = ModelConfig(path=model, device=device)
     check_model(config)
     selected = load("engines", engine)
     tokenizer = load_tokenizer(config)
-    place = resolve_device(device)
+    place = own_device(device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer).to(place).eval()  # type: ignore[arg-type]
-    context = EngineContext(model=policy, tokenizer=tokenizer, device=place, seed=seed, model_path=model)
+    context = engine_context(policy, tokenizer, device=place, seed=seed, model_path=model, compute_dtype=None)
     built = resolve_build(selected)(selected.component.config(), context)
     return cast(RolloutEngine, built), tokenizer
 
@@ -90,7 +87,7 @@ def _open(model: str, engine: str, seed: int, device: str) -> tuple[RolloutEngin
 def _read_prompts(path: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> list[Prompt]:
     selected = load("prompts", "jsonl")
     config = selected.component.config.model_validate({"path": path})
-    source = resolve_build(selected)(config, PromptsContext(seed=0, base_folder=Path.cwd()))
+    source = resolve_build(selected)(config, prompts_context(seed=0))
     encoder = PromptEncoder(tokenizer)
     count = len(source) if limit is None else min(limit, len(source))
     return [encoder.prompt(source[i], i, f"{path}, record {i + 1}") for i in range(count)]

@@ -7,9 +7,10 @@ for nobody else.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from pydantic import BaseModel
 
 from .components import API_VERSION, KINDS, Component, Kind
 from .did_you_mean import closest, fold, suggestion
-from .errors import PluginError
+from .errors import PluginError, RlhfError
 from .reward_functions import function_component, is_file_reward, load_function_file
 
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "commands")
@@ -276,7 +277,33 @@ def install_line(component: Component, missing: list[str]) -> str:
 
 
 def resolve_build(selected: Selected) -> Callable[..., Any]:
-    """The callable `build(config, context)`; imports the module that holds it. Raises `PluginError`."""
+    """The callable `build(config, context)`; imports the module that holds it. Raises `PluginError`.
+
+    What `build` raises names the plugin: an `RlhfError` keeps its kind, anything else becomes a `PluginError`.
+    """
+    build = find_build(selected)
+
+    @wraps(build)
+    def named(config: BaseModel, context: object) -> Any:
+        try:
+            return build(config, context)
+        except RlhfError as error:
+            error.raised_by(selected.label)
+            raise
+        except Exception as error:  # a stranger's build may raise anything
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise PluginError(
+                f"{selected.component.build} raised {type(error).__name__}: {error} "
+                f"({place.filename}, line {place.lineno})",
+                where=selected.label,
+                hint="if its options are right, the plugin is broken: tell its authors",
+            ) from error
+
+    return named
+
+
+def find_build(selected: Selected) -> Callable[..., Any]:
+    """`resolve_build` for who names the plugin himself: what it raises comes as it is."""
     if selected.function is not None:
         return _function_build(selected.function)
     target = selected.component.build

@@ -12,9 +12,10 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -90,8 +91,8 @@ def options_model(function: Callable[..., Any], where: str, *, takes: str = "the
     Raises `PluginError`, as `where`, for a signature that is something else.
     """
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters
+        hints = _option_types(function, parameters)
     except Exception as error:  # annotations of strangers may name anything
         raise PluginError(f"its signature cannot be read: {error}", where=where) from error
     _check_positional(list(parameters.values()), where, takes)
@@ -116,6 +117,17 @@ def options_model(function: Callable[..., Any], where: str, *, takes: str = "the
         )
     except (PydanticUserError, NameError, TypeError) as error:
         raise PluginError(f"its options make no schema: {error}", where=where) from error
+
+
+def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Types of the keyword-only parameters; what the others name may be there for type checkers only."""
+    written = {
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.annotation is not parameter.empty
+    }
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return typing.get_type_hints(SimpleNamespace(__annotations__=written), globalns=names, include_extras=True)
 
 
 def _check_positional(parameters: list[inspect.Parameter], where: str, takes: str) -> None:

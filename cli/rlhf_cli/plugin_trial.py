@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -21,11 +20,11 @@ from rlhf_core.plugins import (
     PluginRef,
     Selected,
     check_clash,
+    find_build,
     import_target,
     install_line,
     load_ref,
     missing_modules,
-    resolve_build,
 )
 
 Status = Literal["ok", "not installed", "broken"]
@@ -60,7 +59,7 @@ def _try_component(ref: PluginRef) -> Verdict:
     missing = missing_modules(selected.component)
     if missing:
         return Verdict("not installed", f"needs {', '.join(missing)}: {install_line(selected.component, missing)}")
-    build = resolve_build(selected)
+    build = find_build(selected)  # a verdict stands beside the name
     summary = selected.component.summary
     try:
         config = selected.component.config()
@@ -103,11 +102,12 @@ def _first_problem(error: ValidationError) -> str:
 
 def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     """Three made-up answers. One that raises may miss metadata that a run would bring; a wrong answer is wrong."""
-    from rlhf_core.components import RewardContext
+    from rlhf_core.contexts import reward_context
     from rlhf_core.reward_values import BadScore, RewardFault, read_scores
+    from rlhf_core.testing.models import POLICY_PATH
     from rlhf_core.testing.rollouts import make_rollout
 
-    reward = build(config, RewardContext(device="cpu", seed=0))
+    reward = build(config, reward_context("cpu", seed=0, model_path=POLICY_PATH))
     rollouts = [make_rollout(text, prompt="2 + 2 = ", answer="4", sample_id=i) for i, text in enumerate(["4", "5", ""])]
     try:
         answer = reward(rollouts)
@@ -128,10 +128,10 @@ async def _awaited(answer: Any) -> Any:
 
 
 def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    from rlhf_core.components import PromptsContext
+    from rlhf_core.contexts import prompts_context
     from rlhf_core.protocols import PromptSource
 
-    source = build(config, PromptsContext(seed=0, base_folder=Path.cwd()))
+    source = build(config, prompts_context(seed=0))
     _check_type(source, PromptSource)
     if len(source) and "prompt" not in source[0]:
         raise Wrong(f"its first record has no `prompt`, only {sorted(source[0])}")
@@ -139,12 +139,14 @@ def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -
 
 def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
-    from rlhf_core.components import AlgorithmContext
+    from rlhf_core.contexts import algorithm_context
     from rlhf_core.testing.models import tiny_tokenizer
     from rlhf_core.types import SamplingParams
 
-    context = AlgorithmContext(sampling=SamplingParams(), samples_per_prompt=2, tokenizer=tiny_tokenizer())
-    algorithm = build(config, context)
+    sampling, weights = SamplingParams(), {"exact-match": 1.0}
+    algorithm = build(
+        config, algorithm_context(tiny_tokenizer(), sampling=sampling, samples_per_prompt=2, weights=weights)
+    )
     _check_type(algorithm, RolloutAlgorithm if selected.component.feeds == "rollouts" else DatasetAlgorithm)
     untrained = {term.role for term in algorithm.terms.values()} - algorithm.roles
     if untrained:
@@ -152,22 +154,26 @@ def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel)
 
 
 def _strategy(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    from rlhf_core.components import StrategyContext
+    from rlhf_core.contexts import strategy_context
     from rlhf_core.strategy import Strategy
 
-    _check_type(build(config, StrategyContext(device="cpu")), Strategy)
+    _check_type(build(config, strategy_context("cpu")), Strategy)
 
 
 def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     import torch
 
-    from rlhf_core.components import EngineContext
+    from rlhf_core.config import ModelConfig
+    from rlhf_core.contexts import engine_context
+    from rlhf_core.models import load_policy, load_tokenizer
     from rlhf_core.protocols import RolloutEngine
-    from rlhf_core.testing.models import tiny_model, tiny_tokenizer
+    from rlhf_core.testing.models import POLICY_PATH
     from rlhf_core.types import GenerationRequest, SamplingParams
 
-    model: Any = tiny_model()
-    context = EngineContext(model=model, tokenizer=tiny_tokenizer(), device=torch.device("cpu"), seed=0)
+    model, cpu = ModelConfig(path=POLICY_PATH, device="cpu"), torch.device("cpu")
+    tokenizer = load_tokenizer(model)
+    policy = load_policy(model, dtype=torch.float32, seed=0, tokenizer=tokenizer)
+    context = engine_context(policy, tokenizer, device=cpu, seed=0, model_path=model.path, compute_dtype=None)
     engine = build(config, context)
     _check_type(engine, RolloutEngine)
     try:

@@ -46,10 +46,13 @@ def off_policy_correction(
 ) -> OffPolicyCorrection:
     """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks for what lies outside a range.
 
-    cap: None leaves all weights at 1. level: the ratio of each token (Yao 2025), or of the whole sequence, the
-    product over its tokens, on each of them (Liu 2025, "When speed kills stability").
-    token_range: a token whose ratio lies outside is dropped (IcePop, Ling team 2025).
-    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside.
+    cap: truncated importance sampling. level: the ratio of each token (Yao 2025), or of the whole sequence, the
+    product over its tokens, on each of them (Liu 2025, "When speed kills stability"): over all that were sampled,
+    those a range drops included, since it is the ratio of the answer's two probabilities.
+    token_range: a token whose ratio lies outside is dropped, one inside weighs its ratio (IcePop, Ling team 2025),
+    cut at `cap` where there is one.
+    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside. With neither of the
+    others, what is left weighs 1.
     """
     difference = torch.where(mask, (trainer_log_probs - engine_log_probs).detach(), 0.0)
     ratio = clamp_log_ratio(difference).exp()
@@ -60,9 +63,10 @@ def off_policy_correction(
         mean = clamp_log_ratio(masked_mean(difference, mask, dim=-1)).exp()
         kept = kept & ((mean >= sequence_range[0]) & (mean <= sequence_range[1])).unsqueeze(-1)
     weights, truncated = torch.ones_like(ratio), torch.zeros_like(mask)
+    if cap is not None or token_range is not None:
+        weights = ratio if level == "token" else _sequence_ratio(difference, mask)
     if cap is not None:
-        raw = ratio if level == "token" else _sequence_ratio(difference, mask)
-        weights, truncated = raw.clamp(max=cap), (raw > cap) & kept
+        weights, truncated = weights.clamp(max=cap), (weights > cap) & kept
     weights = torch.where(kept, weights, 0.0)
     return OffPolicyCorrection(weights, kept, truncated, ratio, effective_sample_size(weights, kept))
 

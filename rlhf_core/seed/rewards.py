@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..components import RewardContext
 from ..config import RewardPolicy
+from ..contexts import reward_context
 from ..errors import UserInputError
 from ..models import disable_dropout, is_lora
 from ..plugins import load
@@ -48,7 +48,7 @@ def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: in
     if isinstance(reward, str):
         selected = load("rewards", reward)
         config = selected.component.config.model_validate({})
-        return reward_spec(selected, config, RewardContext(device=str(device), seed=seed), RewardPolicy())
+        return reward_spec(selected, config, reward_context(device, seed=seed, model_path=None), RewardPolicy())
     if isinstance(reward, nn.Module):
         policy = RewardPolicy(timeout_seconds=_NEURAL_TIMEOUT_SECONDS)
         function = NeuralReward(reward, device, offload=offload, where=where)

@@ -14,6 +14,10 @@ CHARACTERS = "0123456789>,"
 """What `sort-digits` writes; ids 4 and up, after pad, bos, eos and unk."""
 
 
+POLICY_PATH = "builtin:tiny-digits"
+"""`model.path` of a run with a model made in code."""
+
+
 def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerBase:
     """One token a character; pad 0, bos 1, eos 2, unk 3."""
     return build_character_tokenizer(characters)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.components import StrategyContext
+from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import DivergenceError
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.tensor_files import load_tree, save_tree
@@ -50,7 +50,7 @@ class StrategyCase:
 
     def make(self) -> Strategy:
         """The strategy, in this process."""
-        strategy = _load(self.build)(_load(self.config)(**self.options), StrategyContext(device=self.device))
+        strategy = _load(self.build)(_load(self.config)(**self.options), strategy_context(self.device))
         assert isinstance(strategy, Strategy)
         return strategy
 

@@ -88,7 +88,9 @@ class _LocalParts:
         sync: WeightSync = NoReceiver()
         if self._resolved.generates:
             engine, sync = self._engine()
-            scorer = build_scorer(self._resolved, cache_folder=self._request.folder.path / "reward-cache")
+            scorer = build_scorer(
+                self._resolved, self._strategy.device, cache_folder=self._request.folder.path / "reward-cache"
+            )
             self._stack.callback(scorer.close)
             if isinstance(self._algorithm, RolloutAlgorithm):
                 channel = self._channel(engine, scorer, prompts)

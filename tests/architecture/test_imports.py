@@ -45,8 +45,12 @@ def test_nothing_heavy_is_loaded(arguments):
     assert code == 0, said
 
 
-def test_checking_a_run_file_loads_nothing_heavy(tmp_path):
-    (tmp_path / "run.yaml").write_text("model: {path: m}\nprompts: {name: sort-digits}\n")
+@pytest.mark.parametrize(
+    "algorithm",
+    ["ppo", "{name: grpo, policy_loss: {name: gspo, clip_eps: 0.1}}", "{name: reinforce++, advantage: leave-one-out}"],
+)
+def test_checking_a_run_file_loads_nothing_heavy(tmp_path, algorithm):
+    (tmp_path / "run.yaml").write_text(f"model: {{path: m}}\nprompts: sort-digits\nalgorithm: {algorithm}\n")
     code, loaded, said = loaded_by("config", "check", "run.yaml", cwd=tmp_path)
     assert not HEAVY & loaded
     assert code == 0, said

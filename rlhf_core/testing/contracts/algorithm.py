@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from ...algorithm import EpisodeOutput, RolloutAlgorithm
-from ...components import AlgorithmContext
+from ...contexts import algorithm_context
 from ...plugins import Selected, resolve_build
 from ...types import BufferItem, Experience, RolloutGroup, SamplingParams
 from ..samples import make_group
@@ -76,8 +76,11 @@ class AlgorithmContract(ComponentContract):
     @classmethod
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> RolloutBench:
         tokenizer = contract_tokenizer()
-        context = AlgorithmContext(
-            sampling=SamplingParams(max_new_tokens=8), samples_per_prompt=cls.samples_per_prompt, tokenizer=tokenizer
+        context = algorithm_context(
+            tokenizer,
+            sampling=SamplingParams(max_new_tokens=8),
+            samples_per_prompt=cls.samples_per_prompt,
+            weights={"it": 1.0},
         )
         build = resolve_build(selected)
 

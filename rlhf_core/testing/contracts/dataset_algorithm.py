@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from ...algorithm import DatasetAlgorithm
-from ...components import AlgorithmContext
+from ...contexts import algorithm_context
 from ...errors import DataError
 from ...plugins import Selected, resolve_build
 from ...types import SamplingParams
@@ -62,7 +62,7 @@ class DatasetAlgorithmContract(ComponentContract):
         import torch
 
         tokenizer = contract_tokenizer()
-        context = AlgorithmContext(sampling=SamplingParams(), samples_per_prompt=1, tokenizer=tokenizer)
+        context = algorithm_context(tokenizer, sampling=SamplingParams(), samples_per_prompt=1, weights={})
         build = resolve_build(selected)
 
         def make() -> DatasetAlgorithm[Any, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from ...components import EngineContext
+from ...contexts import engine_context, own_device
 from ...errors import SyncError
 from ...plugins import Selected, resolve_build
 from ...protocols import RolloutEngine
@@ -86,7 +86,6 @@ class EngineContract(ComponentContract):
     def bench(
         cls, selected: Selected, config: BaseModel, rlhf_device: str, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Bench]:
-        import torch
 
         tokenizer = contract_tokenizer()
         policy = contract_policy(hidden_size=cls.hidden_size)
@@ -95,8 +94,13 @@ class EngineContract(ComponentContract):
         tokenizer.save_pretrained(folder)
         twin = copy.deepcopy(policy).eval()
         module: nn.Module = policy.to(rlhf_device)  # type: ignore[arg-type]
-        context = EngineContext(
-            model=module, tokenizer=tokenizer, device=torch.device(rlhf_device), seed=SEED, model_path=str(folder)
+        context = engine_context(
+            module,
+            tokenizer,
+            device=own_device(rlhf_device),
+            seed=SEED,
+            model_path=str(folder),
+            compute_dtype=None,
         )
         engine = resolve_build(selected)(config, context)
         assert isinstance(engine, RolloutEngine), f"{selected.label}: build returns no RolloutEngine: {engine!r}"

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from pydantic import BaseModel
 
-from ...components import PromptsContext
+from ...contexts import prompts_context
 from ...plugins import Selected, resolve_build
 from ...prompts import PromptStream
 from ...protocols import PromptSource
@@ -64,7 +64,7 @@ class PromptsContract(ComponentContract):
 
 
 def _build(selected: Selected, config: BaseModel, folder: Path) -> PromptSource:
-    built: Any = resolve_build(selected)(config, PromptsContext(seed=0, base_folder=folder))
+    built: Any = resolve_build(selected)(config, prompts_context(seed=0, base_folder=folder))
     return cast(PromptSource, built)
 
 

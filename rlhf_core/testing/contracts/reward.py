@@ -10,11 +10,12 @@ from typing import ClassVar
 import pytest
 from pydantic import BaseModel
 
-from ...components import RewardContext
 from ...config import RewardPolicy
+from ...contexts import reward_context
 from ...plugins import Selected
 from ...rewards import RewardScorer, reward_spec
 from ...types import Rollout
+from ..models import POLICY_PATH
 from ..rollouts import awkward_rollouts
 from .base import ComponentContract
 
@@ -48,7 +49,8 @@ class RewardContract(ComponentContract):
     @classmethod
     def _scorer(cls, selected: Selected, config: BaseModel, device: str, *, isolate: bool) -> RewardScorer:
         policy = RewardPolicy(timeout_seconds=cls.timeout_seconds, isolate=isolate)
-        return RewardScorer([reward_spec(selected, config, RewardContext(device=device, seed=0), policy, name="it")])
+        context = reward_context(device, seed=0, model_path=POLICY_PATH)
+        return RewardScorer([reward_spec(selected, config, context, policy, name="it")])
 
     def test_one_finite_number_for_every_answer(self, scorer: RewardScorer, rollouts: Sequence[Rollout]) -> None:
         """Core refuses a wrong count, NaN, infinity and what is no number, and names the sample."""

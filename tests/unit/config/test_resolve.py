@@ -250,3 +250,11 @@ def test_the_schema_holds_every_installed_plugin(install):
     text = str(document)
     references = {part.split("'")[0] for part in text.split("#/$defs/")[1:]}
     assert references <= set(document["$defs"])
+
+
+def test_the_known_keys_are_named_once(fake_plugins, fake_run):
+    with pytest.raises(ConfigError) as caught:
+        resolve({**fake_run, "trian": {}})
+    known = str(caught.value).partition("(known: ")[2].partition(")")[0].split(", ")
+    assert len(known) == len(set(known))
+    assert {"prompts", "engine", "algorithm", "rewards", "train"} <= set(known)

@@ -43,13 +43,35 @@ def test_weights_of_sequences_are_products() -> None:
 def test_ranges_mask_tokens_and_sequences() -> None:
     tokens = off_policy_correction(RATIO.log(), ZEROS, MASK, token_range=(0.5, 2.0))
     assert tokens.kept.tolist() == [[False, True, False], [False] * 3]
-    torch.testing.assert_close(tokens.weights, tokens.kept.float())
+    torch.testing.assert_close(tokens.weights, torch.tensor([[0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]))
     mean = math.sqrt(1.5)  # geometric, of 3 and 1/2
     for low, kept in ((mean - 0.01, True), (mean + 0.01, False)):
         result = off_policy_correction(RATIO.log(), ZEROS, MASK, sequence_range=(low, 2.0))
         assert result.kept.tolist() == [[kept, kept, False], [False] * 3]
     both = off_policy_correction(RATIO.log(), ZEROS, MASK, token_range=(0.4, 9.0), sequence_range=(0.1, 1.0))
     assert not both.kept.any() and both.effective_sample_size.item() == 0.0
+
+
+def test_a_range_of_tokens_weighs_as_icepop_does() -> None:
+    """M(k) = k where low <= k <= high, else 0 (Ling team 2025): what is kept weighs its ratio, and nothing is cut."""
+    ratio, mask = torch.tensor([[0.4, 0.5, 1.0, 5.0, 5.1]]), torch.ones(1, 5, dtype=torch.bool)
+    result = off_policy_correction(ratio.log(), torch.zeros(1, 5), mask, token_range=(0.5, 5.0))
+    torch.testing.assert_close(result.weights, torch.tensor([[0.0, 0.5, 1.0, 5.0, 0.0]]))
+    assert not result.truncated.any()
+    assert result.effective_sample_size.item() == pytest.approx(6.5**2 / (3 * (0.25 + 1 + 25)))
+    capped = off_policy_correction(ratio.log(), torch.zeros(1, 5), mask, token_range=(0.5, 5.0), cap=2.0)
+    torch.testing.assert_close(capped.weights, torch.tensor([[0.0, 0.5, 1.0, 2.0, 0.0]]))
+
+
+def test_a_range_of_sequences_alone_keeps_or_drops() -> None:
+    result = off_policy_correction(RATIO.log(), ZEROS, MASK, sequence_range=(1.0, 2.0))
+    torch.testing.assert_close(result.weights, torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+
+
+def test_the_weight_of_a_sequence_counts_the_tokens_a_range_drops() -> None:
+    """The product over the answer as it was sampled: 3 * 1/2 on the one token left, and 1/4 nowhere."""
+    result = off_policy_correction(RATIO.log(), ZEROS, MASK, cap=9.0, level="sequence", token_range=(0.4, 2.0))
+    torch.testing.assert_close(result.weights, torch.tensor([[0.0, 1.5, 0.0], [0.0, 0.0, 0.0]]))
 
 
 def test_a_ratio_never_overflows() -> None:

@@ -180,28 +180,6 @@ def test_unknown_events_and_arguments_are_bugs():
         pass
 
 
-def test_transform_config_goes_from_one_to_the_next():
-    class Lower:
-        def rlhf_transform_config(self, config):
-            return {**config, "lr": config["lr"] / 2}
-
-    class Leaves:
-        def rlhf_transform_config(self):
-            return None
-
-    class Wrong:
-        def rlhf_transform_config(self):
-            return 3
-
-    relay = HookRelay()
-    for plugin, name in ((Lower(), "a"), (Leaves(), "b"), (Lower(), "c")):
-        relay.register(plugin, name=name)
-    assert relay.transform_config({"lr": 4.0}) == {"lr": 1.0}
-    relay.register(Wrong(), name="wrong")
-    with pytest.raises(HookError, match="wrong.*int"):
-        relay.transform_config({"lr": 4.0})
-
-
 def test_unregister_stops_listening():
     relay = HookRelay()
     name = relay.register(Recorder())

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rlhf_core.errors import PluginError
+from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import (
     as_kind,
     discover,
@@ -178,3 +178,44 @@ def test_kinds_are_said_in_singular_or_plural(text, kind):
 def test_unknown_kind_is_an_error():
     with pytest.raises(PluginError, match='no plugin kind "rewardz"; did you mean "rewards"'):
         as_kind("rewardz")
+
+
+RAISING = """
+from rlhf_core.errors import ConfigError
+
+def build(config, context):
+    return {}["key"]
+
+def refuse(config, context):
+    raise ConfigError("is too small", where="train.samples_per_prompt", hint="raise it")
+"""
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "strategies", "rewards", "transports", "engines", "prompts"])
+def test_an_error_in_build_names_the_plugin(install, kind):
+    install(
+        "acme",
+        {f"rlhf.{kind}": {"thing": "acme_mod:thing"}},
+        {"acme_mod": GOOD.format(extra=""), "acme_build": RAISING},
+    )
+    selected = load(kind, "thing")
+    with pytest.raises(PluginError) as caught:
+        resolve_build(selected)(selected.component.config(), None)
+    assert selected.label in str(caught.value)
+    assert "acme_build:build raised KeyError: 'key'" in str(caught.value)
+    assert "acme_build.py, line 5" in str(caught.value), "where it was raised, for its author"
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_for_the_user_keeps_its_kind_and_names_the_plugin_too(install):
+    sources = {
+        "acme_mod": GOOD.format(extra="").replace("acme_build:build", "acme_build:refuse"),
+        "acme_build": RAISING,
+    }
+    install("acme", {"rlhf.algorithms": {"thing": "acme_mod:thing"}}, sources)
+    selected = load("algorithms", "thing")
+    with pytest.raises(ConfigError) as caught:
+        resolve_build(selected)(selected.component.config(), None)
+    assert (caught.value.where, caught.value.hint) == ("train.samples_per_prompt", "raise it")
+    shown = 'train.samples_per_prompt: is too small (algorithm "thing" (acme 1.2.3))\n  -> raise it'
+    assert str(caught.value) == shown

@@ -63,6 +63,21 @@ def test_what_does_not_fit_is_named(choice, shared, error, message) -> None:
     assert caught.value.exit_code == 2
 
 
+def test_only_the_types_of_options_must_be_there(install) -> None:
+    """A module that is light to import names the rest for type checkers only."""
+    source = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from no_such_module import Batch, Loss
+
+def light(batch: Batch, *, power: int = 2) -> Loss:
+    return batch**power
+"""
+    install("light", {"rlhf.policy_losses": {"light": "light_losses:light"}}, {"light_losses": source})
+    assert bind_function("policy_losses", {"name": "light", "power": 3}, where="it")(2) == 8
+
+
 def test_they_are_listed() -> None:
     installed = discover_all()
     assert installed["policy_losses"]["scaled"].distribution == "acme"

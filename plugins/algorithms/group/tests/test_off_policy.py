@@ -47,12 +47,18 @@ def test_truncated_weights_of_answers(algorithm: Callable[..., Any], episode: Ca
 
 
 def test_far_tokens_are_masked(algorithm: Callable[..., Any], episode: Callable[..., Any]) -> None:
+    """IcePop: what is kept weighs its ratio; the advantages are 1, -1, 2 and -2."""
     output = run(algorithm, episode, importance_token_range=[0.5, 2.0])
     kept = [[True, False, False], [False, True, False], [True, False, False], [True, True, False]]
     assert output.experience.action_mask.tolist() == kept
     assert output.metrics["off_policy/masked_fraction"] == pytest.approx(3 / 8)
-    assert output.metrics["off_policy/effective_sample_size"] == pytest.approx(1.0)
-    assert output.experience.advantages[0].tolist() == [1.0, 0.0, 0.0], "no cap: what is kept weighs 1"
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [3.0, 0.0, 0.0], [-2.0, -2.0, 0.0]])
+    torch.testing.assert_close(output.experience.advantages, expected)
+    weights = [1.0, 1.0, 1.5, 1.0, 1.0]
+    size = sum(weights) ** 2 / (5 * sum(w * w for w in weights))
+    assert output.metrics["off_policy/effective_sample_size"] == pytest.approx(size)
+    assert output.metrics["off_policy/weight_mean"] == pytest.approx(5.5 / 5)
+    assert output.metrics["off_policy/truncated_fraction"] == 0.0
 
 
 def test_far_answers_are_masked(algorithm: Callable[..., Any], episode: Callable[..., Any]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rlhf_core import train
-from rlhf_core.errors import ConfigError, PluginError, RlhfError
+from rlhf_core.config_resolve import resolve
+from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.testing.runs import tiny_run
 from rlhf_core.testing.samples import make_group
 
@@ -29,7 +30,11 @@ ALONE = {"train": {"samples_per_prompt": 1}}
         ({"name": "grpo", "clip_eps": 1.5}, {}, r"clip_eps must be below 1"),
         ({"name": "grpo", "importance_token_range": [2, 1]}, {}, r"needs low < high, got \[2\.0, 1\.0\]"),
         ({"name": "grpo", "policy_loss": {"name": "clip", "dual_clip": 0.5}}, {}, r"dual_clip: .*greater than 1"),
-        ({"name": "grpo", "policy_loss": {"name": "clip", "tau": 1}}, {}, r"tau: Extra inputs"),
+        (
+            {"name": "grpo", "policy_loss": {"name": "clip", "tau": 1}},
+            {},
+            r"policy_loss\.tau: unknown key \(known: name, clip_eps, clip_eps_high, dual_clip\)",
+        ),
         ({"name": "grpo", "policy_loss": {"clip_eps": 0.1}}, {}, r"policy_loss: needs a `name`"),
         (
             {"name": "grpo", "clip_eps": 0.1, "policy_loss": {"name": "clip", "clip_eps": 0.2}},
@@ -50,8 +55,36 @@ def test_wrong_settings(algorithm: dict[str, Any], changes: dict[str, Any], mess
 
 
 def test_an_unknown_loss_is_an_error_with_a_guess() -> None:
-    with pytest.raises(PluginError, match=r'no policy loss "clib" is installed'):
+    with pytest.raises(ConfigError, match=r'algorithm\.policy_loss: no policy loss "clib" is .*did you mean "clip"'):
         train(tiny_run({"algorithm": {"name": "grpo", "policy_loss": "clib"}}), dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (
+            {"name": "grpo", "policy_loss": {"name": "clip", "clip_epz": 0.1}},
+            r'algorithm\.policy_loss\.clip_epz: unknown key; did you mean "clip_eps"',
+        ),
+        ({"name": "grpo", "policy_loss": {"name": "clib"}}, r'policy_loss\.name: no policy loss .*did you mean "clip"'),
+        ({"name": "grpo", "advantage": "ranks"}, r'algorithm\.advantage: no advantage estimator "ranks" is installed'),
+        ({"name": "rloo", "advantage": "leave-one-aut"}, r'did you mean "leave-one-out"'),
+        ({"name": "reinforce++", "advantage": {"name": "reward-to-go", "gama": 1}}, r'did you mean "gamma"'),
+        ({"name": "reinforce++", "baseline": "group", "gamma": 0.9}, r"algorithm\.gamma: .*has no such option"),
+        ({"name": "grpo", "policy_loss": {"name": "cispo"}, "clip_eps": 2.0}, r"algorithm\.clip_eps: should be less"),
+    ],
+)
+def test_the_check_of_a_run_file_looks_into_functions(algorithm: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(tiny_run({"algorithm": algorithm}))
+
+
+def test_all_problems_of_functions_are_told_together() -> None:
+    algorithm = {"name": "grpo", "policy_loss": {"name": "clip", "clip_epz": 0.1}, "advantage": "ranks"}
+    with pytest.raises(ConfigError, match=r"3 problems") as error:
+        resolve(tiny_run({"algorithm": algorithm, "train": {"sead": 1}}))
+    for part in ("train.sead", "algorithm.policy_loss.clip_epz", "algorithm.advantage"):
+        assert part in str(error.value)
 
 
 def test_one_answer_a_prompt_is_fine_where_the_whole_episode_is_the_baseline() -> None:

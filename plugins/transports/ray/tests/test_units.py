@@ -360,6 +360,8 @@ class TestFailures:
         ({"name": "ray", "max_staleness": 4}, "grpo", 2.0),
         ({"name": "ray", "max_staleness": 4}, {"name": "ppo", "importance_cap": None}, None),
         ({"name": "ray", "max_staleness": 4}, {"name": "ppo", "importance_cap": 5.0}, 5.0),
+        ({"name": "ray", "max_staleness": 4}, {"name": "grpo", "importance_token_range": [0.5, 5.0]}, None),
+        ({"name": "ray", "max_staleness": 4}, {"name": "grpo", "importance_sequence_range": [0.5, 5.0]}, 2.0),
         ({"name": "ray", "max_staleness": 0}, "ppo", None),
         ("local", "ppo", None),
     ],

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from rlhf_core.function_plugins import FunctionChoice as Choice
+from rlhf_core.function_plugins import FunctionUse, NamesFunctions
 from rlhf_core.section import PolicyLossSection
 
-Choice = str | dict[str, Any]
 Bound = Annotated[float, Field(gt=0)]
 
 
-class CriticFreeConfig(PolicyLossSection):
+class CriticFreeConfig(PolicyLossSection, NamesFunctions):
     """What all critic-free algorithms have."""
 
     policy_loss: Choice = Field(
@@ -36,7 +38,9 @@ class CriticFreeConfig(PolicyLossSection):
         "token", description="The weight is of each token, or the product over the answer's tokens."
     )
     importance_token_range: tuple[Bound, Bound] | None = Field(
-        None, description="[low, high]: tokens whose trainer / engine ratio lies outside are masked; null is off."
+        None,
+        description="[low, high]: tokens whose trainer / engine ratio lies outside are masked, the others weigh their "
+        "ratio (IcePop); null is off.",
     )
     importance_sequence_range: tuple[Bound, Bound] | None = Field(
         None, description="[low, high]: answers whose geometric mean ratio lies outside are masked; null is off."
@@ -51,6 +55,19 @@ class CriticFreeConfig(PolicyLossSection):
         if self.clip_eps is not None and self.clip_eps >= 1 and self.policy_loss == "clip":
             raise ValueError("clip_eps must be below 1: the ratio cannot fall to 0 or less")
         return self
+
+    @property
+    @abstractmethod
+    def estimator(self) -> FunctionUse:
+        """What turns an episode into advantages."""
+
+    def functions(self) -> dict[str, FunctionUse]:
+        bounds = self._given("clip_eps", "clip_eps_high")
+        return {"advantage": self.estimator, "policy_loss": FunctionUse("policy_losses", self.policy_loss, bounds)}
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        """Those of the options that are not null."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def corrects_off_policy(self) -> bool:
@@ -75,11 +92,19 @@ class GRPOConfig(CriticFreeConfig):
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of the KL per token.")
     kl_in: Literal["reward", "loss"] = Field("loss", description="Penalise the KL in the reward or in the loss.")
 
+    @property
+    def estimator(self) -> FunctionUse:
+        return FunctionUse("advantages", self.advantage, self._given("divide_by_std", "leave_one_out"))
+
 
 class RLOOConfig(CriticFreeConfig):
     """REINFORCE leave-one-out (Ahmadian 2024)."""
 
     advantage: Choice = Field("leave-one-out", description="Advantage estimator, by name, or {name: …, option: …}.")
+
+    @property
+    def estimator(self) -> FunctionUse:
+        return FunctionUse("advantages", self.advantage)
 
 
 class ReinforceConfig(CriticFreeConfig):
@@ -95,3 +120,9 @@ class ReinforceConfig(CriticFreeConfig):
         None, ge=0, le=1, description="Discount of a later reward, per token; null is the estimator's own default."
     )
     kl_coef: float = Field(0.01, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
+
+    @property
+    def estimator(self) -> FunctionUse:
+        own = "reward-to-go" if self.baseline == "none" else "group-whitened"
+        choice = own if self.advantage is None else self.advantage
+        return FunctionUse("advantages", choice, self._given("gamma"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.function_plugins import bind_function
+from rlhf_core.function_plugins import bind_use
 from rlhf_core.functional.advantages import AdvantageInput, group_spread, token_rewards
 from rlhf_core.functional.forward import policy_forward
 from rlhf_core.functional.kl import kl_estimate
@@ -27,18 +27,13 @@ from .off_policy import correct
 class CriticFree(RolloutAlgorithm):
     """Learns from sampled answers with a baseline computed from the episode itself."""
 
-    def __init__(
-        self, config: CriticFreeConfig, context: AlgorithmContext, estimator: Callable[[AdvantageInput], Tensor]
-    ) -> None:
-        """`estimator` turns an episode into advantages [B, A], 0 outside the mask."""
+    def __init__(self, config: CriticFreeConfig, context: AlgorithmContext) -> None:
         check_sampling(config, context)
-        given = {"clip_eps": config.clip_eps, "clip_eps_high": config.clip_eps_high}
-        bounds = {key: value for key, value in given.items() if value is not None}
+        functions = {key: bind_use(use, where=f"algorithm.{key}") for key, use in config.functions().items()}
         self._config = config
-        self._estimator = estimator
-        self._policy_loss = bind_function(
-            "policy_losses", config.policy_loss, where="algorithm.policy_loss", shared=bounds
-        )
+        self._estimator = functions["advantage"]
+        """Turns an episode into advantages [B, A], 0 outside the mask."""
+        self._policy_loss = functions["policy_loss"]
         self._score = context.score
         self._temperature = context.sampling.temperature
         self._max_new_tokens = context.sampling.max_new_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.function_plugins import bind_function
 
 from .checks import check_groups
 from .config import RLOOConfig
@@ -12,5 +11,5 @@ from .critic_free import CriticFree
 
 def build(config: RLOOConfig, context: AlgorithmContext) -> CriticFree:
     """RLOO under its options. Raises `ConfigError` for a group of one."""
-    check_groups("rloo", config.advantage, context.samples_per_prompt)
-    return CriticFree(config, context, bind_function("advantages", config.advantage, where="algorithm.advantage"))
+    check_groups("rloo", config.estimator.choice, context.samples_per_prompt)
+    return CriticFree(config, context)

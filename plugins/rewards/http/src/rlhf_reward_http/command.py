@@ -90,9 +90,9 @@ def _token(variable: str | None, host: str) -> str | None:
 
 
 def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) -> RewardScorer:
-    from rlhf_core.components import RewardContext
     from rlhf_core.config_errors import Problems
     from rlhf_core.config_resolve import resolve_reward
+    from rlhf_core.contexts import reward_context
     from rlhf_core.errors import ConfigError
     from rlhf_core.rewards import RewardScorer, reward_spec
 
@@ -105,7 +105,7 @@ def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) ->
         raise ConfigError(
             "a server keeps no cache", where="--option cache", hint="say cache: true in the entry of the run that asks"
         )
-    context = RewardContext(device=device, seed=0)
+    context = reward_context(device, seed=0, model_path=None)
     return RewardScorer([reward_spec(reward.selected, reward.config, context, reward.policy, name=reward.name)])
 
 

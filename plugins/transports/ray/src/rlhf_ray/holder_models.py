@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from torch import nn
 
-from rlhf_core.components import EngineContext, StrategyContext
+from rlhf_core.components import EngineContext
 from rlhf_core.config import RewardPolicy
+from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import adapter_off, disable_dropout, is_lora
@@ -66,7 +67,7 @@ def make_strategy(strategy_fn: Callable[[], Any]) -> Strategy:
     strategy = strategy_fn()
     if not isinstance(strategy, Strategy):
         selected = load("strategies", "single")
-        strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="auto"))
+        strategy = resolve_build(selected)(selected.component.config(), strategy_context("auto"))
     strategy = cast(Strategy, strategy)
     strategy.setup()
     return strategy

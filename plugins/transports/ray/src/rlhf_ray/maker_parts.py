@@ -114,7 +114,7 @@ def build_maker(
         tokenizer=tokenizer,
         sampling=resolved.sampling,
         samples_per_prompt=run.train.samples_per_prompt,
-        scorer=build_scorer(resolved, cache_folder=cache_folder),
+        scorer=build_scorer(resolved, place.device, cache_folder=cache_folder),
         hooks=hooks,
         policy=policy,
         critic=critic,
