@@ -1,0 +1,28 @@
+"""What trains the models of the seed's classes: an installed strategy, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ..components import StrategyContext
+from ..config_errors import Problems
+from ..plugins import load, resolve_build
+from ..strategy import Strategy
+
+
+def strategy_by_name(name: str, options: Mapping[str, Any] | None = None, *, device: str = "auto") -> Strategy:
+    """The installed strategy `name` (`single`, `ddp`, `low-level-zero`, …), for `PPOTrainer` and for `strategy_fn`.
+
+    options: what a run file's `strategy:` section may say besides the name. device: `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    It has not joined the other processes yet. Before `prepare`, call `setup()` (`PPOTrainer`); a detached trainer does
+    so itself with what `strategy_fn` returned. `rlhf plugins list` names what is installed.
+
+    Raises `PluginError` on an unknown name, `ConfigError` on a wrong option.
+    """
+    selected = load("strategies", name)
+    problems = Problems()
+    config = problems.validate(selected.component.config, dict(options or {}))
+    problems.raise_if_any(f"options of the {selected.label}")
+    return cast(Strategy, resolve_build(selected)(config, StrategyContext(device=device)))
