@@ -44,7 +44,7 @@ class DetachedPPOTrainer(DetachedTrainer):
 
     strategy_fn: a core `Strategy` or a ColossalAI `Booster`. model_fn: (actor, critic), a transformers causal
     LM and a `Critic`. The KL coefficient rides on the samples: it is the makers'.
-    train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 = any number.
+    train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 or less = any.
     eps_clip, value_clip, gamma, lam, entropy_coef: as in `PPOConfig`; advantages are whitened over an update's batches,
     those of all trainers of the process group.
     eval_performance: print how fast it was when a fit ends.
