@@ -245,3 +245,30 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ImportError, match=r"pip install 'rlhf-ppo\[ray\]'"):
         _ = rlhf_ppo.DetachedPPOTrainer
     assert not hasattr(rlhf_ppo, "no_such_name")
+
+
+def test_a_subclass_may_make_the_step_itself(
+    actor: nn.Module, make_strategy: Callable[..., Strategy], experience: Experience
+) -> None:
+    """With the attributes that the seed's own step uses."""
+    from rlhf_ppo import DetachedPPOTrainerBase
+
+    class Likelihood(DetachedPPOTrainerBase):
+        def training_step(self, experience: Experience) -> dict[str, float]:
+            log_probs = policy_forward(self.actor, experience, 1.0).log_probs
+            loss = -log_probs.mean()
+            self.actor_booster.backward(loss, self.actor_optim)
+            self.actor_optim.step()
+            self.actor_optim.zero_grad()
+            value = self.critic(experience.sequences, experience.attention_mask).square().mean()
+            self.critic_booster.backward(value, self.critic_optim)
+            self.critic_optim.step()
+            self.critic_optim.zero_grad()
+            return {"actor_loss": loss.item(), "critic_loss": value.item()}
+
+    strategy = make_strategy()
+    models = (actor, Critic.from_pretrained(actor))
+    trainer = Likelihood(["maker_0"], lambda: strategy, lambda: models, actor_lr=1e-2)
+    assert trainer.strategy is strategy
+    before = trainer.training_step(experience)
+    assert trainer.training_step(experience)["actor_loss"] < before["actor_loss"]
