@@ -20,12 +20,13 @@ class BatchBuffer(Generic[T]):
     Entries that do not fill a batch yet wait for the next ones.
     """
 
-    def __init__(self, batch_size: int, limit: int = 0) -> None:
-        if batch_size < 1 or limit < 0:
-            raise ValueError(f"batch_size must be >= 1 and limit >= 0, got {batch_size} and {limit}")
+    def __init__(self, batch_size: int, limit: int = 0, entries: Iterable[T] = ()) -> None:
+        """`limit` of 0 or less is none. `entries` wait already, however many they are."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self._batch_size = batch_size
         self._limit = limit
-        self._entries: deque[T] = deque()
+        self._entries: deque[T] = deque(entries)
         self._changed = threading.Condition()
         self._closed: str | None = None
 
@@ -42,7 +43,7 @@ class BatchBuffer(Generic[T]):
         deadline = time.monotonic() + timeout_seconds
         for entry in entries:
             with self._changed:
-                while self._limit and len(self) >= self._limit and self._closed is None:
+                while 0 < self._limit <= len(self) and self._closed is None:
                     self._wait(deadline, f"room in the replay buffer ({len(self)} of {self._limit} batches wait)")
                 if self._closed is not None:
                     raise RlhfError(f"the replay buffer is closed: {self._closed}", where="replay buffer")
@@ -69,6 +70,14 @@ class BatchBuffer(Generic[T]):
         with self._changed:
             self._closed = reason
             self._changed.notify_all()
+
+    def drain(self, reason: str) -> list[T]:
+        """Close, and take all entries out, to go on with them elsewhere."""
+        with self._changed:
+            self.close(reason)
+            entries = list(self._entries)
+            self._entries.clear()
+            return entries
 
     def clear(self) -> None:
         with self._changed:

@@ -7,7 +7,7 @@ carry behaviour for their subclasses, `Strategy` and `Algorithm`, are abstract c
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .types import Completion, GenerationRequest, MadeEpisode, Prompt, Rollout, RolloutGroup, SamplingParams
 
@@ -87,25 +87,6 @@ class ExperienceMaker(Protocol):
     def make(self, prompts: Sequence[Prompt]) -> Iterator[RolloutGroup]:
         """Yield the group of every prompt, in any order, each as soon as it is whole."""
         ...
-
-
-EntryT = TypeVar("EntryT")
-
-
-class ReplayBuffer(Protocol[EntryT]):
-    """Forms whole batches in arrival order; `put` blocks when full, `get` when short, both with a deadline."""
-
-    def put(self, entries: Iterable[EntryT], *, timeout_seconds: float) -> None: ...
-
-    def get(self, *, timeout_seconds: float) -> list[EntryT]: ...
-
-    def close(self, reason: str) -> None:
-        """No more entries will come; who waits for a batch is told why."""
-        ...
-
-    def clear(self) -> None: ...
-
-    def __len__(self) -> int: ...
 
 
 class ExperienceChannel(Protocol):

@@ -7,7 +7,7 @@ returned in the dtype of the values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -51,11 +51,19 @@ def _mean_and_var64(values: Tensor, mask: Tensor, dim: int | None) -> tuple[Tens
     return mean, _sum64(centred.square(), mask, dim) / count
 
 
-def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / sqrt(var + eps) over all True positions, biased variance; 0 under a False mask."""
-    mean, var = _mean_and_var64(values, mask, None)
-    white = (torch.where(mask, values, 0.0).double() - mean) * torch.rsqrt(var + eps)
-    return torch.where(mask, white, 0.0).to(values.dtype)
+def masked_whiten(
+    values: Tensor, mask: Tensor, eps: float = 1e-8, *, all_reduce: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) over all True positions, biased variance; 0 under a False mask.
+
+    all_reduce: where ranks hold parts of what is whitened: the sum over ranks of a float64 tensor. It is called twice.
+    """
+    summed = all_reduce or (lambda part: part)
+    total, count = summed(torch.stack([_sum64(values, mask, None), mask.sum().double()])).unbind()
+    mean = total / count.clamp(min=1)
+    centred = torch.where(mask, values, 0.0).double() - mean
+    var = summed(_sum64(centred.square(), mask, None).unsqueeze(0)).squeeze(0) / count.clamp(min=1)
+    return torch.where(mask, centred * torch.rsqrt(var + eps), 0.0).to(values.dtype)
 
 
 def last_true_index(mask: Tensor) -> Tensor:

@@ -53,6 +53,17 @@ def test_hand_derived_numbers() -> None:
     torch.testing.assert_close(masked_whiten(values, mask), expected)
 
 
+def test_a_part_is_whitened_as_in_the_whole() -> None:
+    """Ranks hold [1, 2] and [3]; seen from the first, the second adds what it has to each sum."""
+    whole, here = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 2.0, 99.0]])
+    mask = torch.tensor([[True, True, False]])
+    of_the_other = iter([torch.tensor([3.0, 1.0], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64)])
+    white = masked_whiten(here, mask, all_reduce=lambda part: part + next(of_the_other))
+    torch.testing.assert_close(white[:, :2], masked_whiten(whole, torch.ones_like(mask))[:, :2], rtol=0, atol=0)
+    assert next(of_the_other, None) is None
+    assert not white[~mask].any()
+
+
 @given(masked_values())
 def test_statistics_equal_a_float64_loop(case: tuple[torch.Tensor, torch.Tensor]) -> None:
     values, mask = case

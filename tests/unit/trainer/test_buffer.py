@@ -1,6 +1,7 @@
 """Whole batches, back-pressure, deadlines and closing."""
 
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -120,7 +121,28 @@ def test_many_producers_and_consumers_lose_and_double_nothing():
     assert sorted(taken) == list(range(80))
 
 
-@pytest.mark.parametrize(("size", "limit"), [(0, 1), (1, -1)])
-def test_sizes_are_checked(size, limit):
+def test_a_negative_limit_is_none():
+    buffer = BatchBuffer(1, limit=-1)
+    buffer.put(range(100), timeout_seconds=0)
+    assert len(buffer) == 100
+
+
+def test_what_is_drained_leaves_the_buffer_closed_and_may_start_another_above_its_limit():
+    buffer = BatchBuffer(2, limit=1)
+    producer, errors = in_thread(lambda: buffer.put(range(5), timeout_seconds=SOON))
+    while len(buffer) < 1:
+        time.sleep(0.01)
+    moved = buffer.drain("it moves")
+    producer.join(SOON)
+    assert moved == [0, 1]
+    assert [str(error) for error in errors] == ["replay buffer: the replay buffer is closed: it moves"]
+    assert len(buffer) == 0
+    other = BatchBuffer(1, limit=1, entries=moved)
+    assert len(other) == 2
+    with pytest.raises(DeadlineError, match="2 of 1"):
+        other.put([2], timeout_seconds=0)
+
+
+def test_sizes_are_checked():
     with pytest.raises(ValueError, match="batch_size must be"):
-        BatchBuffer(size, limit)
+        BatchBuffer(0)

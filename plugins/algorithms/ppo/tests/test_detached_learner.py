@@ -3,8 +3,11 @@
 import copy
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,50 @@ def test_the_makers_kl_coefficient_counts(make_learner: Callable[..., DetachedLe
     with_kl.step(experience, 1.0)
     without.step(replace(experience, kl_coef=torch.zeros(6)), 1.0)
     assert not torch.equal(weights(with_kl)["lm_head.weight"], weights(without)["lm_head.weight"])
+
+
+class Together:
+    """Ranks of one process group, as threads: what they reduce is summed."""
+
+    def __init__(self, world_size: int) -> None:
+        self.barrier = threading.Barrier(world_size, timeout=60)
+        self.parts: dict[int, torch.Tensor] = {}
+
+    def all_reduce(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
+        self.parts[rank] = tensor
+        self.barrier.wait()
+        total = sum(self.parts.values(), torch.zeros_like(tensor))
+        self.barrier.wait()
+        return total
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (1, 5)])
+def test_advantages_are_whitened_over_the_batches_of_all_trainers(
+    make_learner: Callable[..., DetachedLearner],
+    experience: Experience,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, int],
+) -> None:
+    """The second time, one of the batches is a single token."""
+    advantages: dict[int, torch.Tensor] = {}
+
+    def note(self: Updater, items: Sequence[BufferItem]) -> dict[str, float]:
+        advantages.update({item.sample_id: item.advantages for item in items if item.advantages is not None})
+        return {}
+
+    monkeypatch.setattr(Updater, "update", note)
+    items = split(experience)
+    make_learner().step(experience, 1.0)
+    alone, advantages = advantages, {}
+    together, learners = Together(2), [make_learner(), make_learner()]
+    for rank, learner in enumerate(learners):
+        monkeypatch.setattr(learner.strategy, "all_reduce", partial(together.all_reduce, rank))
+    batches = [collate(items[: sizes[0]]), collate(items[sizes[0] :])]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda learner, batch: learner.step(batch, 1.0), learners, batches))
+    assert advantages.keys() == alone.keys()
+    for number, expected in alone.items():
+        torch.testing.assert_close(advantages[number], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_micro_batches_change_nothing(make_learner: Callable[..., DetachedLearner], experience: Experience) -> None:
@@ -212,3 +259,30 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ImportError, match=r"pip install 'rlhf-ppo\[ray\]'"):
         _ = rlhf_ppo.DetachedPPOTrainer
     assert not hasattr(rlhf_ppo, "no_such_name")
+
+
+def test_a_subclass_may_make_the_step_itself(
+    actor: nn.Module, make_strategy: Callable[..., Strategy], experience: Experience
+) -> None:
+    """With the attributes that the seed's own step uses."""
+    from rlhf_ppo import DetachedPPOTrainerBase
+
+    class Likelihood(DetachedPPOTrainerBase):
+        def training_step(self, experience: Experience) -> dict[str, float]:
+            log_probs = policy_forward(self.actor, experience, 1.0).log_probs
+            loss = -log_probs.mean()
+            self.actor_booster.backward(loss, self.actor_optim)
+            self.actor_optim.step()
+            self.actor_optim.zero_grad()
+            value = self.critic(experience.sequences, experience.attention_mask).square().mean()
+            self.critic_booster.backward(value, self.critic_optim)
+            self.critic_optim.step()
+            self.critic_optim.zero_grad()
+            return {"actor_loss": loss.item(), "critic_loss": value.item()}
+
+    strategy = make_strategy()
+    models = (actor, Critic.from_pretrained(actor))
+    trainer = Likelihood(["maker_0"], lambda: strategy, lambda: models, actor_lr=1e-2)
+    assert trainer.strategy is strategy
+    before = trainer.training_step(experience)
+    assert trainer.training_step(experience)["actor_loss"] < before["actor_loss"]

@@ -1,15 +1,25 @@
 """`DetachedReplayBuffer`, as its page describes it."""
 
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+import ray
+import ray.cloudpickle
 import torch
 
 from rlhf_core.batching import collate
-from rlhf_core.errors import DeadlineError
+from rlhf_core.errors import DeadlineError, UserInputError
 from rlhf_core.types import BufferItem
 from rlhf_ray import DetachedReplayBuffer
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
+
+WAIT = 120.0
 
 
 def item(number: int, length: int = 2) -> BufferItem:
@@ -83,3 +93,91 @@ def test_clear_forgets_everything() -> None:
     assert buffer.get_length() == 0
     buffer.extend([item(2), item(3)])
     assert buffer.sample().sample_ids.tolist() == [2, 3]
+
+
+def test_a_negative_limit_is_none() -> None:
+    buffer = DetachedReplayBuffer(2, limit=-1, timeout_seconds=0.05)
+    buffer.extend([item(n) for n in range(10)])
+    assert buffer.get_length() == 5
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """Another process, which a buffer is handed to."""
+
+    def call(self, buffer: DetachedReplayBuffer, method: str, *arguments: Any) -> Any:
+        return getattr(buffer, method)(*arguments)
+
+    def hold(self, held: list[Any]) -> list[Any]:
+        """What it was given, with the references in it resolved."""
+        return [ray.get(each) if isinstance(each, ray.ObjectRef) else each for each in held]
+
+
+@pytest.fixture(scope="module")
+def workers(local_ray: None) -> Iterator[list[Any]]:
+    started = [Worker.remote() for _ in range(2)]
+    yield started
+    for worker in started:
+        ray.kill(worker)
+
+
+def get(reference: Any) -> Any:
+    return ray.get(reference, timeout=WAIT)
+
+
+def test_workers_share_the_buffer_they_are_handed(workers: list[Any]) -> None:
+    """What two of them append forms batches, what was there before comes first, and a full buffer holds them up."""
+    buffer = DetachedReplayBuffer(2, limit=2, timeout_seconds=WAIT)
+    buffer.extend([item(0), item(1), item(2)])
+    first, second = workers
+    get(second.call.remote(buffer, "append", collate([item(3)])))
+    assert buffer.get_length() == get(first.call.remote(buffer, "get_length")) == 2
+    full = first.call.remote(buffer, "extend", [item(n) for n in range(4, 8)])
+    assert ray.wait([full], timeout=0.2)[0] == []
+    assert get(second.call.remote(buffer, "sample")).sample_ids.tolist() == [0, 1]
+    assert buffer.sample().sample_ids.tolist() == [2, 3]
+    get(full)
+    assert [buffer.sample().sample_ids.tolist() for _ in range(2)] == [[4, 5], [6, 7]]
+    buffer.extend([item(8), item(9)])
+    get(second.call.remote(buffer, "clear"))
+    assert buffer.get_length() == 0
+
+
+def test_a_wait_goes_on_while_the_buffer_is_handed_over(workers: list[Any]) -> None:
+    buffer = DetachedReplayBuffer(2, limit=1, timeout_seconds=WAIT)
+    with ThreadPoolExecutor(2) as pool:
+        extending = pool.submit(buffer.extend, [item(n) for n in range(6)])
+        while buffer.get_length() < 1:
+            time.sleep(0.01)
+        seen = [get(workers[0].call.remote(buffer, "sample")).sample_ids.tolist() for _ in range(3)]
+        extending.result(WAIT)
+        assert seen == [[0, 1], [2, 3], [4, 5]]
+        sampling = pool.submit(buffer.sample)
+        get(workers[0].call.remote(buffer, "extend", [item(6), item(7)]))
+        assert sampling.result(WAIT).sample_ids.tolist() == [6, 7]
+
+
+def test_what_is_handed_over_beside_it_arrives_too(workers: list[Any]) -> None:
+    buffer = DetachedReplayBuffer(1, timeout_seconds=WAIT)
+    before, same, after = get(workers[0].hold.remote([ray.put("before"), buffer, ray.put("after")]))
+    assert (before, after) == ("before", "after")
+    same.extend([item(5)])
+    assert buffer.sample().sample_ids.tolist() == [5]
+
+
+def test_a_shared_buffers_waits_end_and_say_what_they_waited_for(workers: list[Any]) -> None:
+    buffer = DetachedReplayBuffer(2, limit=1, timeout_seconds=0.2)
+    with pytest.raises(DeadlineError, match="0 of 2 entries"):
+        buffer.sample()
+    with pytest.raises(DeadlineError, match="room in the replay buffer"):
+        get(workers[0].call.remote(buffer, "extend", [item(n) for n in range(4)]))
+    assert buffer.get_length() == 1
+
+
+def test_without_ray_there_is_nobody_to_hand_it_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    buffer = DetachedReplayBuffer(1)
+    with pytest.raises(UserInputError, match=r"ray\.init"):
+        ray.cloudpickle.dumps(buffer)
+    buffer.extend([item(0)])
+    assert buffer.get_length() == 1

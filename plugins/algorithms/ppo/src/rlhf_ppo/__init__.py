@@ -1,6 +1,6 @@
 """PPO for the rlhf framework: the algorithm, its value model and the seed's trainer classes.
 
-`DetachedPPOTrainer` needs the extra: pip install 'rlhf-ppo[ray]'.
+`DetachedPPOTrainer`, and `DetachedPPOTrainerBase` to subclass, need the extra: pip install 'rlhf-ppo[ray]'.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .critic import Critic
-    from .detached import DetachedPPOTrainer
+    from .detached import DetachedPPOTrainer, DetachedPPOTrainerBase
     from .online_trainer import OLTrainer
     from .trainer import PPOTrainer
 
-__all__ = ["Critic", "DetachedPPOTrainer", "OLTrainer", "PPOTrainer"]
+__all__ = ["Critic", "DetachedPPOTrainer", "DetachedPPOTrainerBase", "OLTrainer", "PPOTrainer"]
 
 _HOMES = {
     "Critic": "critic",
     "DetachedPPOTrainer": "detached",
+    "DetachedPPOTrainerBase": "detached",
     "OLTrainer": "online_trainer",
     "PPOTrainer": "trainer",
 }
@@ -29,8 +30,8 @@ def __getattr__(name: str) -> Any:
     """Import a class when it is asked for: listing plugins loads neither torch nor ray."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "DetachedPPOTrainer" and (find_spec("rlhf_ray") is None or find_spec("ray") is None):
-        raise ImportError("DetachedPPOTrainer needs rlhf-ray, which is not installed: pip install 'rlhf-ppo[ray]'")
+    if _HOMES[name] == "detached" and (find_spec("rlhf_ray") is None or find_spec("ray") is None):
+        raise ImportError(f"{name} needs rlhf-ray, which is not installed: pip install 'rlhf-ppo[ray]'")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

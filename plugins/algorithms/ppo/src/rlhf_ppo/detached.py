@@ -27,30 +27,12 @@ from .detached_roles import OptimizerOptions
 _SHARD_BYTES = 64 * 1024**2
 
 
-@ray.remote(  # type: ignore[call-overload]
-    concurrency_groups={
-        "buffer_length": 1,
-        "buffer_append": 1,
-        "buffer_sample": 1,
-        "model_io": 1,
-        "compute": 1,
-    }
-)
-class DetachedPPOTrainer(DetachedTrainer):
-    """PPO on what `ExperienceMakerHolder` actors make; sends them its weights.
+class DetachedPPOTrainerBase(DetachedTrainer):
+    """What `DetachedPPOTrainer` is; to subclass, where a step is to be another one, and decorate with `ray.remote`.
 
-    Start it under a name, by which the makers find it. Several trainers are one process group when `env_info` says so
-    (rank, world_size, local_rank, master_addr, master_port): call `fit`, `sync_…` and `strategy_save_…` on all.
-
-    strategy_fn: a core `Strategy` or a ColossalAI `Booster`. model_fn: (actor, critic), a transformers causal
-    LM and a `Critic`. The KL coefficient rides on the samples: it is the makers'.
-    train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 = any number.
-    eps_clip, value_clip, gamma, lam, entropy_coef: as in `PPOConfig`; advantages are whitened over each batch.
-    eval_performance: print how fast it was when a fit ends.
-    update_lora_weights: send what LoRA trains only, but for `sync_models_to_remote_makers`, which sends all.
-    temperature: what the makers sample at; None takes what they say of themselves.
-    micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
-    max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
+    An overriding `training_step` finds `actor`, `critic` (as the strategy wrapped them), `actor_optim`,
+    `critic_optim`, and `actor_booster`, `critic_booster` and `strategy` (what `strategy_fn` returned; a Booster's is
+    adapted in `strategy`).
     """
 
     def __init__(
@@ -109,9 +91,12 @@ class DetachedPPOTrainer(DetachedTrainer):
             weight_decay=weight_decay,
             max_grad_norm=max_grad_norm,
         )
-        self._learner = DetachedLearner(
-            strategy_fn(), model_fn, config, optimizer, micro_batch_tokens=micro_batch_tokens
-        )
+        made = strategy_fn()
+        self._learner = DetachedLearner(made, model_fn, config, optimizer, micro_batch_tokens=micro_batch_tokens)
+        self.strategy = self._learner.strategy
+        self.actor_booster = self.critic_booster = made
+        self.actor, self.actor_optim, _ = self._learner.trained["policy"]
+        self.critic, self.critic_optim, _ = self._learner.trained["critic"]
         self._update_lora_weights = update_lora_weights
         if update_lora_weights:
             self._learner.trained_names("policy")
@@ -231,3 +216,31 @@ class DetachedPPOTrainer(DetachedTrainer):
             world_size=strategy.world_size,
             device=str(strategy.device),
         )
+
+
+@ray.remote(  # type: ignore[call-overload]
+    concurrency_groups={
+        "buffer_length": 1,
+        "buffer_append": 1,
+        "buffer_sample": 1,
+        "model_io": 1,
+        "compute": 1,
+    }
+)
+class DetachedPPOTrainer(DetachedPPOTrainerBase):
+    """PPO on what `ExperienceMakerHolder` actors make; sends them its weights.
+
+    Start it under a name, by which the makers find it. Several trainers are one process group when `env_info` says so
+    (rank, world_size, local_rank, master_addr, master_port): call `fit`, `sync_…` and `strategy_save_…` on all.
+
+    strategy_fn: a core `Strategy` or a ColossalAI `Booster`. model_fn: (actor, critic), a transformers causal
+    LM and a `Critic`. The KL coefficient rides on the samples: it is the makers'.
+    train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 or less = any.
+    eps_clip, value_clip, gamma, lam, entropy_coef: as in `PPOConfig`; advantages are whitened over an update's batches,
+    those of all trainers of the process group.
+    eval_performance: print how fast it was when a fit ends.
+    update_lora_weights: send what LoRA trains only, but for `sync_models_to_remote_makers`, which sends all.
+    temperature: what the makers sample at; None takes what they say of themselves.
+    micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
+    max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
+    """

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlhf_core.batching import split
 from rlhf_core.errors import UserInputError
+from rlhf_core.functional.masking import masked_whiten
 from rlhf_core.rewards import RewardCombiner
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import Experience
@@ -55,13 +56,15 @@ class DetachedLearner:
         self._updater: Updater | None = None
 
     def step(self, experience: Experience, temperature: float) -> dict[str, float]:
-        """One update on this rank's batch; its metrics. Advantages are computed, over the batch, where it has none.
+        """One update on this rank's batch; its metrics. Advantages are computed where it has none.
+
+        They are whitened over the batches of all ranks, which make one update.
 
         temperature: what the batch was sampled at; log-probs are compared on that distribution.
         """
         algorithm, updater = self._for_temperature(temperature)
         if experience.advantages is None:
-            experience = _with_advantages(algorithm, experience)
+            experience = self._with_advantages(algorithm, experience)
         with self.busy:
             return updater.update(split(experience))
 
@@ -104,10 +107,29 @@ class DetachedLearner:
         """By role; on this rank, where a strategy shards them."""
         return {role: sum(p.numel() for p in self.unwrapped(role).parameters()) for role in self.trained}
 
+    def _with_advantages(self, algorithm: PPO, experience: Experience) -> Experience:
+        """Rewards summed, the KL penalty at the samples' own coefficient, GAE, whitening. Collective."""
+        if not experience.rewards or experience.values is None:
+            missing = "values" if experience.rewards else "rewards"
+            raise UserInputError(
+                f"the samples carry no {missing}",
+                where="DetachedPPOTrainer",
+                hint="give the makers' model_fn a critic and a reward model",
+            )
+        combined = RewardCombiner(dict.fromkeys(experience.rewards, 1.0)).combine(experience.rewards)
+        estimated = algorithm.advantages(replace(experience, scores=combined.scores)).experience
+        assert estimated.advantages is not None
+        if not self._config.whiten_advantages:
+            return estimated
+        white = masked_whiten(estimated.advantages, estimated.action_mask, all_reduce=self.strategy.all_reduce)
+        return replace(estimated, advantages=white)
+
     def _for_temperature(self, temperature: float) -> tuple[PPO, Updater]:
         if self._algorithm is None or self._updater is None or temperature != self._temperature:
             self._temperature = temperature
-            self._algorithm = PPO(self._config, temperature=temperature)
+            # A rank holds a part of what is whitened together.
+            unwhitened = self._config.model_copy(update={"whiten_advantages": False})
+            self._algorithm = PPO(unwhitened, temperature=temperature)
             self._updater = Updater(
                 self._algorithm, self.strategy, self.trained, micro_batch_tokens=self._micro_batch_tokens
             )
@@ -123,16 +145,3 @@ def _checked(returned: Any) -> Mapping[str, nn.Module]:
             hint="a transformers causal LM and rlhf_ppo.Critic.from_pretrained(actor), say",
         )
     return {"policy": returned[0], "critic": returned[1]}
-
-
-def _with_advantages(algorithm: PPO, experience: Experience) -> Experience:
-    """Rewards summed, the KL penalty at the samples' own coefficient, GAE, whitened over the batch."""
-    if not experience.rewards or experience.values is None:
-        missing = "values" if experience.rewards else "rewards"
-        raise UserInputError(
-            f"the samples carry no {missing}",
-            where="DetachedPPOTrainer",
-            hint="give the makers' model_fn a critic and a reward model",
-        )
-    combined = RewardCombiner(dict.fromkeys(experience.rewards, 1.0)).combine(experience.rewards)
-    return algorithm.advantages(replace(experience, scores=combined.scores)).experience

@@ -13,15 +13,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlhf_core.errors import DeadlineError, RlhfError
 
+from .failures import ActorLostError
+
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 
 Call = tuple[str, "ray.ObjectRef[Any]"]
 """Name of the actor that was called, and its answer to come."""
-
-
-class ActorLostError(RlhfError):
-    """An actor died, or cannot be reached."""
 
 
 def get_named_actor(name: str) -> Any | None:

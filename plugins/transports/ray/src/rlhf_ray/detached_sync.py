@@ -12,7 +12,8 @@ import ray
 
 from rlhf_core.sync import Checksum
 
-from .detached_actors import ActorLostError, Call, NamedActors, collect
+from .detached_actors import Call, NamedActors, collect
+from .failures import ActorLostError
 from .weight_wire import num_bytes, pack
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ class DetachedTrainer(ABC):
         seed: int = 0,
     ) -> None:
         """experience_maker_holder_name_list: actors that get the new weights.
-        train_batch_size: samples of a batch, of this trainer. buffer_limit: batches that may wait; 0 = any number.
+        train_batch_size: samples of a batch, of this trainer. buffer_limit: batches that may wait; 0 or less = any.
         dataloader_pin_memory: batches lie in page-locked memory, where there is a GPU.
         callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
         batch_timeout_seconds: longest wait for a batch, or of a maker for room in the buffer.

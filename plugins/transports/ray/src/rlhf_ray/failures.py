@@ -13,7 +13,7 @@ logger = logging.getLogger("rlhf.ray")
 
 
 class ActorLostError(RlhfError):
-    """An actor's process is gone: killed, crashed, or its node was lost."""
+    """An actor's process is gone (killed, crashed, its node was lost), or cannot be reached."""
 
 
 def explain(actor: str, error: BaseException) -> RlhfError:

@@ -1,16 +1,73 @@
-"""`DetachedReplayBuffer`: the seed's buffer, a thin coat over core's."""
+"""`DetachedReplayBuffer`: the seed's buffer, core's in this process or in an actor that processes share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+
+import ray
 
 from rlhf_core.batching import collate, split, to_device
 from rlhf_core.buffer import BatchBuffer
+from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.types import BufferItem, Experience
+
+from .detached_actors import collect
 
 if TYPE_CHECKING:
     import torch
+
+_WHERE = "replay buffer"
+_CALL_SECONDS = 5.0
+"""Longest wait inside one call of a shared buffer's actor: longer ones are several calls."""
+_ANSWER_SECONDS = 120.0
+"""Longest wait for that actor besides: its process may have to start."""
+_CALLS_AT_A_TIME = 32
+"""That may wait inside the actor, of those for room and of those for a batch."""
+
+
+class _Batches:
+    """A `BatchBuffer` whose waits say how far they came, so that they can go on elsewhere."""
+
+    def __init__(self, batch_size: int, limit: int, entries: Sequence[BufferItem] = ()) -> None:
+        self._batches = BatchBuffer(batch_size, limit, entries)
+
+    @ray.method(concurrency_group="put")
+    def put(self, entries: Sequence[BufferItem], seconds: float) -> tuple[int, str]:
+        """How many were taken in that time, and what the next one waits for."""
+        deadline = time.monotonic() + seconds
+        for number, entry in enumerate(entries):
+            try:
+                self._batches.put([entry], timeout_seconds=max(0.0, deadline - time.monotonic()))
+            except RlhfError as error:
+                return number, error.message
+        return len(entries), ""
+
+    @ray.method(concurrency_group="get")
+    def get(self, seconds: float) -> list[BufferItem] | str:
+        """A batch, or what it waits for when the time is over."""
+        try:
+            return self._batches.get(timeout_seconds=seconds)
+        except RlhfError as error:
+            return error.message
+
+    def clear(self) -> None:
+        self._batches.clear()
+
+    def length(self) -> int:
+        return len(self._batches)
+
+    def drain(self) -> list[BufferItem]:
+        """Everything that is there; waiting calls return."""
+        return self._batches.drain("it moves to an actor")
+
+
+_SharedBatches: Any = ray.remote(num_cpus=0, concurrency_groups={"put": _CALLS_AT_A_TIME, "get": _CALLS_AT_A_TIME})(
+    _Batches
+)
 
 
 class DetachedReplayBuffer:
@@ -18,14 +75,23 @@ class DetachedReplayBuffer:
 
     Makers append from other actors, the trainer samples in its own. With `limit` > 0 whoever appends blocks while
     `limit` whole batches wait; nothing is dropped. Experience is kept in CPU memory.
+
+    It lies in the process that made it, until it is handed to another one (as an argument of a Ray task or actor, or
+    in an object): then an actor of that process holds what waits, and all of them share it. A copy is the same buffer.
     """
 
     def __init__(self, sample_batch_size: int, limit: int = 0, *, timeout_seconds: float = 1800.0) -> None:
-        """`timeout_seconds`: longest wait of `append` and `extend` for room and of `sample` for a batch."""
+        """`limit` of 0 or less is none. `timeout_seconds`: longest wait of `append` and `extend` for room and of
+        `sample` for a batch.
+        """
         self.sample_batch_size = sample_batch_size
         self.limit = limit
         self._timeout_seconds = timeout_seconds
-        self._batches: BatchBuffer[BufferItem] = BatchBuffer(sample_batch_size, limit)
+        self._own = _Batches(sample_batch_size, limit)
+        self._shared: Any = None
+        """The actor, once another process has the buffer, too."""
+        self._lock = threading.Lock()
+        """Held while it moves there."""
 
     def append(self, experience: Experience) -> None:
         """Add every sample of a batch of any size. Raises `DeadlineError` when the buffer stays full."""
@@ -33,11 +99,17 @@ class DetachedReplayBuffer:
 
     def extend(self, items: Sequence[BufferItem]) -> None:
         """Add samples. Raises `DeadlineError` when the buffer stays full."""
-        self._batches.put(items, timeout_seconds=self._timeout_seconds)
+        deadline = time.monotonic() + self._timeout_seconds
+        left = list(items)
+        while left:
+            taken, lacking = self._wait("put", deadline, left)
+            del left[:taken]
+            if left:
+                _check(deadline, lacking)
 
     def clear(self) -> None:
         """Forget everything, samples that do not fill a batch included."""
-        self._batches.clear()
+        self._at_once("clear")
 
     def sample(
         self, worker_rank: int = 0, to_device: str | torch.device = "cpu", *, timeout_seconds: float | None = None
@@ -47,12 +119,67 @@ class DetachedReplayBuffer:
         worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not told apart.
         timeout_seconds: of this call; None takes the buffer's. Raises `DeadlineError` when no batch comes.
         """
-        waiting = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return _placed(collate(self._batches.get(timeout_seconds=waiting)), to_device)
+        deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+        while isinstance(batch := self._wait("get", deadline), str):
+            _check(deadline, batch)
+        return _placed(collate(batch), to_device)
 
     def get_length(self) -> int:
         """Whole batches that wait."""
-        return len(self._batches)
+        length: int = self._at_once("length")
+        return length
+
+    def __reduce__(self) -> tuple[Callable[..., DetachedReplayBuffer], tuple[Any, ...]]:
+        """Hand it over. Raises `UserInputError` where no Ray runs."""
+        return _attached, (self.sample_batch_size, self.limit, self._timeout_seconds, self._share())
+
+    def _share(self) -> Any:
+        """The actor that holds the batches from now on; calls that wait here go on there."""
+        with self._lock:
+            if self._shared is None:
+                if not ray.is_initialized():
+                    raise UserInputError(
+                        "it cannot be handed to another process without Ray", where=_WHERE, hint="call ray.init() first"
+                    )
+                # This may run while Ray serialises an argument, and Ray notes by thread what that one refers to.
+                with ThreadPoolExecutor(1) as pool:
+                    start = pool.submit(_SharedBatches.remote, self.sample_batch_size, self.limit, self._own.drain())
+                    self._shared = start.result()
+            return self._shared
+
+    def _wait(self, method: str, deadline: float, *arguments: Any) -> Any:
+        """A call that waits, for as long as there is time or a little of that."""
+        with self._lock:
+            shared = self._shared
+        seconds = max(0.0, deadline - time.monotonic())
+        if shared is None:
+            return getattr(self._own, method)(*arguments, seconds)
+        seconds = min(seconds, _CALL_SECONDS)
+        return _ask(shared, method, *arguments, seconds, waits_seconds=seconds)
+
+    def _at_once(self, method: str) -> Any:
+        with self._lock:
+            if self._shared is None:
+                return getattr(self._own, method)()
+        return _ask(self._shared, method)
+
+
+def _attached(sample_batch_size: int, limit: int, timeout_seconds: float, shared: Any) -> DetachedReplayBuffer:
+    """The same buffer, in the process that it was handed to."""
+    buffer = DetachedReplayBuffer(sample_batch_size, limit, timeout_seconds=timeout_seconds)
+    buffer._shared = shared
+    return buffer
+
+
+def _ask(shared: Any, method: str, *arguments: Any, waits_seconds: float = 0.0) -> Any:
+    """The actor's answer. Raises `ActorLostError` when the process that made the buffer is gone."""
+    call = (_WHERE, getattr(shared, method).remote(*arguments))
+    return collect([call], timeout_seconds=waits_seconds + _ANSWER_SECONDS, doing="to answer")[0]
+
+
+def _check(deadline: float, lacking: str) -> None:
+    if time.monotonic() >= deadline:
+        raise DeadlineError(lacking, where=_WHERE)
 
 
 def _placed(experience: Experience, device: Any) -> Experience:

@@ -1,0 +1,52 @@
+"""`DetachedReplayBuffer`: workers in other processes fill it, this one takes batches out. Seconds, on a CPU."""
+
+from __future__ import annotations
+
+import ray
+import torch
+
+from rlhf_core.batching import collate
+from rlhf_core.types import BufferItem, Experience
+from rlhf_ray import DetachedReplayBuffer
+
+
+def my_experience(first: int, num_samples: int) -> Experience:
+    """As a maker makes it: here of made-up tokens."""
+    return collate(
+        [
+            BufferItem(
+                sample_id=number,
+                group_id=number,
+                policy_version=0,
+                prompt_ids=torch.tensor([1, 2, 3]),
+                response_ids=torch.tensor([number % 16, 2]),
+                action_mask=torch.ones(2, dtype=torch.bool),
+                action_log_probs=torch.full((2,), -2.7),
+                rewards={"reward": 1.0},
+            )
+            for number in range(first, first + num_samples)
+        ]
+    )
+
+
+@ray.remote(num_cpus=0)
+def maker(buffer: DetachedReplayBuffer, first: int) -> None:
+    """Remotely called, as by ExperienceMakerHolder."""
+    buffer.append(my_experience(first, num_samples=6))
+
+
+def main() -> None:
+    """Fill a buffer, and empty it."""
+    ray.init(address="local", include_dashboard=False)
+    # Create a buffer that batches experiences into groups of 8
+    buffer = DetachedReplayBuffer(sample_batch_size=8, limit=16)
+    ray.get([maker.remote(buffer, first) for first in range(0, 24, 6)])
+    while buffer.get_length() > 0:
+        # Locally called by the trainer to get a batch
+        batch = buffer.sample(to_device="cpu")
+        print(f"a batch of samples {batch.sample_ids.tolist()}, tokens {tuple(batch.sequences.shape)}")
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
