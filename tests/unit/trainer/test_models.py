@@ -93,7 +93,8 @@ def test_a_model_whose_module_rounds_is_saved_with_all_digits_of_its_weights(tmp
         for name, tensor in model.state_dict().items()
     }
     expected = tiny_model()
-    expected.load_state_dict(merged_weights(model, {n: t.float() for n, t in weights.items()}) if with_lora else weights)
+    wide = {name: tensor.float() for name, tensor in weights.items()}
+    expected.load_state_dict(merged_weights(model, wide) if with_lora else wide)
     model.to(torch.bfloat16)
     save_plain_model(model, dict(weights), tiny_tokenizer(), tmp_path / "model")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
