@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import shutil
 from collections.abc import Iterator
@@ -215,15 +217,35 @@ def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokeniz
         base = model
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    with _no_bars():
-        base.save_pretrained(partial, state_dict=weights)
+    write_transformers_folder(base, weights, partial)
     tokenizer.save_pretrained(partial)
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)
 
 
+def write_transformers_folder(model: Any, weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Write `weights`, the full state of the transformers `model`, as a folder that `from_pretrained` reads.
+
+    All have one type there, the widest of theirs, and `config.json` names it: reading them rounds nothing. What the
+    module itself is of may be less (under ZeRO and Gemini it computes in 16 bits, and its frozen weights have no more).
+    """
+    import torch
+
+    floats = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    dtype = functools.reduce(torch.promote_types, floats)
+    widened = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    with _no_bars():
+        model.save_pretrained(path, state_dict=widened)
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    config.save_pretrained(path)
+
+
 def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Base weights with every LoRA increment added once, named as the base model names them. `model` is unchanged."""
+    """Base weights with every LoRA increment added once, named as the base model names them. `model` is unchanged.
+
+    What an increment is added to is float32: 16 bits would drop most of its digits.
+    """
     from peft.tuners.lora import LoraLayer
 
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
@@ -245,7 +267,7 @@ def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[s
                 increment = (up @ down) * layer.scaling[adapter]
                 if getattr(layer, "fan_in_fan_out", False):
                     increment = increment.T
-                tensor = (tensor.float() + increment).to(tensor.dtype)
+                tensor = tensor.float() + increment
         merged[f"{owner}.{leaf}".removeprefix(prefix)] = tensor
     return merged
 

@@ -196,7 +196,7 @@ class Strategy(ABC):
     def state_dict_shards(
         self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Full, named tensors of the unwrapped model, never more than one shard at once.
+        """Full, named tensors of the unwrapped model, plain `torch.Tensor`s, never more than one shard at once.
 
         Collective: every rank runs it to its end and sees every shard. Names are those of
         `unwrap(model).state_dict()`; `only` keeps the names it says True to; tied tensors come once.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .errors import SyncError
 from .protocols import RolloutEngine, WeightReceiver
-from .weight_files import untied_names
+from .weight_files import plain_tensor, untied_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,7 +49,7 @@ class Checksum:
 def _tensor_digest(tensor: Tensor) -> bytes:
     import torch
 
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    data = plain_tensor(tensor).contiguous().reshape(-1).view(torch.uint8)
     if data.storage_offset() % 8:
         data = data.clone()  # words must begin at a multiple of their size
     num_rows = data.numel() // (8 * _ROW)

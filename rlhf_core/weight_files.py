@@ -29,13 +29,24 @@ def untied_names(model: nn.Module) -> dict[str, str]:
     return names
 
 
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """The same memory without gradient or subclass: ColossalAI's ColoTensor, for one, is changed by no `add_`."""
+    import torch
+
+    if type(tensor) is torch.Tensor and not tensor.requires_grad:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach()
+
+
 def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Group lazily, in order; a tensor larger than `max_shard_bytes` is a shard of its own."""
+    """Group lazily, in order, as plain tensors; a tensor larger than `max_shard_bytes` is a shard of its own."""
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be at least 1, not {max_shard_bytes}")
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors:
+        tensor = plain_tensor(tensor)
         num_bytes = tensor.numel() * tensor.element_size()
         if shard and size + num_bytes > max_shard_bytes:
             yield shard

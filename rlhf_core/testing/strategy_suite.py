@@ -143,9 +143,16 @@ class Training:
         return float(strategy.all_reduce(total)), norm
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights, gathered shard by shard; copies on the CPU."""
-        shards = self.strategy.state_dict_shards(self.trained.model, SHARD_BYTES)
-        return {name: tensor.detach().cpu().clone() for shard in shards for name, tensor in shard.items()}
+        """All weights, gathered shard by shard; copies on the CPU. Each must have left the strategy a plain tensor."""
+        import torch
+
+        weights = {}
+        for shard in self.strategy.state_dict_shards(self.trained.model, SHARD_BYTES):
+            for name, tensor in shard.items():
+                # In-place operations of a subclass may be something else (ColossalAI's are out of place).
+                assert type(tensor) is torch.Tensor, f"state_dict_shards gave {name} as {type(tensor).__name__}"
+                weights[name] = tensor.cpu().clone()
+        return weights
 
     def save(self, folder: Path) -> None:
         self.strategy.save_model(self.trained.model, folder)

@@ -84,8 +84,6 @@ def main(out: Path, rank: int, names: list[str]) -> None:
     warnings.filterwarnings("error", message="FSDP2-wrapped module")
     for name in names:
         train_and_resume(out, name, run_file({"name": name}), rank)
-        if name != "gemini":
-            train(run_file({"name": name}, model={"lora": {"r": 4}}), output=out / f"{name}-lora")
         if name in ROLLED_BACK:
             train_and_roll_back(out, name, rank)
     if "gemini" in names:

@@ -71,9 +71,8 @@ def _assert_same(run: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("kind", ["", "-lora"])
-def test_losses_agree_with_single(runs: Path, name: str, kind: str) -> None:
-    ours, single = _lines(runs / f"{name}{kind}"), _lines(runs / f"single{kind}")
+def test_losses_agree_with_single(runs: Path, name: str) -> None:
+    ours, single = _lines(runs / name), _lines(runs / "single")
     assert len(ours) == len(single) == 9
     for mine, theirs in zip(ours, single, strict=True):
         for key in ("loss/policy", "loss/value", "reward/mean", "kl/mean", "policy/entropy", "policy/grad_norm"):

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from rlhf_core.config import LoraConfig, ModelConfig
 from rlhf_core.errors import UserInputError
@@ -79,6 +80,34 @@ def test_merging_adds_every_increment_once():
     increment = layer.lora_B["default"].weight @ layer.lora_A["default"].weight * 2.0
     expected = layer.base_layer.weight + increment
     assert torch.allclose(merged["model.layers.0.self_attn.q_proj.weight"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_a_model_whose_module_rounds_is_saved_with_all_digits_of_its_weights(tmp_path, with_lora):
+    """As under Gemini and LowLevelZero: bf16 to compute with, float32 for what is trained; frozen ones are bf16."""
+    model = tiny_model()
+    if with_lora:
+        model = randomised(add_lora(model, LoraConfig(r=2), seed=0))
+    weights = {
+        name: tensor.bfloat16() if with_lora and "lora_" not in name else tensor.clone()
+        for name, tensor in model.state_dict().items()
+    }
+    expected = tiny_model()
+    wide = {name: tensor.float() for name, tensor in weights.items()}
+    expected.load_state_dict(merged_weights(model, wide) if with_lora else wide)
+    model.to(torch.bfloat16)
+    save_plain_model(model, dict(weights), tiny_tokenizer(), tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "float32"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    assert all(tensor.dtype == torch.float32 for tensor in loaded.values())
+    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in loaded.items())
+
+
+def test_a_model_of_16_bits_stays_one_of_16_bits(tmp_path):
+    model = tiny_model().to(torch.bfloat16)
+    save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").dtype == torch.bfloat16
 
 
 def test_an_adapter_folder_is_merged_before_anything_else(tmp_path):

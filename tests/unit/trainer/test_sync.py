@@ -220,3 +220,36 @@ def test_copied_weights_survive_a_sender_that_reuses_its_buffer():
     CopiedWeights(receiver).publish(1, shards())
     assert torch.equal(two[0].weight.detach(), torch.ones(1, 2))
     assert torch.equal(two[1].weight.detach(), torch.full((2, 1), 2.0))
+
+
+class OutOfPlace(torch.Tensor):
+    """As ColossalAI's ColoTensor: its in-place sum is another tensor, and so is what is made of it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(torch.Tensor.add if func is torch.Tensor.add_ else func, types, args, kwargs)
+
+
+def out_of_place(tensor):
+    return tensor.clone().as_subclass(OutOfPlace)
+
+
+def test_a_checksum_is_that_of_the_bits_whatever_class_the_tensor_is_of():
+    rows = torch.arange(3 * 4096, dtype=torch.float64)  # of 8 bytes: three rows of a checksum
+    assert checksum_of({"x": out_of_place(rows)}) == checksum_of({"x": rows})
+    swapped = rows.view(3, 4096)[[1, 0, 2]].flatten()
+    assert checksum_of({"x": out_of_place(swapped)}) != checksum_of({"x": rows})
+
+
+def test_what_leaves_a_strategy_is_plain_tensors():
+    """Also a subclass's: whoever is given it may change it in place."""
+    module = nn.Linear(2, 3)
+    module.register_buffer("clever", out_of_place(torch.ones(3)))
+    module.weight = nn.Parameter(out_of_place(module.weight.detach()))
+    for shards in (
+        list(state_dict_shards_of(module, 1)),
+        list(state_dict_shards_of(module, 1, gather=lambda name, tensor: out_of_place(tensor))),
+    ):
+        tensors = {name: tensor for shard in shards for name, tensor in shard.items()}
+        assert {type(tensor) for tensor in tensors.values()} == {torch.Tensor}
+        assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in tensors.items())

@@ -13,15 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.batching import collate, split
+from rlhf_core.components import StrategyContext
 from rlhf_core.config import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional.forward import policy_forward, value_forward
 from rlhf_core.models import add_lora
+from rlhf_core.plugins import load, resolve_build
 from rlhf_core.strategy import Strategy
+from rlhf_core.sync import Checksum
 from rlhf_core.types import BufferItem, Experience
 from rlhf_core.update import Updater
 from rlhf_ppo import Critic
@@ -29,6 +33,7 @@ from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig
 from rlhf_ppo.detached_learner import DetachedLearner
 from rlhf_ppo.detached_roles import OptimizerOptions
+from rlhf_ray.weight_wire import pack, unpack
 
 OPTIONS = OptimizerOptions(actor_lr=1e-2, critic_lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
 CONFIG = PPOConfig(kl_coef=0.0)
@@ -206,6 +211,32 @@ def test_a_saved_actor_is_a_plain_model(
     with torch.no_grad():
         expected = policy_forward(learner.unwrapped("policy"), experience, 1.0).log_probs
         assert torch.allclose(policy_forward(saved, experience, 1.0).log_probs, expected, atol=1e-5)
+
+
+def test_gemini_trains_sends_and_saves_an_adapter(
+    make_actor: Callable[..., Any], experience: Experience, tmp_path: Path
+) -> None:
+    """Weights of 32 KiB and more, of which a checksum makes sums; kept in 16 bits where they are frozen."""
+    selected = load("strategies", "gemini")
+    strategy: Strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))
+    policy = add_lora(make_actor(hidden_size=128), LoraConfig(r=2), seed=0)
+    models = (policy, Critic.from_pretrained(policy))
+    learner = DetachedLearner(strategy, lambda: models, CONFIG, OPTIONS, micro_batch_tokens=None)
+    try:
+        learner.step(experience, 1.0)
+        for role in learner.trained:
+            sent, arrived = Checksum(), Checksum()
+            for shard in learner.shards(role, 1 << 20, adapter_only=False):
+                sent.add(shard)
+                arrived.add(unpack(pack(shard)))
+            assert sent.hexdigest() == arrived.hexdigest()
+        learner.save("policy", tmp_path / "actor")
+    finally:
+        strategy.teardown()
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
+    assert saved.dtype == torch.float32
+    written = load_file(tmp_path / "actor" / "model.safetensors")
+    assert all(torch.equal(tensor, saved.state_dict()[name]) for name, tensor in written.items())
 
 
 def test_a_saved_critic_and_optimizer_come_back(

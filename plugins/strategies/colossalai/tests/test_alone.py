@@ -53,6 +53,12 @@ def test_two_models_train_side_by_side(strategy):
     assert largest_difference(policy.weights(), again.weights()) == 0.0
 
 
+def test_weights_beside_an_adapter_are_plain_tensors(strategy):
+    weights = Training(strategy, lora=True).weights()  # says which is not
+    start = tiny_model(lora=True).state_dict()
+    assert all(tensor.equal(start[name].to(tensor.dtype)) for name, tensor in weights.items())
+
+
 def test_a_frozen_model_answers_as_the_trained_one_does_before_its_first_update(strategy):
     reference = strategy.prepare_inference(tiny_model())
     policy = Training(strategy).trained.model

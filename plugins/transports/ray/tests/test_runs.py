@@ -111,12 +111,18 @@ def test_after_twenty_adapter_syncs_the_makers_policy_is_the_trainers(
 
 
 @pytest.mark.parametrize("strategy", ["low-level-zero", "gemini"])
+@pytest.mark.parametrize("sync", ["chunked", "adapter"])
 @pytest.mark.slow
 def test_sharded_trainers(
-    strategy: str, tmp_path: Path, warm_run: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
+    strategy: str,
+    sync: str,
+    tmp_path: Path,
+    warm_run: Callable[..., dict[str, Any]],
+    check_samples: Callable[[Path], None],
 ) -> None:
     """Two makers by two trainers; gemini trains in bf16, so its makers generate in it, too."""
-    run = warm_run(num_makers=2, num_trainers=2, max_staleness=1, sync="chunked", max_shard_bytes=200_000)
+    lora = sync == "adapter"
+    run = warm_run(lora=lora, num_makers=2, num_trainers=2, max_staleness=1, sync=sync, max_shard_bytes=200_000)
     run["strategy"] = strategy
     result = train(run, output=tmp_path / "ray")
     assert result is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlhf_core.models import is_lora, merged_weights
+from rlhf_core.models import is_lora, merged_weights, write_transformers_folder
 from rlhf_core.strategy import Strategy
 
 from .critic import PEFT_PREFIX, Critic
@@ -22,9 +22,9 @@ def save_actor(strategy: Strategy, model: nn.Module, path: Path) -> None:
 
     def write() -> None:
         if is_lora(inner):
-            inner.get_base_model().save_pretrained(path, state_dict=merged_weights(inner, weights))
+            write_transformers_folder(inner.get_base_model(), merged_weights(inner, weights), path)
         else:
-            inner.save_pretrained(path, state_dict=weights)
+            write_transformers_folder(inner, weights, path)
 
     strategy.run_on_main(write)
 

@@ -1,0 +1,180 @@
+"""Strategy x algorithm x LoRA x transport x resume: every pair of values in `make test`, all of them in `make soak`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from run_files import metrics, samples, start
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+pytestmark = [pytest.mark.usefixtures("no_plots"), pytest.mark.timeout(660)]
+REWARD = Path(__file__).with_name("digit_reward.py")
+MEANS = ("loss/value", "reward/mean", "kl/mean")
+"""Metrics that a few other answers among many move little."""
+LEARNT = (*MEANS, "loss/policy", "policy/grad_norm")
+OF_THE_PLACE = ("transport/", "sync/")
+"""Metrics that say where and how fast, beside the times: not what was learnt."""
+
+
+class Combination(NamedTuple):
+    """One value of every column."""
+
+    strategy: str
+    algorithm: str
+    lora: str
+    transport: str
+    resume: str
+
+    def __str__(self) -> str:
+        return "-".join(value for value in self if value != "no")
+
+
+COLUMNS = {
+    "strategy": ("single", "ddp", "fsdp", "low-level-zero", "gemini"),
+    "algorithm": ("ppo", "grpo", "sft"),
+    "lora": ("no", "lora"),
+    "transport": ("local", "ray"),
+    "resume": ("no", "resume"),
+}
+EVERY = [Combination(*values) for values in itertools.product(*COLUMNS.values())]
+PAIRWISE = [
+    Combination("single", "ppo", "no", "local", "resume"),
+    Combination("single", "grpo", "lora", "local", "no"),
+    Combination("single", "sft", "no", "ray", "no"),
+    Combination("ddp", "ppo", "lora", "ray", "resume"),
+    Combination("ddp", "grpo", "no", "local", "no"),
+    Combination("ddp", "sft", "lora", "local", "no"),
+    Combination("fsdp", "ppo", "no", "local", "no"),
+    Combination("fsdp", "grpo", "lora", "ray", "no"),
+    Combination("fsdp", "sft", "no", "local", "resume"),
+    Combination("low-level-zero", "ppo", "lora", "local", "no"),
+    Combination("low-level-zero", "grpo", "no", "ray", "no"),
+    Combination("low-level-zero", "sft", "lora", "local", "resume"),
+    Combination("gemini", "ppo", "lora", "ray", "no"),
+    Combination("gemini", "grpo", "lora", "local", "resume"),
+    Combination("gemini", "sft", "no", "local", "no"),
+]
+# A resumed run is compared with one that was not stopped, so it takes in the combination without a resume.
+PRODUCT = [each for each in EVERY if each.resume == "resume"]
+
+
+def _pairs(combination: Combination) -> set[tuple[tuple[int, str], ...]]:
+    return set(itertools.combinations(enumerate(combination), 2))
+
+
+def test_every_pair_of_values_is_tried() -> None:
+    assert tuple(COLUMNS) == Combination._fields
+    assert set().union(*map(_pairs, PAIRWISE)) == set().union(*map(_pairs, EVERY))
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """One Ray for all runs of this module; its processes, and this one, compute on one thread each."""
+    from rlhf_ray.cluster import connected
+    from rlhf_ray.config import RayConfig
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with connected(RayConfig()):
+            yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """The run of an algorithm, with or without an adapter, in one process without anything; each is made once."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def run(algorithm: str, lora: str) -> Path:
+        if (algorithm, lora) not in made:
+            plain = Combination("single", algorithm, lora, "local", "no")
+            folder = tmp_path_factory.mktemp("alone") / "run"
+            made[algorithm, lora] = start(_changes(plain), folder).run_folder
+        return made[algorithm, lora]
+
+    return run
+
+
+def _changes(combination: Combination) -> dict[str, Any]:
+    """A run of two episodes of two updates."""
+    changes: dict[str, Any] = {
+        "model": {"lora": {"r": 4} if combination.lora == "lora" else None},
+        "prompts": {"name": "sort-digits", "num_digits": 6, "size": 64, "max_prompt_tokens": 16},
+        "strategy": {"name": combination.strategy},
+        "algorithm": {"name": combination.algorithm},
+        "engine": {"name": "hf", "max_new_tokens": 6},
+        # A large eps: Adam would make whole steps out of gradients that are but rounding.
+        "optimizer": {"lr": 1e-3, "eps": 1e-4},
+        "rewards": None if combination.algorithm == "sft" else [{"name": f"{REWARD}:sorted_fraction"}],
+        "train": {"episodes": 2, "prompts_per_episode": 8, "samples_per_prompt": 3, "train_batch_size": 12},
+        "checkpoint": {"every_episodes": 1, "keep": 3},
+    }
+    if combination.algorithm == "sft":
+        changes["train"] |= {"samples_per_prompt": 1, "train_batch_size": 4}
+    if combination.transport == "ray":
+        changes["transport"] = {"name": "ray", "max_staleness": 0}
+    return changes
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [
+        *(pytest.param(each, id=str(each)) for each in PAIRWISE),
+        *(pytest.param(each, id=str(each), marks=pytest.mark.slow) for each in PRODUCT if each not in PAIRWISE),
+    ],
+)
+@pytest.mark.usefixtures("ray")
+def test_it_trains_as_one_process_does(
+    combination: Combination, tmp_path: Path, alone: Callable[[str, str], Path]
+) -> None:
+    run = start(_changes(combination), tmp_path / "run").run_folder
+    assert json.loads((run / "summary.json").read_text())["status"] == "done"
+    _assert_follows(run, alone(combination.algorithm, combination.lora), combination)
+    _assert_model_says_its_type(run / "model")
+    if combination.resume == "resume":
+        _assert_resume_repeats(combination, run, tmp_path / "resumed")
+
+
+def _assert_follows(run: Path, reference: Path, combination: Combination) -> None:
+    """Line by line. In 16 bits (gemini) some sampled tokens are others, and so is what is learnt from them."""
+    ours, theirs = metrics(run), metrics(reference)
+    assert len(ours) == len(theirs) > 0
+    rounds = combination.strategy == "gemini"
+    names = MEANS if rounds and combination.algorithm != "sft" else LEARNT
+    rel, least = (0.1, 0.1) if rounds else (1e-4, 1e-5)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["policy/grad_norm"] > 0
+        for name in [name for name in names if name in other]:
+            assert mine[name] == pytest.approx(other[name], rel=rel, abs=least), (mine["step"], name)
+
+
+def _assert_model_says_its_type(folder: Path) -> None:
+    """Reading the folder as its config says changes no digit of it."""
+    file = load_file(folder / "model.safetensors")
+    loaded = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert {str(tensor.dtype) for tensor in file.values()} == {"torch.float32"}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in file.items())
+
+
+def _assert_resume_repeats(combination: Combination, run: Path, copy: Path) -> None:
+    """From the checkpoint behind the first episode, in a copy of the run's folder."""
+    shutil.copytree(run, copy)
+    start(_changes(combination), copy, resume=str(copy / "checkpoints" / "step-2"))
+    for mine, other in zip(metrics(copy), metrics(run), strict=True):
+        learnt = {name: value for name, value in other.items() if not name.startswith(OF_THE_PLACE)}
+        assert {name: mine[name] for name in learnt} == pytest.approx(learnt, rel=1e-6, abs=1e-9)
+    if combination.algorithm != "sft":
+        assert samples(copy) == samples(run)
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (copy, run))
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
