@@ -47,7 +47,7 @@ class GeminiStrategy(ZeroStrategy):
     def shards_parameters(self) -> bool:
         return True
 
-    def state_bytes(self, num_processes: int) -> StateBytes:
+    def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
         """Sharded, all but the weights that `shard_param_frac` leaves whole; offloaded parts count, too."""
         size = torch_dtype(self.precision).itemsize
         sharded = self._config.shard_param_frac
