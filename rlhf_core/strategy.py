@@ -165,6 +165,10 @@ class Strategy(ABC):
         Under fp16, which searches its loss scale, such a step is skipped and `inf` returned until the scale is 1.
         """
 
+    def drop_gradients(self, trained: Trained) -> None:
+        """Forget what `backward` has added since the last step; no step is made. Every rank calls it."""
+        trained.optimizer.zero_grad()
+
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Reduced over ranks, in a new tensor of the same dtype; every rank calls it."""

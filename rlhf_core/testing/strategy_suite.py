@@ -196,6 +196,7 @@ def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:
     seen["shards"] = _shards(strategy)
     seen["resumed"] = _resume(strategy, folder)
     seen["diverged"] = _diverge(strategy)
+    seen["dropped"] = _drop(strategy)
     seen["sixteen_bits"] = _sixteen_bits(strategy, folder / "sixteen-bits")
     return seen
 
@@ -230,6 +231,21 @@ def _resume(strategy: Strategy, folder: Path) -> dict[str, Any]:
     second.load(folder, done=2)
     loaded = second.weights()
     return {"saved": saved, "loaded": loaded, "uninterrupted": uninterrupted, "resumed": _updates(second, [{}, {}])}
+
+
+def _drop(strategy: Strategy) -> dict[str, Any]:
+    """Three updates, with gradients that are dropped after the first."""
+    import torch
+
+    training = Training(strategy)
+    training.update()
+    before = training.weights()
+    ids = torch.zeros(1, 3, dtype=torch.long, device=strategy.device)
+    with strategy.accumulate(training.trained.model, is_last=True):
+        strategy.backward(token_loss(training.trained.model(input_ids=ids).logits, ids), training.trained.optimizer)
+    strategy.drop_gradients(training.trained)
+    after = training.weights()
+    return {"before": before, "after": after, **_updates(training, [{}, {}])}
 
 
 def _sixteen_bits(strategy: Strategy, folder: Path) -> dict[str, Any]:

@@ -110,6 +110,13 @@ def test_resumes_exactly(seen, name):
 
 
 @pytest.mark.parametrize("name", EXACT + ROUNDED)
+def test_dropped_gradients_leave_no_trace(seen, name):
+    dropped = seen[name]["dropped"]
+    assert largest_difference(dropped["before"], dropped["after"]) == 0.0
+    assert largest_difference(dropped["weights"], seen[name]["accumulated"]["weights"]) == 0.0
+
+
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
 def test_weights_loaded_in_16_bits_have_float32_masters(seen, name):
     start, alone = tiny_model(dtype="bfloat16").state_dict(), train_alone(updates=3, dtype="bfloat16", lr=TINY_RATE)
     got = seen[name]["sixteen_bits"]

@@ -84,6 +84,12 @@ def test_one_broken_rank_refuses_the_step_everywhere(seen):
     assert diverged["next_loss"] == pytest.approx(train_alone(updates=2)["losses"][1], abs=1e-5)
 
 
+def test_dropped_gradients_leave_no_trace(seen):
+    dropped = seen["fsdp"]["dropped"]
+    assert largest_difference(dropped["before"], dropped["after"]) == 0.0
+    assert largest_difference(dropped["weights"], seen["fsdp"]["accumulated"]["weights"]) == 0.0
+
+
 def test_16_bit_weights_are_rounded_from_sharded_float32_masters(seen):
     start, alone = tiny_model(dtype="bfloat16").state_dict(), train_alone(updates=3, dtype="bfloat16", lr=TINY_RATE)
     got = seen["fsdp"]["sixteen_bits"]
