@@ -140,7 +140,7 @@ def measure(rank: int, num_processes: int, port: int, case: StrategyCase, parame
         "peak": memory.read(),
         "moments": moment_bytes(trained.optimizer),
         "seconds": seconds,
-        "expected": num_parameters * sum(strategy.state_bytes(num_processes)[:3]),
+        "expected": num_parameters * sum(strategy.state_bytes(num_processes, torch.float32)[:3]),
         "expected_moments": num_parameters * 8 / (1 if case.name == "ddp" else num_processes),
     }
     everyone = strategy.all_gather_objects(own)

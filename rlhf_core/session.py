@@ -234,7 +234,7 @@ class TrainerSession:
         assert path is not None
         factors, settings = dict(self._tuning.lr_factors), dict(self._tuning.settings)
         for trained in self._models.trained.values():
-            trained.optimizer.zero_grad()
+            self._strategy.drop_gradients(trained)
         state = self._load(path)
         self._tuning.restore(factors, settings)
         self._tuning.slow_down(self._resolved.run.guards.rollback.lr_factor)
@@ -311,7 +311,7 @@ class TrainerSession:
                 self._trainer.num_updates, self._episode, self._record.values, error
             )
             for trained in self._models.trained.values():
-                trained.optimizer.zero_grad()
+                self._strategy.drop_gradients(trained)
             raise skipped from error
 
     def _publish(self, version: int) -> None:

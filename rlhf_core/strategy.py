@@ -35,7 +35,7 @@ class StateBytes(NamedTuple):
 
     weights: float = 4.0
     gradients: float = 4.0
-    """Of the parameters that are trained, as is the optimizer's state."""
+    """Of the parameters that are trained, as is the optimizer's state. A step needs them in float32."""
     optimizer: float = 8.0
     """Adam's two moments, and finer weights where the optimizer keeps them."""
     reference: float = 4.0
@@ -107,9 +107,13 @@ class Strategy(ABC):
         """Context in which models are built (lazy or meta initialisation)."""
         return nullcontext()
 
-    def state_bytes(self, num_processes: int) -> StateBytes:
-        """What a process will hold where `num_processes` train together: for `rlhf plan`, before any of them starts."""
-        return StateBytes()
+    def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
+        """What a process will hold where `num_processes` train together: for `rlhf plan`, before any of them starts.
+
+        dtype: of the weights as they are loaded. Those of 16 bits have float32 masters in the optimizer.
+        """
+        size = dtype.itemsize
+        return StateBytes(weights=size, optimizer=12.0 if size == 2 else 8.0, reference=size)
 
     def make_optimizer(
         self,
@@ -160,6 +164,10 @@ class Strategy(ABC):
         A norm that is not finite raises `DivergenceError` on every rank and changes nothing.
         Under fp16, which searches its loss scale, such a step is skipped and `inf` returned until the scale is 1.
         """
+
+    def drop_gradients(self, trained: Trained) -> None:
+        """Forget what `backward` has added since the last step; no step is made. Every rank calls it."""
+        trained.optimizer.zero_grad()
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:

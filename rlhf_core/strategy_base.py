@@ -113,7 +113,7 @@ class StrategyBase(GroupStrategy):
         prepared = next((each for each in self._prepared if each.trained.model is model), None)
         inner = self.unwrap(model)
         state = inner.state_dict()
-        load_weights(inner, path, lambda name, tensor: self._put_weight(prepared, name, state[name], tensor))
+        load_weights(inner, path, lambda name, tensor: self._put(prepared, name, state[name], tensor))
 
     def save_optimizer(self, optimizer: Optimizer, path: Path) -> None:
         prepared = self.prepared_of(optimizer)
@@ -129,6 +129,11 @@ class StrategyBase(GroupStrategy):
         self._on_main_after(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree) if self.is_main else None)
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
+        """Called after `load_model`: master weights of 16-bit parameters are finer than what it read."""
+        import torch
+
+        from .functional.master_adamw import MASTER
+
         prepared = self.prepared_of(optimizer)
         file = Path(path) / OPTIMIZER_FILE
         tree = load_tree(file)
@@ -140,9 +145,13 @@ class StrategyBase(GroupStrategy):
             )
         for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
             group["lr"] = saved["lr"]
-        self._inner_optimizer(prepared).state.clear()  # what was saved before a parameter's first step has no entry
+        self._forget_moments(prepared)  # what was saved before a parameter's first step has no entry
         for name, values in tree["state"].items():
+            master = values.pop(MASTER, None)
             self._put_optimizer_entry(prepared, name, values)
+            if master is not None:
+                with torch.no_grad():
+                    self._put(prepared, name, prepared.parameters[name], master)
         prepared.loss_scale.scale = tree["loss_scale"]
 
     def prepared_of(self, optimizer: Optimizer) -> Prepared:
@@ -200,6 +209,27 @@ class StrategyBase(GroupStrategy):
         """Write the full `value` where this rank holds its part of it."""
         target.copy_(value)
 
+    def _put(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
+        """Write the full `value` into a weight and, with all its digits, into its master weights where it has some."""
+        from .functional.master_adamw import MasterAdamW
+
+        self._put_weight(prepared, name, target, value)
+        parameter = None if prepared is None else prepared.parameters.get(name)
+        if prepared is None or parameter is None or not parameter.requires_grad:
+            return
+        optimizer = self._inner_optimizer(prepared)
+        if isinstance(optimizer, MasterAdamW):
+            optimizer.put_master(parameter, self._part_of_state(parameter, value))
+
+    def _forget_moments(self, prepared: Prepared) -> None:
+        from .functional.master_adamw import MasterAdamW
+
+        optimizer = self._inner_optimizer(prepared)
+        if isinstance(optimizer, MasterAdamW):
+            optimizer.forget_moments()
+        else:
+            optimizer.state.clear()
+
     def _optimizer_entries(self, prepared: Prepared) -> Iterator[tuple[str, dict[str, Any]]]:
         """Per parameter name, the optimizer's state in full: tensors, and `step` as an int (collective)."""
         for name, parameter in prepared.parameters.items():
@@ -212,18 +242,21 @@ class StrategyBase(GroupStrategy):
         import torch
 
         parameter = prepared.parameters[name]
-        self._inner_optimizer(prepared).state[parameter] = {
-            key: torch.tensor(float(value), device=parameter.device)
-            if key == "step"
-            else self._part_of_state(parameter, value)
-            for key, value in values.items()
-        }
+        own = self._inner_optimizer(prepared).state[parameter]
+        for key, value in values.items():
+            is_step = key == "step"
+            own[key] = (
+                torch.tensor(float(value), device=parameter.device)
+                if is_step
+                else self._part_of_state(parameter, value)
+            )
 
     def _whole_state(self, tensor: Tensor) -> Tensor:
         """The full value of a tensor of the optimizer's, or of the gradients' norm (collective where it is sharded)."""
         return tensor
 
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """This rank's part of a full tensor, on the parameter's device; of the type it has."""
         return value.to(parameter.device)
 
 

@@ -96,12 +96,16 @@ def autocast_for(compute_dtype: torch.dtype | None, device: torch.device) -> Abs
 def make_adamw(
     params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> Optimizer:
-    """torch's AdamW, fused: one kernel for all parameters, on GPUs and on CPUs."""
+    """torch's AdamW, fused: one kernel for all parameters, on GPUs and CPUs. `MasterAdamW` where some have 16 bits."""
     import torch
+
+    from .functional.master_adamw import MasterAdamW, is_16_bit
 
     trainable = [param for param in params if param.requires_grad]
     if not trainable:
         raise UserInputError("the model has no parameter to train", where="optimizer", hint="is everything frozen?")
+    if any(is_16_bit(param) for param in trainable):
+        return MasterAdamW(trainable, lr, betas, eps, weight_decay)
     return torch.optim.AdamW(trainable, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
 
 
@@ -137,6 +141,15 @@ def diverged(norm: float, where: str = "training") -> DivergenceError:
     )
 
 
+def _with_gradients(optimizer: Optimizer) -> list[Tensor]:
+    """What the optimizer will step, each with its gradient: float32 master weights where it keeps them."""
+    from .functional.master_adamw import MasterAdamW
+
+    if isinstance(optimizer, MasterAdamW):
+        return optimizer.take_gradients()
+    return [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+
+
 def torch_step(
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
@@ -152,8 +165,8 @@ def torch_step(
     import torch
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-    params = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
-    grads = [param.grad for param in params]
+    params = _with_gradients(optimizer)
+    grads = [param.grad for param in params if param.grad is not None]
     if loss_scale.enabled and grads:
         torch._foreach_mul_(grads, 1.0 / loss_scale.scale)
     total = whole(get_total_norm(grads)) if grads else torch.zeros(())

@@ -50,7 +50,8 @@ class Updater:
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
         """Train on this rank's `items` (at least one; maybe a masked stand-in) and step. Collective.
 
-        Returns the update's metrics; `<role>/lr` is the rate it was made with.
+        Returns the update's metrics; `<role>/lr` is the rate it was made with. A role for which nothing counts on any
+        rank makes no step, of its schedule neither, and has `<role>/skipped` 1.
 
         gap_version: measure `rollout/logprob_gap_max` over samples of this policy version; to be given before
         the first step of an episode only, when the trainer's weights are those that sampled.
@@ -59,9 +60,11 @@ class Updater:
             meter = self._run(items, gap_version, backward=True)
             self._check_finite(meter)
             rates = {role: float(trained.optimizer.param_groups[0]["lr"]) for role, trained in self._trained.items()}
-            norms = {role: self._strategy.step(trained) for role, trained in self._trained.items()}
+            norms = {role: self._step(trained, role in meter.learning) for role, trained in self._trained.items()}
         metrics = meter.result()
         for role in self._trained:
+            if role not in meter.learning:
+                metrics[f"{role}/skipped"] = 1.0
             metrics[f"{role}/grad_norm"] = norms[role]
             metrics[f"{role}/lr"] = rates[role]
         return metrics
@@ -84,7 +87,9 @@ class Updater:
         """Forward (and backward) all micro-batches, in step with the other ranks."""
         batches = [self._algorithm.collate([items[i] for i in plan]) for plan in self._plan(items)]
         counts, num_micro_batches = self._global_counts(batches)
-        meter = _Meter(self._strategy)
+        meter = _Meter(self._strategy, self._learning(counts))
+        if backward and not meter.learning:
+            return meter  # on every rank, since the counts are those of all
         for index in range(num_micro_batches):
             batch = batches[index] if index < len(batches) else self._empty(items)
             is_last = index == num_micro_batches - 1
@@ -92,6 +97,17 @@ class Updater:
             if index < len(batches):
                 self._measure(meter, output, batch, counts, gap_version)
         return meter
+
+    def _learning(self, counts: Mapping[str, float]) -> frozenset[str]:
+        """Roles that have something to learn from in this update: AdamW moves weights at a gradient of zero, too."""
+        return frozenset(term.role for name, term in self._algorithm.terms.items() if counts[name] > 0)
+
+    def _step(self, trained: Trained, learns: bool) -> float:
+        """The gradient's norm before clipping; 0 where no step is made."""
+        if learns:
+            return self._strategy.step(trained)
+        self._strategy.drop_gradients(trained)
+        return 0.0
 
     def _plan(self, items: Sequence[Any]) -> list[list[int]]:
         if not items:
@@ -203,8 +219,10 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 class _Meter:
     """Sums metrics over micro-batches and, once, over ranks."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, learning: frozenset[str]) -> None:
         self._strategy = strategy
+        self.learning = learning
+        """Roles for which something counts, on any rank."""
         self._totals: dict[str, Any] = {}
         self._counts: dict[str, Any] = {}
         self._fixed: set[str] = set()

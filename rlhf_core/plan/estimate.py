@@ -1,7 +1,8 @@
 """Memory per role and process, throughput and time of a run, from shapes and a moment's measurement.
 
-Memory counts weights, gradients, Adam's two moments, activations (Korthikanti 2022, arXiv:2205.05198, section 4.1,
-without attention scores, which flash attention does not keep), logits and the key-value cache. Time counts 2 N
+Memory counts weights, gradients, Adam's two moments and master weights, activations (Korthikanti 2022,
+arXiv:2205.05198, section 4.1, without attention scores, which flash attention does not keep), logits and the
+key-value cache. Time counts 2 N
 operations a token forward and 6 N a token trained on; generation is bound by operations, by reading the weights once
 a token, or by starting its operations, whichever is slowest. Answers are taken to be as long as they may be.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
 from ..batching import default_tokens
-from ..build import build_algorithm, build_strategy
+from ..build import build_algorithm, build_strategy, model_dtype
 from ..config_resolve import ResolvedRun
 from ..episode_record import peak_memory_bytes
 from ..models import load_tokenizer
@@ -83,12 +84,14 @@ def plan_run(resolved: ResolvedRun, prompts: PromptStream, num_processes: int = 
     trainers = int(getattr(options, "num_trainers", num_processes))
     makers = int(getattr(options, "num_makers", 0))
     strategy = build_strategy(resolved)
+    dtype = model_dtype(resolved, strategy)
     work = _Work(
         resolved=resolved,
         algorithm=algorithm,
         shape=shape,
         machine=machine,
-        state=strategy.state_bytes(trainers),
+        state=strategy.state_bytes(trainers, dtype),
+        weight_bytes=dtype.itemsize,
         copies_policy=strategy.shards_parameters,
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,
@@ -134,6 +137,8 @@ class _Work:
     machine: Machine
     state: StateBytes
     """Of a training process."""
+    weight_bytes: int
+    """Of one parameter as it is loaded: what a copy beside the trained model takes."""
     copies_policy: bool
     """Whether an engine beside the trainer needs weights of its own."""
     prompt_tokens: float
@@ -163,7 +168,7 @@ class _Work:
         training["activations"] = self._activations()
         making: dict[str, int] = {}
         if self.reference_parameters:
-            each = _FP32 if self.makers else self.state.reference
+            each = self.weight_bytes if self.makers else self.state.reference
             making["reference weights"] = math.ceil(self.reference_parameters * each)
         if self.answer_tokens:
             tokens = self.samples * (self.prompt_tokens + self.answer_tokens)
@@ -171,11 +176,11 @@ class _Work:
         own = {"interpreter and libraries": base}
         if not self.makers:
             if self.answer_tokens and self.copies_policy:
-                making["policy copy of the engine"] = self.shape.num_parameters * _FP32
+                making["policy copy of the engine"] = self.shape.num_parameters * self.weight_bytes
             return [ProcessPlan("process", self.trainers, {**training, **making, **own})]
-        making["policy weights"] = self.shape.num_parameters * _FP32
+        making["policy weights"] = self.shape.num_parameters * self.weight_bytes
         if self.critic_parameters:
-            making["critic weights"] = self.critic_parameters * _FP32
+            making["critic weights"] = self.critic_parameters * self.weight_bytes
         return [
             ProcessPlan("trainer", self.trainers, {**training, **own}),
             ProcessPlan("maker", self.makers, {**making, **own}),

@@ -32,6 +32,8 @@ NUM_TOKENS = 12
 VOCABULARY = 33
 SHARD_BYTES = 4096
 LEARNING_RATE = 3e-4
+TINY_RATE = 1e-6
+"""A step so small that most bfloat16 weights cannot make it."""
 MAX_GRAD_NORM = 0.5
 _START_SECONDS = 120.0
 
@@ -60,8 +62,11 @@ def _load(path: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def tiny_model(seed: int = 0, *, lora: bool = False) -> nn.Module:
-    """A causal LM of some thousand parameters: tied embeddings, odd sizes (shards need padding), fp32."""
+def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> nn.Module:
+    """A causal LM of some thousand parameters: tied embeddings, odd sizes (shards need padding).
+
+    dtype: torch's name of the weights' type; adapters on weights of 16 bits are float32.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -79,6 +84,7 @@ def tiny_model(seed: int = 0, *, lora: bool = False) -> nn.Module:
                 tie_word_embeddings=True,
             )
         )
+        model.to(getattr(torch, dtype))
         if lora:
             from peft import LoraConfig, get_peft_model
 
@@ -97,16 +103,18 @@ class Training:
         lora: bool = False,
         checkpointing: bool = False,
         max_grad_norm: float | None = MAX_GRAD_NORM,
+        dtype: str = "float32",
+        lr: float = LEARNING_RATE,
     ) -> None:
         import torch
 
         self.strategy = strategy
-        model: Any = tiny_model(seed, lora=lora)
+        model: Any = tiny_model(seed, lora=lora, dtype=dtype)
         if checkpointing:
             model.config.use_cache = False
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = strategy.make_optimizer(trainable, lr=LEARNING_RATE, weight_decay=0.1)
+        optimizer = strategy.make_optimizer(trainable, lr=lr, weight_decay=0.1)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
         self.trained: Trained = strategy.prepare(model, optimizer, scheduler, max_grad_norm=max_grad_norm)
         self.done = 0
@@ -195,6 +203,8 @@ def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:
     seen["shards"] = _shards(strategy)
     seen["resumed"] = _resume(strategy, folder)
     seen["diverged"] = _diverge(strategy)
+    seen["dropped"] = _drop(strategy)
+    seen["sixteen_bits"] = _sixteen_bits(strategy, folder / "sixteen-bits")
     return seen
 
 
@@ -228,6 +238,46 @@ def _resume(strategy: Strategy, folder: Path) -> dict[str, Any]:
     second.load(folder, done=2)
     loaded = second.weights()
     return {"saved": saved, "loaded": loaded, "uninterrupted": uninterrupted, "resumed": _updates(second, [{}, {}])}
+
+
+def _drop(strategy: Strategy) -> dict[str, Any]:
+    """Three updates, with gradients that are dropped after the first."""
+    import torch
+
+    training = Training(strategy)
+    training.update()
+    before = training.weights()
+    ids = torch.zeros(1, 3, dtype=torch.long, device=strategy.device)
+    with strategy.accumulate(training.trained.model, is_last=True):
+        strategy.backward(token_loss(training.trained.model(input_ids=ids).logits, ids), training.trained.optimizer)
+    strategy.drop_gradients(training.trained)
+    after = training.weights()
+    return {"before": before, "after": after, **_updates(training, [{}, {}])}
+
+
+def _sixteen_bits(strategy: Strategy, folder: Path) -> dict[str, Any]:
+    """Tiny steps of weights that came in bfloat16, and a resume among them.
+
+    "finest" is what training holds on to: master weights of the optimizer's file, where it has some.
+    """
+    first = Training(strategy, dtype="bfloat16", lr=TINY_RATE)
+    started = _updates(first, [{"micro_batch": 8}] * 3)
+    first.save(folder)
+    state = load_tree(folder / "optimizer.safetensors")["state"]
+    finest = {**started["weights"], **{name: values["master"] for name, values in state.items() if "master" in values}}
+    uninterrupted = _updates(first, [{}, {}])
+    second = Training(strategy, seed=7, dtype="bfloat16", lr=TINY_RATE)
+    second.load(folder, done=3)
+    second.save(folder / "again")
+    again = load_tree(folder / "again" / "optimizer.safetensors")["state"]
+    return {
+        **started,
+        "finest": finest,
+        "state": state,
+        "state_again": again,
+        "uninterrupted": uninterrupted,
+        "resumed": _updates(second, [{}, {}]),
+    }
 
 
 def _diverge(strategy: Strategy) -> dict[str, Any]:
@@ -307,32 +357,55 @@ def _load_from(case: StrategyCase, source: str, folder: Path) -> dict[str, Any]:
     return seen
 
 
-def train_alone(*, updates: int, lora: bool = False, max_grad_norm: float | None = MAX_GRAD_NORM) -> dict[str, Any]:
-    """The same training written out with nothing but torch: what the strategies are compared with."""
+def train_alone(
+    *,
+    updates: int,
+    lora: bool = False,
+    max_grad_norm: float | None = MAX_GRAD_NORM,
+    dtype: str = "float32",
+    lr: float = LEARNING_RATE,
+) -> dict[str, Any]:
+    """The same training written out with nothing but torch: what the strategies are compared with.
+
+    Every gradient is brought to float32, AdamW steps float32 copies of the weights ("masters" of the result), and these
+    are rounded into the weights; with a `dtype` of float32 that is plain AdamW.
+    """
     import torch
 
-    model = tiny_model(lora=lora)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=LEARNING_RATE, weight_decay=0.1, foreach=False)
+    model = tiny_model(lora=lora, dtype=dtype)
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    masters = {name: parameter.detach().float().clone() for name, parameter in trainable.items()}
+    optimizer = torch.optim.AdamW(masters.values(), lr=lr, weight_decay=0.1, foreach=False)
     losses, norms = [], []
     for done in range(updates):
         generator = torch.Generator().manual_seed(1000 + done)
         samples = torch.randint(0, VOCABULARY, (NUM_SAMPLES, NUM_TOKENS), generator=generator)
         loss = token_loss(model(input_ids=samples).logits, samples)
         torch.autograd.backward(loss)
+        for name, parameter in trainable.items():
+            masters[name].grad = None if parameter.grad is None else parameter.grad.float()
         limit = float("inf") if max_grad_norm is None else max_grad_norm
-        norms.append(float(torch.nn.utils.clip_grad_norm_(trainable, limit)))
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE / (1 + done)
+        norms.append(float(torch.nn.utils.clip_grad_norm_(masters.values(), limit)))
+        optimizer.param_groups[0]["lr"] = lr / (1 + done)
         optimizer.step()
-        optimizer.zero_grad()
+        with torch.no_grad():
+            for name, parameter in trainable.items():
+                parameter.copy_(masters[name])
+        model.zero_grad()
         losses.append(float(loss.detach()))
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return {"losses": losses, "norms": norms, "weights": weights}
+    return {"losses": losses, "norms": norms, "weights": weights, "masters": masters}
 
 
 def largest_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     """Largest absolute difference over all tensors of `one`, which must be in `other`."""
     return max(float((tensor - other[name]).abs().max()) for name, tensor in one.items())
+
+
+def moved_fraction(start: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> float:
+    """Share of the numbers of `now` that are not those of `start` any more."""
+    moved = sum(int((tensor != start[name]).sum()) for name, tensor in now.items())
+    return moved / sum(tensor.numel() for tensor in now.values())
 
 
 def change_cosine(

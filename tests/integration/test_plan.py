@@ -47,6 +47,10 @@ def test_shards_makers_and_adapters_change_what_is_needed(tmp_path, model):
     trainer, maker = plan(run, "--transport", "ray", "--set", "transport.num_makers=2")["processes"]
     assert (trainer["kind"], maker["kind"], maker["count"]) == ("trainer", "maker", 2)
     assert "policy optimizer" not in maker["bytes_by_part"]
+    (half,) = plan(run, "--set", "model.dtype=bfloat16")["processes"]
+    assert half["bytes_by_part"]["policy weights"] * 2 == alone["bytes_by_part"]["policy weights"]
+    # float32 masters beside the two moments
+    assert half["bytes_by_part"]["policy optimizer"] * 2 == alone["bytes_by_part"]["policy optimizer"] * 3
     adapted = plan(run, "--set", "model.lora.r=4")
     assert adapted["num_trainable"] < 0.05 * adapted["num_parameters"]
     assert "reference weights" not in adapted["processes"][0]["bytes_by_part"]

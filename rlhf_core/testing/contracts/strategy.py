@@ -101,6 +101,13 @@ class StrategyContract(ComponentContract):
         assert largest_difference(diverged["before"], diverged["after"]) == 0.0, "the refused step changed weights"
         assert math.isfinite(diverged["next_loss"]), "after a refused step the next one must work"
 
+    def test_dropped_gradients_leave_no_trace(self, seen: dict[str, Any]) -> None:
+        """An update in which nothing counts makes no step: `drop_gradients` in its place."""
+        dropped = seen["dropped"]
+        assert largest_difference(dropped["before"], dropped["after"]) == 0.0, "dropping gradients changed weights"
+        difference = largest_difference(dropped["weights"], seen["accumulated"]["weights"])
+        assert difference < 1e-6, f"dropped gradients changed later updates by {difference:.3g}"
+
     def _check_numbers(self, got: Mapping[str, Any], alone: Mapping[str, Any], what: str) -> None:
         loss, norm = (1e-5, 1e-5) if self.exact else (2e-3, 2e-2)
         assert got["losses"] == pytest.approx(alone["losses"], rel=loss, abs=loss), f"{what}: losses"

@@ -50,13 +50,59 @@ def test_masked_stand_ins_and_rows_without_actions_change_nothing(make_setup):
     same(run_backward(plain), run_backward(filled))
 
 
-def test_a_batch_of_nothing_but_stand_ins_moves_nothing(setup):
-    before = {name: p.detach().clone() for name, p in setup.trained["policy"].model.named_parameters()}
+def with_schedule(setup):
+    """Every role's rate falls with every step that is made."""
+    for role, trained in setup.trained.items():
+        schedule = torch.optim.lr_scheduler.LambdaLR(trained.optimizer, lambda step: 1.0 / (1 + step))
+        setup.trained[role] = trained._replace(scheduler=schedule)
+    return setup
+
+
+def weights_of(trained):
+    return [parameter.detach().clone() for parameter in trained.model.parameters()]
+
+
+def unmoved(trained, before):
+    return all(torch.equal(now, old) for now, old in zip(trained.model.parameters(), before, strict=True))
+
+
+def test_an_update_in_which_nothing_counts_makes_no_step_and_says_so(make_setup):
+    setup = with_schedule(make_setup())
     updater = Updater(setup.algorithm, setup.strategy, setup.trained)
-    metrics = updater.update([masked(setup.items[0])])
-    assert metrics["policy/grad_norm"] == 0
-    for name, parameter in setup.trained["policy"].model.named_parameters():
-        assert torch.equal(parameter, before[name])
+    first = updater.update(setup.items)  # AdamW has moments that would move the weights
+    before = {role: weights_of(trained) for role, trained in setup.trained.items()}
+    metrics = updater.update([masked(item) for item in setup.items])
+    for role, trained in setup.trained.items():
+        assert f"{role}/skipped" not in first
+        assert (metrics[f"{role}/skipped"], metrics[f"{role}/grad_norm"]) == (1.0, 0.0)
+        assert unmoved(trained, before[role])
+    after = updater.update(setup.items)
+    assert after["policy/lr"] == metrics["policy/lr"] == pytest.approx(5e-4)
+    assert "policy/skipped" not in after
+    uninterrupted = with_schedule(make_setup())
+    other = Updater(uninterrupted.algorithm, uninterrupted.strategy, uninterrupted.trained)
+    other.update(uninterrupted.items)
+    other.update(uninterrupted.items)
+    for role, trained in setup.trained.items():
+        assert unmoved(trained, weights_of(uninterrupted.trained[role]))
+
+
+def test_a_role_for_which_nothing_counts_makes_no_step(make_setup, monkeypatch):
+    """As of a critic beside pretraining batches that the policy alone learns from."""
+    setup = with_schedule(make_setup())
+    updater = Updater(setup.algorithm, setup.strategy, setup.trained)
+    updater.update(setup.items)
+    before = {role: weights_of(trained) for role, trained in setup.trained.items()}
+    counts = setup.algorithm.counts
+    monkeypatch.setattr(setup.algorithm, "counts", lambda batch: {**counts(batch), "value": 0.0})
+    metrics = updater.update(setup.items)
+    assert metrics["critic/skipped"] == 1.0
+    assert "policy/skipped" not in metrics
+    assert unmoved(setup.trained["critic"], before["critic"])
+    assert not unmoved(setup.trained["policy"], before["policy"])
+    assert not any(p.grad is not None for p in setup.trained["critic"].model.parameters())
+    monkeypatch.undo()
+    assert updater.update(setup.items)["critic/lr"] == pytest.approx(5e-4)
 
 
 def test_an_update_moves_every_role_and_clears_gradients(setup):

@@ -8,9 +8,11 @@ import pytest
 
 from rlhf_core.testing.strategy_suite import (
     SHARD_BYTES,
+    TINY_RATE,
     StrategyCase,
     change_cosine,
     largest_difference,
+    moved_fraction,
     run_strategies,
     tiny_model,
     train_alone,
@@ -106,6 +108,23 @@ def test_resumes_exactly(seen, name):
     assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0
     assert resumed["resumed"]["losses"] == resumed["uninterrupted"]["losses"]
     assert largest_difference(resumed["resumed"]["weights"], resumed["uninterrupted"]["weights"]) == 0.0
+
+
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
+def test_dropped_gradients_leave_no_trace(seen, name):
+    dropped = seen[name]["dropped"]
+    assert largest_difference(dropped["before"], dropped["after"]) == 0.0
+    assert largest_difference(dropped["weights"], seen[name]["accumulated"]["weights"]) == 0.0
+
+
+@pytest.mark.parametrize("name", EXACT + ROUNDED)
+def test_weights_loaded_in_16_bits_have_float32_masters(seen, name):
+    start, alone = tiny_model(dtype="bfloat16").state_dict(), train_alone(updates=3, dtype="bfloat16", lr=TINY_RATE)
+    got = seen[name]["sixteen_bits"]
+    assert change_cosine(start, got["finest"], alone["masters"]) > 0.95
+    assert moved_fraction(start, got["finest"]) > 0.99
+    assert got["resumed"]["losses"] == got["uninterrupted"]["losses"]
+    assert largest_difference(got["resumed"]["weights"], got["uninterrupted"]["weights"]) == 0.0
 
 
 @pytest.mark.parametrize("name", EXACT + ROUNDED)

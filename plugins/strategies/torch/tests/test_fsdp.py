@@ -8,9 +8,12 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.testing.strategy_suite import (
     SHARD_BYTES,
+    TINY_RATE,
     StrategyCase,
     Training,
+    change_cosine,
     largest_difference,
+    moved_fraction,
     run_strategies,
     tiny_model,
     train_alone,
@@ -79,6 +82,25 @@ def test_one_broken_rank_refuses_the_step_everywhere(seen):
     assert diverged["refused"] == [True, True]
     assert largest_difference(diverged["before"], diverged["after"]) == 0.0
     assert diverged["next_loss"] == pytest.approx(train_alone(updates=2)["losses"][1], abs=1e-5)
+
+
+def test_dropped_gradients_leave_no_trace(seen):
+    dropped = seen["fsdp"]["dropped"]
+    assert largest_difference(dropped["before"], dropped["after"]) == 0.0
+    assert largest_difference(dropped["weights"], seen["fsdp"]["accumulated"]["weights"]) == 0.0
+
+
+def test_16_bit_weights_are_rounded_from_sharded_float32_masters(seen):
+    start, alone = tiny_model(dtype="bfloat16").state_dict(), train_alone(updates=3, dtype="bfloat16", lr=TINY_RATE)
+    got = seen["fsdp"]["sixteen_bits"]
+    # Gradients of the two halves are rounded to bfloat16 before they are added.
+    assert change_cosine(start, got["finest"], alone["masters"]) > 0.99
+    assert moved_fraction(start, got["finest"]) > 0.99
+    assert all(tensor.equal(got["finest"][name].bfloat16()) for name, tensor in got["weights"].items())
+    assert got["resumed"]["losses"] == got["uninterrupted"]["losses"]
+    assert largest_difference(got["resumed"]["weights"], got["uninterrupted"]["weights"]) == 0.0
+    for name, values in got["state"].items():
+        assert all(values[key].equal(got["state_again"][name][key]) for key in ("master", "exp_avg", "exp_avg_sq"))
 
 
 def test_single_continues_what_fsdp_saved(seen):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import CheckpointError, UserInputError
+from rlhf_core.strategy_parts import make_adamw
+from rlhf_core.tensor_files import load_tree
 from rlhf_core.testing.strategy_suite import (
+    TINY_RATE,
     StrategyCase,
     Training,
     largest_difference,
+    moved_fraction,
     observe,
+    tiny_model,
     train_alone,
 )
 from rlhf_torch.config import SingleConfig
@@ -50,6 +57,83 @@ def test_resumes_exactly(seen):
     assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0
     assert resumed["resumed"]["losses"] == resumed["uninterrupted"]["losses"]
     assert largest_difference(resumed["resumed"]["weights"], resumed["uninterrupted"]["weights"]) == 0.0
+
+
+def test_16_bit_weights_are_rounded_from_float32_masters(seen):
+    """At this rate 99% of bfloat16 weights could not make a step: they and AdamW's moments are float32 inside."""
+    alone = train_alone(updates=3, dtype="bfloat16", lr=TINY_RATE)
+    start, got = tiny_model(dtype="bfloat16").state_dict(), seen["sixteen_bits"]
+    assert got["losses"] == alone["losses"]
+    assert largest_difference(got["finest"], alone["masters"]) < 1e-9
+    assert moved_fraction(start, got["finest"]) > 0.99
+    for name, tensor in got["weights"].items():
+        assert tensor.dtype == torch.bfloat16
+        assert tensor.equal(got["finest"][name].bfloat16())
+    assert {values["exp_avg_sq"].dtype for values in got["state"].values()} == {torch.float32}
+
+
+def test_16_bit_weights_resume_with_all_digits_of_their_masters(seen):
+    got = seen["sixteen_bits"]
+    for name, values in got["state"].items():
+        assert all(values[key].equal(got["state_again"][name][key]) for key in ("master", "exp_avg", "exp_avg_sq"))
+    assert got["resumed"]["losses"] == got["uninterrupted"]["losses"]
+    assert largest_difference(got["resumed"]["weights"], got["uninterrupted"]["weights"]) == 0.0
+
+
+def test_masters_go_to_float32_weights_and_back(strategy, tmp_path):
+    half = Training(strategy, dtype="bfloat16", lr=TINY_RATE)
+    half.update()
+    half.save(tmp_path / "half")
+    whole = Training(strategy, seed=7, lr=TINY_RATE)
+    whole.load(tmp_path / "half", done=1)
+    masters = {n: v["master"] for n, v in load_tree(tmp_path / "half" / "optimizer.safetensors")["state"].items()}
+    assert largest_difference(masters, whole.weights()) == 0.0
+    whole.save(tmp_path / "whole")
+    again = Training(strategy, seed=8, dtype="bfloat16", lr=TINY_RATE)
+    again.load(tmp_path / "whole", done=1)
+    again.save(tmp_path / "again")
+    back = {n: v["master"] for n, v in load_tree(tmp_path / "again" / "optimizer.safetensors")["state"].items()}
+    assert largest_difference(masters, back) == 0.0
+
+
+def test_adapters_on_16_bit_weights_are_float32_and_need_no_masters(strategy, tmp_path):
+    training = Training(strategy, lora=True, dtype="bfloat16", lr=TINY_RATE)
+    start = training.weights()
+    for _ in range(2):
+        training.update()
+    for name, tensor in training.weights().items():
+        assert tensor.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
+        assert bool((tensor != start[name]).float().mean() > 0.9) == ("lora_" in name)
+    training.save(tmp_path)
+    state = load_tree(tmp_path / "optimizer.safetensors")["state"]
+    assert not any("master" in values for values in state.values())
+
+
+def test_the_optimizers_own_state_dict_keeps_the_digits():
+    """What a ColossalAI Booster saves and loads by."""
+    weight = torch.nn.Parameter(torch.linspace(0.5, 1, 64).bfloat16())
+
+    def stepped(optimizer, parameter, times):
+        for _ in range(times):
+            parameter.grad = torch.linspace(-1, 1, 64).bfloat16()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    first = make_adamw([weight], 1e-6, (0.9, 0.999), 1e-8, 0.0)
+    stepped(first, weight, 3)
+    other = torch.nn.Parameter(weight.detach().clone())
+    second = make_adamw([other], 1e-6, (0.9, 0.999), 1e-8, 0.0)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    stepped(first, weight, 2)
+    stepped(second, other, 2)
+    for key, value in first.state[weight].items():
+        assert value.dtype == torch.float32
+        assert value.equal(second.state[other][key])
+
+
+def test_what_one_process_holds(strategy):
+    assert strategy.state_bytes(1, torch.float32) == (4, 4, 8, 4)
+    assert strategy.state_bytes(1, torch.bfloat16) == (2, 4, 12, 2)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(seen):

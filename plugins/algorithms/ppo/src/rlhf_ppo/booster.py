@@ -122,6 +122,12 @@ class BoosterStrategy(GroupStrategy):
             trained.scheduler.step()
         return norm
 
+    def drop_gradients(self, trained: Trained) -> None:
+        optimizer: Any = trained.optimizer
+        optimizer.zero_grad()
+        if self._shards:
+            optimizer.chunk_manager.accumulating_grads = False  # Gemini's next backward overwrites its chunks
+
     def _knows_norm(self, optimizer: Any) -> bool:
         """ZeRO, Gemini and hybrid optimizers clip, and know the norm, in their step; the base wrapper does not."""
         method = getattr(type(optimizer), "get_grad_norm", None)

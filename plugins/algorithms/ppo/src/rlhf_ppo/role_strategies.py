@@ -104,6 +104,9 @@ class RoleStrategies(Strategy):
     def step(self, trained: Trained) -> float:
         return self._of(trained.optimizer).step(trained)
 
+    def drop_gradients(self, trained: Trained) -> None:
+        self._of(trained.optimizer).drop_gradients(trained)
+
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         return self._main.all_reduce(tensor, op)
 

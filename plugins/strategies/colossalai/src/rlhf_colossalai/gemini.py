@@ -47,7 +47,7 @@ class GeminiStrategy(ZeroStrategy):
     def shards_parameters(self) -> bool:
         return True
 
-    def state_bytes(self, num_processes: int) -> StateBytes:
+    def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
         """Sharded, all but the weights that `shard_param_frac` leaves whole; offloaded parts count, too."""
         size = torch_dtype(self.precision).itemsize
         sharded = self._config.shard_param_frac
@@ -105,8 +105,14 @@ class GeminiStrategy(ZeroStrategy):
             yield
         finally:
             del optimizer._get_combined_scale
-            optimizer.zero_grad()
-            optimizer.chunk_manager.accumulating_grads = False
+            self._drop(optimizer)
+
+    def drop_gradients(self, trained: Trained) -> None:
+        self._drop(trained.optimizer)
+
+    def _drop(self, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        optimizer.chunk_manager.accumulating_grads = False  # the next backward overwrites what the chunks hold
 
     def _weights(self, prepared: Prepared) -> ChunkWeights:
         return ChunkWeights(prepared.trained.model, prepared.trained.optimizer)

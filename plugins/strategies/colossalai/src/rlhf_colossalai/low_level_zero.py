@@ -41,7 +41,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
         # In fp32 they would be the weights once more; offloaded, they are what is in host memory.
         self._keeps_masters = self._keeps_finer or config.cpu_offload
 
-    def state_bytes(self, num_processes: int) -> StateBytes:
+    def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
         size = torch_dtype(self.precision).itemsize
         return StateBytes(
             weights=size,

@@ -66,15 +66,20 @@ class ZeroStrategy(BoosterStrategy):
         from it before the first update. Computed buffers keep their precision.
         """
         model.requires_grad_(False).eval().to(self.device)
+        self._cast_parameters(model)
+        return model
+
+    def _cast_parameters(self, model: nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(torch_dtype(self.precision))
-        return model
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> Trained:
         finer = {id(p): p.detach().clone() for p in model.parameters() if self._keeps_finer and p.requires_grad}
+        if self.precision == "fp32":
+            self._cast_parameters(model)  # ColossalAI leaves weights that were loaded in 16 bits as they are
         trained = super()._wrap(model, optimizer, scheduler, max_grad_norm)
         self._after_wrap(trained)
         # ColossalAI makes the fp32 weights from the rounded ones; give them the digits that they came with.

@@ -46,8 +46,8 @@ class FsdpStrategy(StrategyBase):
         """Nothing: `MixedPrecisionPolicy` casts the weights as they are gathered."""
         return contextlib.nullcontext()
 
-    def state_bytes(self, num_processes: int) -> StateBytes:
-        return StateBytes(*(whole / num_processes for whole in StateBytes()))
+    def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
+        return StateBytes(*(whole / num_processes for whole in super().state_bytes(num_processes, dtype)))
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
@@ -113,14 +113,12 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def _part(like: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of the full `value`, laid out as `like`; nothing is sent."""
+    """This rank's part of the full `value`, laid out as `like`, of the type it has; nothing is sent."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor):
         return value.to(like.device)
-    local: DTensor = distribute_tensor(
-        value.to(like.device, like.dtype), like.device_mesh, like.placements, src_data_rank=None
-    )
+    local: DTensor = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
     return local
 
 

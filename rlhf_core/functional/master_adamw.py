@@ -1,0 +1,134 @@
+"""AdamW over float32 copies ("master weights", Micikevicius 2018, arXiv:1710.03740, section 3.1) of 16-bit parameters.
+
+An AdamW step is about `lr` in size, and a bfloat16 weight w moves by no less than half the distance to its neighbour,
+up to |w| / 256. At lr 1e-6 every weight above 5e-4 would stay where it is for ever; in a copy of 24 bits it moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.adamw import adamw
+
+MASTER = "master"
+"""Key of a parameter's master weights in the optimizer's state."""
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+def is_16_bit(parameter: Tensor) -> bool:
+    """Whether steps of AdamW would be lost in its rounding."""
+    return parameter.dtype in _SIXTEEN_BITS
+
+
+class MasterAdamW(AdamW):
+    """torch's fused AdamW, which gives a 16-bit parameter float32 moments and master weights, and copies these into it.
+
+    `state[parameter]` holds `step`, `exp_avg`, `exp_avg_sq` and, for a 16-bit parameter, `master`: float32, of its
+    shape, device and sharding. Whoever writes a parameter from outside calls `put_master`, too.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    def master(self, parameter: Tensor) -> Tensor:
+        """The float32 tensor that is stepped for it: the parameter itself where it is not of 16 bits."""
+        if not is_16_bit(parameter):
+            return parameter
+        state = self.state[parameter]
+        if MASTER not in state:
+            state[MASTER] = parameter.detach().float()
+        master: Tensor = state[MASTER]
+        return master
+
+    def put_master(self, parameter: Tensor, value: Tensor) -> None:
+        """Remember `value`, laid out as the parameter is, with all its digits; nothing for one not of 16 bits."""
+        if is_16_bit(parameter):
+            self.state[parameter][MASTER] = value.detach().to(parameter.device, torch.float32, copy=True)
+
+    def forget_moments(self) -> None:
+        """Drop all state but the master weights, which are weights."""
+        for state in self.state.values():
+            for key in [key for key in state if key != MASTER]:
+                del state[key]
+
+    def take_gradients(self) -> list[Tensor]:
+        """The tensors that a step will change, each with a float32 `grad`: what is to be unscaled and clipped.
+
+        A 16-bit gradient is freed as it is copied.
+        """
+        taken = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                master = self.master(parameter)
+                if master is not parameter and parameter.grad is not None:
+                    master.grad = parameter.grad.float()
+                    parameter.grad = None
+                if master.grad is not None:
+                    taken.append(master)
+        return taken
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
+        """Step the masters (Loshchilov 2019) and round them into their parameters."""
+        self.take_gradients()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if self.master(p).grad is not None]
+            if not parameters:
+                continue
+            masters = [self.master(p) for p in parameters]
+            states = [self._begun(p, master) for p, master in zip(parameters, masters, strict=True)]
+            beta1, beta2 = group["betas"]
+            adamw(
+                masters,
+                [master.grad for master in masters],  # type: ignore[misc]  # not None: chosen above
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+            )
+            for parameter, master in zip(parameters, masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Also of the masters, whose gradients are always set to None."""
+        super().zero_grad(set_to_none)
+        for state in self.state.values():
+            if MASTER in state:
+                state[MASTER].grad = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch does, which rounds state to the type of its parameter; here it keeps its digits."""
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, index in zip(group["params"], saved["params"], strict=True):
+                for key, value in state_dict["state"].get(index, {}).items():
+                    if is_16_bit(parameter) and key != "step":
+                        self.state[parameter][key] = value.to(parameter.device, torch.float32, copy=True)
+
+    def _begun(self, parameter: Tensor, master: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+            state["exp_avg"] = torch.zeros_like(master)
+            state["exp_avg_sq"] = torch.zeros_like(master)
+        return state
