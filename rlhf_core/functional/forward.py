@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from .lean_head import can_be_lean, lean_head
 from .logprobs import entropy, token_log_probs
 from .masking import position_ids_of
 from .model_rows import model_rows
+from .own_lengths import own_lengths
 
 if TYPE_CHECKING:
     from ..types import Experience
@@ -51,10 +52,10 @@ def policy_forward(
     entropies: Tensor | None = None
     if experience.support_ids is None and can_be_lean(inner, len(labels)):
         with lean_head(inner, rows.of_actions, labels, temperature, with_entropy=with_entropy):
-            log_probs, entropies = _call(model, inner, rows.inputs, rows.logits_to_keep).unbind(-1)
+            log_probs, entropies = _call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths).unbind(-1)
         entropies = entropies if entropy_grad else entropies.detach()
     else:
-        logits = rows.of_actions(_call(model, inner, rows.inputs, rows.logits_to_keep))
+        logits = rows.of_actions(_call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
         support = None if experience.support_ids is None else experience.support_ids[mask]
         log_probs = token_log_probs(logits, labels, temperature, support)
         if with_entropy:
@@ -72,8 +73,11 @@ def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
     `critic(input_ids, attention_mask, position_ids)` returns a value per token, [B, S]. One whose attribute
     `takes_packed_rows` is true is given `packing` too, for its trunk (`packing.py`).
     """
-    rows = model_rows(innermost(critic), experience)
-    return _scatter(rows.of_actions(critic(**rows.inputs)).float(), experience.action_mask)
+    inner = innermost(critic)
+    rows = model_rows(inner, experience)
+    with own_lengths(inner, rows.lengths):
+        values = critic(**rows.inputs)
+    return _scatter(rows.of_actions(values).float(), experience.action_mask)
 
 
 def causal_lm_logits(
@@ -90,18 +94,39 @@ def causal_lm_logits(
     """
     inner = innermost(signature_of if signature_of is not None else model)
     inputs = {"attention_mask": attention_mask.long(), "position_ids": position_ids_of(attention_mask)}
-    return _call(model, inner, {"input_ids": input_ids, **inputs}, logits_to_keep)
+    lengths = attention_mask.sum(1, keepdim=True)
+    return _call(model, inner, {"input_ids": input_ids, **inputs}, logits_to_keep, lengths)
 
 
-def _call(model: nn.Module, inner: nn.Module, inputs: Mapping[str, Any], logits_to_keep: int | Tensor | None) -> Tensor:
-    """The logits, for `inputs` without what the innermost model does not know."""
+def next_token_logits(model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[B, V]: logits behind the last token of each prompt, run together, all starting in the first column."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    longest = int(lengths.max())
+    ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
+    mask = torch.arange(longest, device=device) < lengths[:, None]
+    logits = causal_lm_logits(model, ids, mask, logits_to_keep=longest - int(lengths.min()) + 1)
+    return logits[torch.arange(len(prompts), device=device), lengths - 1 - (longest - logits.shape[1])]
+
+
+def _call(
+    model: nn.Module,
+    inner: nn.Module,
+    inputs: Mapping[str, Any],
+    logits_to_keep: int | Tensor | None,
+    lengths: Tensor,
+) -> Tensor:
+    """The logits, for `inputs` without what the innermost model does not know.
+
+    lengths: [B, 1] or [B, S] int64, tokens of the row that each position belongs to.
+    """
     takes = inspect.signature(inner.forward).parameters
     known = {name: value for name, value in inputs.items() if name != "position_ids" or name in takes}
     if "logits_to_keep" in takes and logits_to_keep is not None:
         known["logits_to_keep"] = logits_to_keep
     if "use_cache" in takes:
         known["use_cache"] = False
-    return _logits(model(**known))
+    with own_lengths(inner, lengths):
+        return _logits(model(**known))
 
 
 def innermost(module: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .logprobs import response_logits
+from ..shared_pass import RowLengths
 from .masking import position_ids_of
 from .packing import Packing, takes_packed_rows
 
@@ -18,42 +18,38 @@ if TYPE_CHECKING:
 
 def model_rows(model: nn.Module, experience: Experience) -> PaddedRows | PackedRows:
     """The rows for the innermost `model`: packed where it takes them. Actions come in the same order in both."""
-    return PackedRows(experience) if takes_packed_rows(model) else PaddedRows.of(experience)
+    rows = _own_prefixes(PaddedRows.of(experience), RowLengths.of(model))
+    return PackedRows(rows) if takes_packed_rows(model) else rows
 
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """As wide as the longest of them, all ending in the last column."""
+    """As wide as the longest of them, all starting in the first column (`shared_pass.py` says why)."""
 
     sequences: Tensor
     """[B, W] int64."""
     attention_mask: Tensor
     """[B, W] bool."""
-    action_mask: Tensor
-    """[B, A] bool over the last A columns."""
+    is_read: Tensor
+    """[B, W] bool: True where the next token is an action, so that here it is predicted."""
 
     @classmethod
     def of(cls, experience: Experience) -> PaddedRows:
-        """Shift every row to the right until it ends in the last column, and drop the columns nobody needs.
+        """Shift every row to the left, and drop the columns nobody needs."""
+        mask = experience.attention_mask
+        width, device = int(mask.sum(1).max()), mask.device
+        is_action = torch.zeros_like(mask)
+        is_action[:, experience.prompt_length :] = experience.action_mask
+        first = experience.prompt_length - mask[:, : experience.prompt_length].sum(1, keepdim=True)
+        source = torch.arange(width + 1, device=device) + first
+        is_there = source < mask.shape[1]
+        source = source.clamp(max=mask.shape[1] - 1)
 
-        An experience is as wide as its longest prompt and its longest response together, which need not be of one
-        row: short prompts with long answers beside long prompts with short ones would be padding by half.
-        """
-        sequences, attention_mask, action_mask = experience.sequences, experience.attention_mask, experience.action_mask
-        width, longest = sequences.shape[1], int(attention_mask.sum(1).max())
-        if longest == width:
-            return cls(sequences, attention_mask, action_mask)
-        behind = experience.num_actions - attention_mask[:, experience.prompt_length :].sum(1, keepdim=True)
+        def shifted(values: Tensor) -> Tensor:
+            """[B, width + 1]; 0 behind the last column there is."""
+            return values.gather(1, source) * is_there
 
-        def shifted(values: Tensor, first: int) -> tuple[Tensor, Tensor]:
-            """The columns from `first` on, and which of them were there before."""
-            source = torch.arange(first, values.shape[1], device=values.device) - behind
-            return values.gather(1, source.clamp(min=0)), source >= 0
-
-        ids, _ = shifted(sequences, width - longest)
-        attended, is_attended = shifted(attention_mask, width - longest)
-        acted, is_action = shifted(action_mask, 0)
-        return cls(ids, attended & is_attended, acted & is_action)
+        return cls(shifted(experience.sequences)[:, :width], shifted(mask)[:, :width], shifted(is_action)[:, 1:])
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -64,30 +60,36 @@ class PaddedRows:
         }
 
     @property
+    def lengths(self) -> Tensor:
+        """[B, 1] int64: tokens of each row."""
+        return self.attention_mask.sum(1, keepdim=True)
+
+    @property
     def logits_to_keep(self) -> int:
-        return self.action_mask.shape[1] + 1
+        """So many of the last columns hold all that is read."""
+        return int((self.is_read.any(0).cumsum(0) > 0).sum().clamp(min=1))
 
     def of_actions(self, per_position: Tensor) -> Tensor:
         """[B, W, ...], or [B, logits_to_keep, ...], of each position -> [N, ...], what stands before each action."""
-        return response_logits(per_position, self.action_mask.shape[1])[self.action_mask]
+        return per_position[self.is_read[:, -per_position.shape[1] :]]
 
 
 class PackedRows:
     """All samples in one row without padding, for a model inside `packed_attention`."""
 
-    def __init__(self, experience: Experience) -> None:
-        is_token = experience.attention_mask
-        is_action = torch.zeros_like(is_token)
-        is_action[:, experience.prompt_length :] = experience.action_mask
+    def __init__(self, rows: PaddedRows) -> None:
+        is_token = rows.attention_mask
         self.inputs: dict[str, Any] = {
-            "input_ids": experience.sequences[is_token][None],
+            "input_ids": rows.sequences[is_token][None],
             # Four dimensions: transformers takes it for a mask that is made already, and builds none of T x T. Of no
             # size: attention that does not know of packing fails instead of mixing samples.
             "attention_mask": is_token.new_ones(1, 1, 0, 0),
             "position_ids": position_ids_of(is_token)[is_token][None],
             "packing": Packing.of(is_token),
         }
-        self.logits_to_keep: Tensor = is_action[is_token].nonzero()[:, 0] - 1
+        self.lengths: Tensor = rows.lengths.expand_as(is_token)[is_token][None]
+        """[1, T] int64: tokens of the sample that each belongs to."""
+        self.logits_to_keep: Tensor = rows.is_read[is_token].nonzero()[:, 0]
         """[N] int64: the position before each action."""
 
     def of_actions(self, per_position: Tensor) -> Tensor:
@@ -95,3 +97,27 @@ class PackedRows:
         if per_position.shape[1] == len(self.logits_to_keep):
             return per_position[0]
         return per_position[0, self.logits_to_keep]
+
+
+def _own_prefixes(rows: PaddedRows, rules: RowLengths | None) -> PaddedRows:
+    """Rows that give each action the embeddings of its own prefix, as when it was sampled.
+
+    What is read before a switch of `rules` is read from the row cut off there; so a row beyond it may come twice,
+    one behind the other, which leaves the actions in their order.
+    """
+    for switch in sorted(() if rules is None else rules.switches):
+        if rows.sequences.shape[1] <= switch:
+            break
+        is_before = torch.arange(rows.sequences.shape[1], device=rows.sequences.device) < switch
+        is_split = (rows.lengths[:, 0] > switch) & (rows.is_read & is_before).any(1)
+        index = torch.arange(len(is_split), device=is_split.device).repeat_interleave(1 + is_split.long())
+        is_cut = torch.ones_like(index, dtype=torch.bool)
+        is_cut[1:] = index[1:] != index[:-1]
+        is_cut &= is_split[index]
+        is_whole = is_split[index] & ~is_cut
+        rows = PaddedRows(
+            rows.sequences[index],
+            rows.attention_mask[index] & ~(is_cut[:, None] & ~is_before),
+            rows.is_read[index] & ~(is_cut[:, None] & ~is_before) & ~(is_whole[:, None] & is_before),
+        )
+    return rows

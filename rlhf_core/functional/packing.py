@@ -15,15 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..shared_pass import packs
 from .masking import position_ids_of
-
-PACKABLE = frozenset(
-    {
-        "gemma", "granite", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3",
-        "qwen3_moe", "smollm3", "starcoder2",
-    }
-)  # fmt: skip
-"""Model types that hand what their forward is given on to the attention function, and know places by position ids."""
 
 ATTENTION = "rlhf_packed"
 """transformers' name of the attention function: `sdpa`, that can be told how samples are packed."""
@@ -79,21 +72,12 @@ def packed_attention(*models: nn.Module) -> Iterator[None]:
 
 def _packable_configs(models: Sequence[nn.Module]) -> list[Any]:
     configs = {id(each): each for model in models for module in model.modules() if (each := _config_of(module))}
-    return [config for config in configs.values() if _is_packable(config)]
+    return [config for config in configs.values() if packs(config)]
 
 
 def _config_of(module: nn.Module) -> Any:
     config = getattr(module, "config", None)
     return config if hasattr(config, "model_type") else None
-
-
-def _is_packable(config: Any) -> bool:
-    return (
-        config.model_type in PACKABLE
-        and config._attn_implementation == "sdpa"
-        # A loss that balances experts needs the mask of padded rows.
-        and not getattr(config, "output_router_logits", False)
-    )
 
 
 def takes_packed_rows(model: nn.Module) -> bool:

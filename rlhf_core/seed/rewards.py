@@ -177,8 +177,11 @@ class NeuralReward:
         """Scores [B] of rows of one length."""
         import torch
 
+        from ..functional.own_lengths import own_lengths
+
         ids = torch.stack(list(rows)).to(self._device)
-        output = self._model(input_ids=ids, attention_mask=torch.ones_like(ids))
+        with own_lengths(self._model, torch.full_like(ids, ids.shape[1])):
+            output = self._model(input_ids=ids, attention_mask=torch.ones_like(ids))
         found = getattr(output, "logits", output)
         if not isinstance(found, torch.Tensor):
             raise TypeError(f"the reward model returned {type(output).__name__}, not a tensor of scores")
@@ -196,13 +199,15 @@ def _score_with_trunk(model: Any, rows: Sequence[Tensor], device: torch.device) 
     import torch
 
     from ..functional.masking import mask_from_lengths, position_ids_of
+    from ..functional.own_lengths import own_lengths
 
     lengths = torch.tensor([len(row) for row in rows], device=device)
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device)
     mask = mask_from_lengths(lengths, ids.shape[1])
     takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
     positions = {"position_ids": position_ids_of(mask)} if takes_positions else {}
-    output = model.base_model(input_ids=ids, attention_mask=mask.long(), **positions)
+    with own_lengths(model, lengths[:, None]):
+        output = model.base_model(input_ids=ids, attention_mask=mask.long(), **positions)
     scores: Tensor = model.score(output.last_hidden_state)
     return _one_number(scores).gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
 

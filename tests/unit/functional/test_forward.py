@@ -107,10 +107,10 @@ def test_the_model_is_given_no_column_more_than_the_longest_row_needs(data: st.D
     for row, one in enumerate(items):
         own = rows.attention_mask[row]
         assert rows.sequences[row][own].tolist() == [*one.prompt_ids.tolist(), *one.response_ids.tolist()]
-        assert rows.action_mask[row].sum() == one.action_mask.sum()
-        first, last = own.nonzero().flatten()[[0, -1]]
-        assert last - first + 1 == one.num_tokens
-    labels = rows.sequences[:, -batch.num_actions :][rows.action_mask]
+        assert rows.is_read[row].sum() == one.action_mask.sum()
+        assert own.nonzero().flatten().tolist() == list(range(one.num_tokens))  # padding stands behind
+    labels = rows.sequences[:, 1:][rows.is_read[:, :-1]]
+    assert not rows.is_read[:, : -rows.logits_to_keep].any()
     assert torch.equal(labels, batch.sequences[:, batch.prompt_length :][batch.action_mask])
 
 

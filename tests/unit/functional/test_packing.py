@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Pre
 from rlhf_core.batching import collate
 from rlhf_core.functional import causal_lm_logits, lean_head, policy_forward
 from rlhf_core.functional.model_rows import PackedRows, PaddedRows, model_rows
-from rlhf_core.functional.packing import PACKABLE, Packing, packed_attention
+from rlhf_core.functional.packing import Packing, packed_attention
+from rlhf_core.shared_pass import PACKABLE
 from rlhf_core.types import BufferItem, Experience
 
 VOCABULARY = 23
@@ -219,7 +220,7 @@ def test_code_that_does_not_know_of_packing_is_not_given_packed_rows_or_fails() 
     foreign = Foreign(model.config)
     with packed_attention(model, foreign):
         assert isinstance(model_rows(foreign, experience), PaddedRows)
-        inputs = dict(PackedRows(experience).inputs)
+        inputs = dict(PackedRows(PaddedRows.of(experience)).inputs)
         del inputs["packing"]
         with pytest.raises(RuntimeError, match="size"):
             model(**inputs)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.testing.models import tiny_model, tiny_tokenizer
-from rlhf_offline.packing import plan_rows
+from rlhf_offline.packing import example_lengths, packed_logits, plan_rows
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789<>/ :\n"
 PLAIN = (
@@ -118,9 +119,36 @@ def test_packing_changes_nothing_but_the_rows(algorithm: Any) -> None:
     assert int(packed_metrics[right].total) == int(metrics[right].total)
 
 
-def test_a_model_that_cannot_keep_packed_examples_apart_says_so(algorithm: Any) -> None:
+def test_packed_examples_have_the_rotary_embeddings_of_their_own_lengths() -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=40, max_position_embeddings=6, rope_parameters=rope, **sizes)
+    model = LlamaForCausalLM(config).eval()
+    examples = [torch.randint(1, 40, (length,)) for length in (4, 9, 12)]
+    positions = torch.cat([torch.arange(len(ids)) for ids in examples])
+    lengths = example_lengths(positions[None])[0]
+    assert lengths.tolist() == [4] * 4 + [9] * 9 + [12] * 12
+    packed = packed_logits(model, torch.cat(examples)[None], positions[None])[0]
+    for ids, found in zip(examples, packed.split([4, 9, 12]), strict=True):
+        alone = LlamaForCausalLM(config).eval()
+        alone.load_state_dict(model.state_dict())
+        torch.testing.assert_close(found, alone(ids[None]).logits[0], rtol=1e-4, atol=1e-5)
+
+
+def flash_llama() -> torch.nn.Module:
     model = tiny_model(seed=0)
     model.config._attn_implementation = "flash_attention_2"
+    return model
+
+
+def recurrent() -> torch.nn.Module:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return RecurrentGemmaForCausalLM(RecurrentGemmaConfig(vocab_size=40, lru_width=16, **sizes))
+
+
+@pytest.mark.parametrize("make_model", [flash_llama, recurrent])
+def test_a_model_that_cannot_keep_packed_examples_apart_says_so(algorithm: Any, make_model: Any) -> None:
+    model = make_model()
     made = algorithm("sft", {"packing": True})
     batch = made.collate([made.encode(record, tiny_tokenizer()) for record in RECORDS])
     with pytest.raises(UserInputError, match="cannot keep packed examples apart"):

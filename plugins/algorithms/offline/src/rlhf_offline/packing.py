@@ -8,10 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional.forward import innermost
+from rlhf_core.functional.own_lengths import own_lengths
+from rlhf_core.shared_pass import carries_state
 
 
 def plan_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -36,11 +39,19 @@ def packed_logits(model: nn.Module, input_ids: Tensor, position_ids: Tensor) -> 
     """[B, S, V] logits of packed rows ([B, S] int64 both). Raises `UserInputError` for a model that cannot."""
     inner = innermost(model)
     attention = str(getattr(getattr(inner, "config", None), "_attn_implementation", "sdpa"))
-    if "position_ids" not in inspect.signature(inner.forward).parameters or attention.startswith("flash"):
+    takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
+    if not takes_positions or attention.startswith("flash") or carries_state(inner.config):
         raise UserInputError(
             f"{type(inner).__name__} with {attention} attention cannot keep packed examples apart",
             where="algorithm.packing",
             hint="set algorithm.packing: false (the result is the same)",
         )
-    logits: Tensor = model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+    with own_lengths(inner, example_lengths(position_ids)):
+        logits: Tensor = model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
     return logits
+
+
+def example_lengths(position_ids: Tensor) -> Tensor:
+    """[B, S] int64: tokens of the example that each position belongs to; each begins where `position_ids` is 0."""
+    number = (position_ids == 0).long().cumsum(1) - 1
+    return torch.zeros_like(number).scatter_add(1, number, torch.ones_like(number)).gather(1, number)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.algorithm import LossOutput, ModelKind
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import UserInputError
+from rlhf_core.functional.own_lengths import own_lengths
 from rlhf_core.functional.preference import bradley_terry_loss
 
 from .config import RewardModelConfig
@@ -63,7 +64,9 @@ class RewardModel(PairAlgorithm):
 
     def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
         rows = batch.examples
-        output = models["policy"](input_ids=rows.input_ids, attention_mask=rows.attention_mask.long(), use_cache=False)
+        model, mask = models["policy"], rows.attention_mask
+        with own_lengths(model, mask.sum(1, keepdim=True)):
+            output = model(input_ids=rows.input_ids, attention_mask=mask.long(), use_cache=False)
         chosen, rejected = output.logits.squeeze(-1).float().chunk(2)
         result = bradley_terry_loss(chosen, rejected, margin=batch.margins, centring_coef=self._config.centring_coef)
         return pair_output(result, batch.counts)

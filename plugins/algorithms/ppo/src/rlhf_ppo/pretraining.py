@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.errors import DataError
+from rlhf_core.functional.forward import causal_lm_logits
 from rlhf_core.functional.losses import masked_cross_entropy
 from rlhf_core.functional.masking import masked_sum
 from rlhf_core.types import BufferItem, Experience
@@ -99,9 +100,9 @@ def pretraining_count(batch: Experience) -> float:
 def pretraining_loss(policy: nn.Module, batch: Experience) -> Tensor:
     """Sum of -log p over the predicted pretraining tokens, in nats (scalar)."""
     assert isinstance(batch, PretrainingExperience)
-    output = policy(input_ids=batch.ptx_ids, attention_mask=batch.ptx_attention_mask.long(), use_cache=False)
+    logits = causal_lm_logits(policy, batch.ptx_ids, batch.ptx_attention_mask)
     mask = batch.ptx_mask[:, 1:]
-    return masked_sum(masked_cross_entropy(output.logits[:, :-1], batch.ptx_ids[:, 1:], mask), mask)
+    return masked_sum(masked_cross_entropy(logits[:, :-1], batch.ptx_ids[:, 1:], mask), mask)
 
 
 def _read_texts(path: Path) -> Iterator[str]:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf_core.shared_pass import RowLengths
+
 
 def base_module(module: nn.Module) -> nn.Module:
     """The transformers model itself, below a PEFT wrapper (whose forward takes `**kwargs`)."""
@@ -22,7 +24,11 @@ class ModelForward:
         self.module = module
         self.base = base_module(module)
         self.config: Any = self.base.config
-        known = inspect.signature(self.base.forward).parameters
+        known = frozenset(inspect.signature(self.base.forward).parameters)
+        self.parameters = known
+        """Names of what its forward takes."""
+        self.row_lengths = RowLengths.of(self.base)
+        """How its rotary embedding changes with the length of a row; None where it does not."""
         self.embedding: Tensor = self.base.get_input_embeddings().weight  # type: ignore[operator]
         """[V, hidden]; its dtype is that of the hidden states, and so of masks added to attention scores."""
         self._takes = {

@@ -2,7 +2,8 @@
 
 Three ways, from faster to surer. `padded`: prompts of any lengths, padded on the left (attention models, sliding
 windows included). `equal`: only prompts of one length together, so that nothing is padded and no mask is needed
-(recurrent and hybrid models). `recompute`: the same without any cache (what has none that we know).
+(recurrent and hybrid models, and those whose rotary embedding depends on a row's length). `recompute`: the same
+without any cache (what has none that we know).
 """
 
 from __future__ import annotations
@@ -47,9 +48,15 @@ class LockstepModel:
         """Logits [B, V] behind the last token of each whole sequence, one token longer than at the last call."""
         device = self._forward.device
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(sequences), 1)], dim=1)
-        if self.way == "recompute":
+        if self.way == "recompute" or self._begins_anew(len(sequences[0])):
+            self._cache = None
             return self._run(torch.tensor([list(sequence) for sequence in sequences], device=device))
         return self._run(torch.tensor([[sequence[-1]] for sequence in sequences], device=device))
+
+    def _begins_anew(self, length: int) -> bool:
+        """Whether what is cached was computed with other rotary embeddings than a row of `length` tokens has."""
+        rules = self._forward.row_lengths
+        return rules is not None and rules.begins_anew(length)
 
     def _run(self, input_ids: Tensor) -> Tensor:
         # Bounded above for ended rows, which may step past the model's last position.

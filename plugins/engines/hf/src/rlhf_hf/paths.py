@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from rlhf_core.shared_pass import feels_padding_in_front
+
 from .forward import ModelForward
 from .lockstep import LockstepModel, Way
 from .slot_model import SlotModel
@@ -18,7 +20,6 @@ from .slot_model import SlotModel
 _PROMPTS = ((5, 3, 7, 2, 6), (4, 1, 3))
 _FORCED = ((2, 4), (6, 5))
 """Tokens of the trial (modulo the vocabulary): two prompts of different lengths, two tokens fed to each."""
-_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +72,13 @@ def _no_slots(forward: ModelForward) -> str | None:
 
 
 def _no_padding(forward: ModelForward) -> str | None:
-    if forward.cache_name != "past_key_values" or not forward.takes_positions_and_mask:
-        return "its forward takes no past_key_values, position_ids and attention_mask"
-    if not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=forward.config).layers):
-        return "it has a recurrent state, which padding would change"
-    return _length_dependent(forward)
+    if forward.cache_name != "past_key_values":
+        return "its forward takes no past_key_values"
+    return feels_padding_in_front(forward.config, forward.parameters) or _length_dependent(forward)
 
 
 def _length_dependent(forward: ModelForward) -> str | None:
-    """Some rotary embeddings depend on the longest row, so rows of different lengths would change each other."""
-    rope = getattr(forward.text_config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type") if isinstance(rope, dict) else None
-    return f"its {kind} rotary embedding depends on the longest row" if kind in _LENGTH_DEPENDENT_ROPE else None
+    return None if forward.row_lengths is None else f"{forward.row_lengths.kind} rotary depends on the longest row"
 
 
 def _no_cache(forward: ModelForward) -> str | None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from rlhf_core.components import RewardContext
 from rlhf_core.config import ModelConfig
+from rlhf_core.functional.own_lengths import own_lengths
 from rlhf_core.models import load_tokenizer as load_policy_tokenizer
 from rlhf_core.types import Rollout
 
@@ -135,9 +136,11 @@ def classify(model: PreTrainedModel, sequences: Sequence[Sequence[int]], device:
     input_ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sequences], device=device)
     mask = (torch.arange(width, device=device) < lengths[:, None]).long()
     if not reads_last_token(model):
-        return model(input_ids=input_ids, attention_mask=mask).logits.float()  # type: ignore[no-any-return]
+        with own_lengths(model, lengths[:, None]):
+            return model(input_ids=input_ids, attention_mask=mask).logits.float()  # type: ignore[no-any-return]
     trunk: Any = getattr(model, model.base_model_prefix)
     options = {"use_cache": False} if "use_cache" in inspect.signature(trunk.forward).parameters else {}
-    hidden = trunk(input_ids=input_ids, attention_mask=mask, **options).last_hidden_state
+    with own_lengths(trunk, lengths[:, None]):
+        hidden = trunk(input_ids=input_ids, attention_mask=mask, **options).last_hidden_state
     last = hidden[torch.arange(len(sequences), device=device), lengths - 1]
     return model.score(last).float()  # type: ignore[operator, no-any-return]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_core.functional.forward import causal_lm_logits
+from rlhf_core.functional.forward import next_token_logits
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.sync import Checksum
 from rlhf_core.weight_files import group_into_shards
@@ -130,15 +130,10 @@ class RayWeightSync:
             return None
         import torch
 
-        longest = max(map(len, self._canary_prompts))
-        rows = [[*[0] * (longest - len(prompt)), *prompt] for prompt in self._canary_prompts]
-        ids = torch.tensor(rows, device=self._strategy.device)
-        lengths = torch.tensor([len(prompt) for prompt in self._canary_prompts], device=self._strategy.device)
-        mask = torch.arange(longest, device=self._strategy.device) >= (longest - lengths)[:, None]
         model = self._trained["policy"].model
         was_training = model.training
         model.eval()
         with torch.no_grad(), self._strategy.autocast():
-            logits = causal_lm_logits(model, ids, mask, logits_to_keep=1)[:, -1]
+            logits = next_token_logits(model, self._canary_prompts, self._strategy.device)
         model.train(was_training)
         return Canary(self._canary_prompts, logits.float().log_softmax(dim=-1).cpu().numpy())
