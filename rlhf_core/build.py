@@ -6,8 +6,7 @@ Every transport builds with these functions, whichever process a part ends up in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from .models import adapter_off, is_lora, load_policy
 from .plugins import resolve_build
 from .prompts import PromptStream
 from .protocols import RolloutEngine
+from .reference import Reference
 from .rewards import RewardScorer, reward_spec
 from .schedule import make_scheduler
 from .scoring_pass import ScoringPass
@@ -196,15 +196,6 @@ def _prepare(role: str, model: nn.Module, options: OptimizerConfig, train: Train
 def updates_per_episode(train: TrainConfig) -> int:
     """Optimizer steps of an episode in which no sample is dropped."""
     return train.epochs_per_episode * math.ceil(train.samples_per_episode / train.train_batch_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The start policy, run forward only."""
-
-    model: nn.Module
-    context: Callable[[], AbstractContextManager[Any]]
-    """Entered around its forward: switches an adapter off where the reference is the policy itself."""
 
 
 def build_reference(

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from .blocks import transformer_blocks
 from .errors import ConfigError
-from .strategy_parts import transformer_blocks
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from .did_you_mean import suggestion
 from .errors import ConfigError, RlhfError
-from .manifest import redact_text
+from .util.redact import redact_text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 from .did_you_mean import fold
 from .errors import ConfigError
+from .util.yaml12 import parse_yaml
 
 Override = str | tuple[str, Any]
 """`"a.b=value"` with the value in YAML, or the path and the value itself."""
@@ -24,74 +22,6 @@ PLUGIN_SECTIONS: Mapping[str, str] = {
     "prompts": "prompts",
 }
 """Sections that name one plugin -> its kind; the sections `rewards` and `eval.prompts` name plugins too."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML whose numbers are those of YAML 1.2 (`1e-6` is one) and whose values are all JSON values."""
-
-
-_FLOAT = re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
-_INT = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)$")
-_REPLACED = {"tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"}
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _REPLACED]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-
-
-def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    text = str(loader.construct_scalar(node))
-    return int(text, 0) if text.lstrip("+-")[:2] in ("0x", "0o") else int(text)
-
-
-def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: dict[Any, int] = {}
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True) if key_node.tag != "tag:yaml.org,2002:merge" else None
-        if not isinstance(key, str) and key_node.tag != "tag:yaml.org,2002:merge":
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", key_node.start_mark)
-        if key in seen:
-            line = seen[key] + 1
-            message = f'the key "{key}" is given twice, first on line {line}'
-            raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
-        if key is not None:
-            seen[key] = key_node.start_mark.line
-    loader.flatten_mapping(node)
-    return {loader.construct_object(k): loader.construct_object(v, deep=True) for k, v in node.value}
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what either reader, YAML 1.1's or ours, would take for something else than text."""
-
-
-_Dumper.yaml_implicit_resolvers = {
-    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *_Loader.yaml_implicit_resolvers.get(first, [])]
-    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
-}
-
-
-def dump_yaml(value: Any) -> str:
-    """`value` as YAML that `parse_yaml` reads back unchanged; keys keep their order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """The value `text` says. Raises `ConfigError` with the line of a mistake."""
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        message = " ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(message, where=f"{where}{line}", hint="mend the YAML on that line") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"not YAML: {error}", where=where) from error
 
 
 def read_run_file(path: str | Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from .types import BufferItem
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .build import Reference
+    from .reference import Reference
     from .strategy import Strategy
 
 ItemT = TypeVar("ItemT", bound=Item)

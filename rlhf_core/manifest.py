@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
+
+from .util.redact import redact_command
 
 LIBRARIES = (
     "torch",
@@ -32,13 +33,6 @@ LIBRARIES = (
 )
 """Libraries whose version can change a result; those that are not installed are left out."""
 
-_SECRET = re.compile(
-    r"(^|[_.-])(api_?key|secret|passwd|password|credentials?|authorization|bearer|"
-    r"(access|auth|hf|hub|private|wandb)_?(token|key)|token)$",
-    re.IGNORECASE,
-)
-_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
-_HIDDEN = "***"
 _GIT_SECONDS = 5.0
 _CHUNK_BYTES = 1 << 20
 
@@ -87,23 +81,6 @@ def library_versions() -> dict[str, str]:
     return {name: known for name, known in found.items() if known is not None}
 
 
-def redact_command(command: Sequence[str]) -> list[str]:
-    """The command with the values of keys that name a secret, and passwords in addresses, taken out."""
-    shown: list[str] = []
-    hide_next = False
-    for word in command:
-        key, equals, _value = word.partition("=")
-        if hide_next:
-            shown.append(_HIDDEN)
-            hide_next = False
-        elif equals and _SECRET.search(key):
-            shown.append(f"{key}={_HIDDEN}")
-        else:
-            hide_next = word.startswith("-") and bool(_SECRET.search(word))
-            shown.append(redact_text(word))
-    return shown
-
-
 def digest_file(path: Path) -> str:
     """`sha256:…` of a file's content, for `data_digest`."""
     digest = hashlib.sha256()
@@ -147,24 +124,3 @@ def _version(name: str) -> str | None:
 def full_command() -> list[str]:
     """How this process was started, as a user would type it."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
-
-
-def redact_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a run file without the values of keys that name a secret, for places it is shown in."""
-    return {
-        key: _HIDDEN if _SECRET.search(str(key)) and value is not None else _redact(value)
-        for key, value in config.items()
-    }
-
-
-def _redact(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return redact_mapping(value)
-    if isinstance(value, list | tuple):
-        return [_redact(entry) for entry in value]
-    return redact_text(value) if isinstance(value, str) else value
-
-
-def redact_text(text: str) -> str:
-    """The text without the credentials of addresses in it."""
-    return _USERINFO.sub(f"{_HIDDEN}@", text)

@@ -10,9 +10,10 @@ from typing import Any
 from .config_changes import config_changes
 from .control import ControlBox
 from .launch_env import read_launch_env
-from .manifest import collect_manifest, full_command, redact_mapping
+from .manifest import collect_manifest, full_command
 from .runfolder import RunFolder
 from .transport import RunRequest
+from .util.redact import redact_mapping
 
 logger = logging.getLogger("rlhf")
 

@@ -67,25 +67,6 @@ def torch_dtype(precision: ResolvedPrecision) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: the elements of its module lists, where they hold parameters themselves.
-
-    Deeper lists (experts of a block) belong to their block.
-    """
-    from torch import nn
-
-    blocks: list[nn.Module] = []
-    covered: set[int] = set()
-    for module in model.modules():
-        if not isinstance(module, nn.ModuleList) or id(module) in covered:
-            continue
-        for block in module:
-            if any(True for _ in block.parameters()):
-                blocks.append(block)
-            covered.update(id(inner) for inner in block.modules())
-    return blocks
-
-
 def autocast_for(compute_dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
     """Mixed precision over fp32 weights; nothing for None (`Strategy.compute_dtype`)."""
     import torch

@@ -17,7 +17,7 @@ def print_json(value: Any) -> None:
 
 def print_yaml(value: Any) -> None:
     """YAML on stdout, keys in their order."""
-    from rlhf_core.config_load import dump_yaml
+    from rlhf_core.util.yaml12 import dump_yaml
 
     click.echo(dump_yaml(value), nl=False)
 

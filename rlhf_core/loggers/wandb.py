@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UserInputError
 from ..hookspecs import FitInfo, Metrics, hookimpl
 from ..jsonl import write_bytes
-from ..manifest import redact_mapping
+from ..util.redact import redact_mapping
 from .scalars import scalars
 
 _RUN_ID = "wandb-id"

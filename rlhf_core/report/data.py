@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..jsonl import read_lines
-from ..manifest import redact_mapping
 from ..runfolder import RunFolder
+from ..util.redact import redact_mapping
 from .samples import SampleChoice, choose_samples
 
 

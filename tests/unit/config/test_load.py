@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 
 from rlhf_core.config_load import (
     apply_override,
-    dump_yaml,
     load_run,
     parse_override,
     parse_reward,
-    parse_yaml,
     plain,
     read_run_file,
     switch_plugin,
 )
 from rlhf_core.errors import ConfigError
+from rlhf_core.util.yaml12 import dump_yaml, parse_yaml
 
 KEY = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True)
 SCALAR = (

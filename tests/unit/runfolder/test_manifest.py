@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.manifest import collect_manifest, digest_file, git_revision, redact_command
+from rlhf_core.manifest import collect_manifest, digest_file, git_revision
+from rlhf_core.util.redact import redact_command
 
 
 def test_it_is_json_and_says_what_made_the_run(tmp_path: Path):

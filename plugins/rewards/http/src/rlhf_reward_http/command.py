@@ -110,8 +110,8 @@ def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) ->
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
-    from rlhf_core.config_load import parse_yaml
     from rlhf_core.errors import ConfigError
+    from rlhf_core.util.yaml12 import parse_yaml
 
     key, equals, value = text.partition("=")
     if not key or not equals:
