@@ -1,28 +1,23 @@
-"""Training passes through `torch.compile`.
-
-The repeated blocks of a model are compiled, not the whole: one graph serves all of them, whatever wraps the model keeps
-its hooks, and the head stays free to answer in chunks. Generation and passes without gradients run as they are.
-"""
+"""What makes training passes faster and leaves their numbers as they are: packing, faster products, `torch.compile`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from .blocks import transformer_blocks
 from .errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import nn
+from .functional.fast_linear import fast_linears
+from .functional.packing import packed_attention
 
 
 class CompiledBlocks:
     """Compiled forwards of the blocks of `models`: made at their first pass, kept for those that follow."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        import torch
-
         blocks = [block for model in models for block in transformer_blocks(model)]
         # Batches differ in rows and length: graphs for any size, or each would be compiled anew.
         self._forwards = [(block, torch.compile(block.forward, dynamic=True)) for block in blocks]
@@ -57,3 +52,13 @@ def explained_compiling(what: str, option: str) -> Iterator[None]:
             where=option,
             hint=f"remove {option}, or start with --set {option}=false",
         ) from error
+
+
+@contextmanager
+def fast_passes(*models: nn.Module) -> Iterator[None]:
+    """Inside, `models` run without padding and with the faster matrix products, where they can.
+
+    Forward and backward of one computation belong into the same context.
+    """
+    with fast_linears(*models), packed_attention(*models):
+        yield

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .algorithm import Algorithm, DatasetAlgorithm, Item
 from .batching import collate, masked, plan_micro_batches, to_device
-from .functional.fast_passes import fast_passes
+from .compiled import fast_passes
 from .functional.forward import policy_forward
 from .types import BufferItem
 

@@ -1,14 +1,19 @@
-"""The account a run folder gives of how its run began: config, manifest, and what differs from what it builds on."""
+"""The run folder's account of a run: how it began, what is undone when its input is refused, who writes at its end."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from .config_changes import config_changes
+from .config_resolve import ResolvedRun
 from .control import ControlBox
+from .errors import RlhfError, UserInputError
+from .hooks import HookRelay
 from .launch_env import read_launch_env
 from .manifest import collect_manifest, full_command
 from .runfolder import RunFolder
@@ -77,3 +82,85 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
                 yield f"{key}.{name}: {before[key].get(name)!r} -> {value.get(name)!r}"
         else:
             yield f"{key}: {before[key]!r} -> {value!r}"
+
+
+@contextmanager
+def undone_when_refused(folder: Path) -> Iterator[None]:
+    """Around a new run in `folder`.
+
+    A `UserInputError` before the first update puts the folder back as it was, so that the same `--output` works once
+    the input is mended; after it, a plain `RlhfError` takes its place.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    before = set(folder.iterdir()) if folder.is_dir() else set()
+    had_updates = _has_updates(folder)
+    try:
+        yield
+    except UserInputError as error:
+        if _has_updates(folder) and not had_updates:
+            raise RlhfError(error.message, where=error.where, hint=error.hint) from error
+        for path in set(folder.iterdir()) - before if folder.is_dir() else ():
+            _remove(path)
+        for path in missing:
+            with suppress(OSError):  # somebody else put something there meanwhile
+                path.rmdir()
+        raise
+
+
+@contextmanager
+def failed_when_refused() -> Iterator[None]:
+    """Around the rest of a run that goes on from a checkpoint: wrong input is then a failure of what has started."""
+    try:
+        yield
+    except UserInputError as error:
+        raise RlhfError(error.message, where=error.where, hint=error.hint) from error
+
+
+def _has_updates(folder: Path) -> bool:
+    metrics = RunFolder(folder).metrics
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+logger = logging.getLogger("rlhf")
+
+
+class ReportWriter:
+    """Writes `report.html` when a run ends, however it ends."""
+
+    def rlhf_run_end(self, run_folder: Path) -> None:
+        from .report import build_report
+
+        build_report([run_folder])
+
+
+class FirstScore:
+    """Keeps the score taken before training, for the summary of a run that does not come to its end."""
+
+    def __init__(self, score: float | None) -> None:
+        """`score`: of the run that is continued."""
+        self.score = score
+
+    def rlhf_eval_end(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        if step == 0 and metrics is not None:
+            self.score = metrics.get("eval/score")
+
+
+def register_run_hooks(relay: HookRelay, resolved: ResolvedRun) -> None:
+    """TensorBoard and W&B where asked for, the performance evaluator and the report always."""
+    from .loggers import PerformanceEvaluator, TensorBoardLogger, WandbLogger
+
+    options = resolved.run.logging
+    # Registered first, run last: pluggy calls the newest first, and the report reads what the others wrote.
+    relay.register(ReportWriter(), name="report")
+    relay.register(PerformanceEvaluator(announce=logger.info), name="performance")
+    if options.tensorboard:
+        relay.register(TensorBoardLogger(), name="tensorboard")
+    if options.wandb:
+        relay.register(WandbLogger(), name="wandb")

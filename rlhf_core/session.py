@@ -25,11 +25,11 @@ from .rewards import RewardCombiner
 from .run_state import RunState
 from .runfolder import RunFolder
 from .saving import Saving
-from .session_parts import SessionParts as SessionParts
 from .sources import BatchPlan, DatasetSource, RolloutSource, TrainBatch
 from .strategy import Strategy
 from .trainer import BatchSource, Metrics, Trainer
 from .transport import FitResult
+from .transport import SessionParts as SessionParts
 from .tuning import Tuning
 from .types import BufferItem
 from .update import Updater

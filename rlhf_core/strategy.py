@@ -115,6 +115,7 @@ class Strategy(ABC):
         size = dtype.itemsize
         return StateBytes(weights=size, optimizer=12.0 if size == 2 else 8.0, reference=size)
 
+    @abstractmethod
     def make_optimizer(
         self,
         params: Iterable[nn.Parameter],
@@ -124,10 +125,7 @@ class Strategy(ABC):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> Optimizer:
-        """AdamW, unless a strategy needs an optimizer of its own."""
-        from .strategy_parts import make_adamw
-
-        return make_adamw(params, lr, betas, eps, weight_decay)
+        """The optimizer of one trained model: AdamW, unless the strategy needs one of its own."""
 
     @abstractmethod
     def prepare(
@@ -224,17 +222,12 @@ class Strategy(ABC):
     @abstractmethod
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None: ...
 
+    @abstractmethod
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
         """Write the scheduler's counters as JSON; the shape of the schedule comes from the run file."""
-        from .schedule import save_scheduler
 
-        if self.is_main:
-            save_scheduler(scheduler, path)
-
-    def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
-        from .schedule import load_scheduler
-
-        load_scheduler(scheduler, path)
+    @abstractmethod
+    def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None: ...
 
 
 Models = Mapping[str, "nn.Module"]

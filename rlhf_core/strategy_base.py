@@ -1,4 +1,4 @@
-"""What all strategies do alike: the process group, saving and loading. A new strategy subclasses `StrategyBase`.
+"""The bases of strategy plugins: the process group, the optimizer, saving and loading.
 
 Weights and optimizer state are stored under the names of the unwrapped model's parameters and in full, so
 what one strategy saved, another loads.
@@ -6,7 +6,7 @@ what one strategy saved, another loads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError
 from .process_group import ProcessGroup
-from .strategy import Trained
-from .strategy_group import GroupStrategy
-from .strategy_parts import LossScale, ResolvedPrecision, autocast_for, torch_dtype, torch_step
+from .schedule import load_scheduler, save_scheduler
+from .strategy import ReduceOp, Strategy, Trained
+from .strategy_parts import LossScale, ResolvedPrecision, autocast_for, make_adamw, torch_dtype, torch_step
 from .tensor_files import load_tree, save_tree
 from .weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
 
@@ -25,6 +25,68 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+
+
+class GroupStrategy(Strategy):
+    """Rank, device and collective calls. Subclasses say what is done to a model."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.group.world_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.group.device
+
+    @property
+    def shards_parameters(self) -> bool:
+        return False
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.float32
+
+    @property
+    def gradient_average_factor(self) -> int:
+        return self.world_size
+
+    def naming_lost_peers(self) -> AbstractContextManager[Any]:
+        return self.group.guard("the others")  # calls that a wrapped model makes itself, in its forward pass too
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        return self.group.all_reduce(tensor.to(self.device), op).to(tensor.device)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return self.group.all_gather_objects(value)
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        """torch's AdamW, fused."""
+        return make_adamw(params, lr, betas, eps, weight_decay)
+
+    def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        if self.is_main:
+            save_scheduler(scheduler, path)
+
+    def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
+        load_scheduler(scheduler, path)
+
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 

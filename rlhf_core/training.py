@@ -27,9 +27,7 @@ from .models import check_model
 from .oversight import ROLLBACK
 from .plugins import resolve_build
 from .prompts import PromptStream
-from .run_guard import failed_when_refused, undone_when_refused
-from .run_hooks import FirstScore, register_run_hooks
-from .run_record import begin_record
+from .run_record import FirstScore, begin_record, failed_when_refused, register_run_hooks, undone_when_refused
 from .run_state import read_run_state
 from .runfolder import RunFolder, Status, default_path, find_newest
 from .transport import RunRequest, Transport

@@ -1,8 +1,8 @@
-"""Where makers and trainers run: what a transport plugin is given, and what it gives back."""
+"""Between a checked run and its loop: the run to start, the transport that runs it, what a session is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from .config_resolve import ResolvedRun
 from .hooks import HookRelay
 from .prompts import PromptStream
+from .protocols import ExperienceChannel, WeightSync
 from .runfolder import RunFolder
 
 
@@ -43,3 +44,22 @@ class Transport(Protocol):
     """Runs a request to its end, and leaves nothing of its own behind however it ends."""
 
     def run(self, request: RunRequest) -> FitResult: ...
+
+
+class Evaluator(Protocol):
+    """Scores the newest published policy on held-out prompts. Collective."""
+
+    def evaluate(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """What a transport brings to the loop."""
+
+    channel: ExperienceChannel | None
+    """Where rollouts come from; None for an algorithm that is fed by a dataset."""
+    prompts: PromptStream
+    sync: WeightSync
+    evaluator: Evaluator | None
+    interrupted: Callable[[], bool]
+    """Whether the user has asked the run to stop."""

@@ -8,7 +8,7 @@ from typing import Any
 from .algorithm import Algorithm
 from .config import OptimizerConfig
 from .errors import UserInputError
-from .rates import LearningRates
+from .schedule import LearningRates
 from .strategy import Trained
 
 

@@ -21,7 +21,7 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.functional.forward import innermost
 from rlhf_core.process_group import ProcessGroup
 from rlhf_core.strategy import Trained
-from rlhf_core.strategy_group import GroupStrategy
+from rlhf_core.strategy_base import GroupStrategy
 from rlhf_core.strategy_parts import LossScale, diverged, torch_step
 from rlhf_core.tensor_files import load_tree, save_tree
 from rlhf_core.weight_files import group_into_shards, state_dict_shards_of

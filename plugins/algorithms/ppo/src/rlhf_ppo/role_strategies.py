@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,17 @@ class RoleStrategies(Strategy):
     @property
     def compute_dtype(self) -> torch.dtype | None:
         return self._main.compute_dtype
+
+    def make_optimizer(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> Optimizer:
+        return self._main.make_optimizer(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def prepare(
         self,
