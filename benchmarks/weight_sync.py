@@ -22,7 +22,7 @@ from torch import nn
 
 from rlhf_core.strategy import Trained
 from rlhf_core.sync import ModuleReceiver
-from rlhf_core.weight_files import state_dict_shards_of
+from rlhf_core.util.weight_files import state_dict_shards_of
 from rlhf_ray.cluster import connected
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings

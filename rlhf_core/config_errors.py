@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from .did_you_mean import suggestion
 from .errors import ConfigError, RlhfError
+from .util.did_you_mean import suggestion
 from .util.redact import redact_text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from .did_you_mean import fold
 from .errors import ConfigError
+from .util.did_you_mean import fold
 from .util.yaml12 import parse_yaml
 
 Override = str | tuple[str, Any]

@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from .config import EngineConfig, PromptsConfig, RewardEntry, RewardPolicy, RunConfig
 from .config_errors import Problems
 from .config_load import PLUGIN_SECTIONS, expand
-from .did_you_mean import suggestion
 from .errors import ConfigError, PluginError
 from .function_plugins import NamesFunctions, check_functions
 from .plugins import Selected, load
 from .reward_functions import is_file_reward
 from .types import SamplingParams
+from .util.did_you_mean import suggestion
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "algorithm": "ppo",

@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Any
 
 from .hooks import HookRelay
-from .host_memory import peak_resident_bytes
 from .metrics import MetricsWriter, PhaseTimer
 from .runfolder import RunFolder
 from .samples import Keep, SampleRecord, SampleWriter
 from .strategy import Strategy
 from .types import BufferItem, MadeEpisode, sum_by_key
 from .update import GAP_KEY
+from .util.host_memory import peak_resident_bytes
 
 
 class EpisodeRecord:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, SupportsFloat, SupportsIndex
 
 from .errors import CheckpointError, RlhfError
-from .jsonl import dump_line, truncate_lines
+from .util.jsonl import dump_line, truncate_lines
 
 Number = SupportsFloat | SupportsIndex
 Line = dict[str, Any]

@@ -11,11 +11,11 @@ from .errors import GuardStop
 from .guards import GuardsConfig, make_guards
 from .hooks import HookRelay
 from .hookspecs import Verdict
-from .jsonl import read_lines
 from .run_state import RunState
 from .runfolder import RunFolder
 from .strategy import Strategy
 from .trainer import BatchSource, EpisodeBatches, SkippedUpdate
+from .util.jsonl import read_lines
 
 logger = logging.getLogger("rlhf")
 

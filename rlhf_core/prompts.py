@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import DataError
 from .protocols import PromptSource
-from .rng import permutation, prompt_order
 from .types import Message, Prompt
+from .util.rng import permutation, prompt_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

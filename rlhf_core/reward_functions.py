@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.errors import PydanticUserError
 
 from .components import Component
-from .did_you_mean import suggestion
 from .errors import PluginError
+from .util.did_you_mean import suggestion
 
 _FILE_REWARD = re.compile(r"^(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)$")
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from .errors import ConfigError, DataError, UserInputError
-from .jsonl import write_bytes, write_json
+from .util.jsonl import write_bytes, write_json
 from .util.yaml12 import dump_yaml, parse_yaml
 
 Status = Literal["done", "failed", "interrupted", "rolled-back-and-failed"]

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 from .errors import DeadlineError, RlhfError
-from .jsonl import dump_line, truncate_lines
 from .types import FinishReason, Rollout
+from .util.jsonl import dump_line, truncate_lines
 
 Keep = Literal["all", "none"] | int
 """Which samples of an episode are written: all, none, or at most so many, spread over the episode."""

@@ -17,8 +17,8 @@ from .process_group import ProcessGroup
 from .schedule import load_scheduler, save_scheduler
 from .strategy import ReduceOp, Strategy, Trained
 from .strategy_parts import LossScale, ResolvedPrecision, autocast_for, make_adamw, torch_dtype, torch_step
-from .tensor_files import load_tree, save_tree
-from .weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
+from .util.tensor_trees import load_tree, save_tree
+from .util.weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
 
 if TYPE_CHECKING:
     import torch

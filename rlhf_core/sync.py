@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .errors import SyncError
 from .protocols import RolloutEngine, WeightReceiver
-from .weight_files import plain_tensor, untied_names
+from .util.weight_files import plain_tensor, untied_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

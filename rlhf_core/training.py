@@ -20,7 +20,6 @@ from .config_resolve import ResolvedRun, check_processes, resolve
 from .errors import ConfigError, InterruptedRun, UserInputError
 from .hook_plugins import load_hook_plugins
 from .hooks import HookRelay
-from .host_memory import set_up_host_memory
 from .interrupts import InterruptFlag
 from .launch_env import read_launch_env
 from .models import check_model
@@ -31,6 +30,7 @@ from .run_record import FirstScore, begin_record, failed_when_refused, register_
 from .run_state import read_run_state
 from .runfolder import RunFolder, Status, default_path, find_newest
 from .transport import RunRequest, Transport
+from .util.host_memory import set_up_host_memory
 
 logger = logging.getLogger("rlhf")
 

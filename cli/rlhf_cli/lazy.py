@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click's, with a did-you-mean that needs no import."""
-        from rlhf_core.did_you_mean import suggestion
+        from rlhf_core.util.did_you_mean import suggestion
 
         name = args[0]
         known = self.list_commands(ctx)
@@ -80,9 +80,9 @@ class RootGroup(LazyGroup):
 
     def plugin_command(self, name: str) -> click.Command | None:
         """Import the plugin's command; a broken one is a `PluginError` that names it."""
-        from rlhf_core.did_you_mean import fold
         from rlhf_core.errors import PluginError
         from rlhf_core.plugins import discover, find, import_target
+        from rlhf_core.util.did_you_mean import fold
 
         if fold(name) not in discover("commands"):
             return None

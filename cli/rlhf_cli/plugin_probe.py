@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _fold(name: str) -> str:
-    from rlhf_core.did_you_mean import fold
+    from rlhf_core.util.did_you_mean import fold
 
     return fold(name)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..hookspecs import FitInfo, Metrics, hookimpl
-from ..jsonl import write_json
+from ..util.jsonl import write_json
 
 PEAK_FLOPS: Mapping[str, float] = {
     "B200": 2.25e15,

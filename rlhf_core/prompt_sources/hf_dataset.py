@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..components import PromptsContext
-from ..did_you_mean import suggestion
 from ..errors import DataError, PluginError
+from ..util.did_you_mean import suggestion
 from .config import HfDatasetConfig
 from .jsonl import JsonlSource
 

@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any
 
 from ..components import PromptsContext
-from ..rng import derive_seed
+from ..util.rng import derive_seed
 from .config import SortDigitsConfig
 
 

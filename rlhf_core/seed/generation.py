@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
-from ..did_you_mean import suggestion
 from ..errors import UserInputError
 from ..types import SamplingParams
+from ..util.did_you_mean import suggestion
 
 if TYPE_CHECKING:
     from torch import nn

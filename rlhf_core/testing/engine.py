@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..rng import derive_seed
 from ..types import Completion, GenerationRequest, SamplingParams
+from ..util.rng import derive_seed
 
 if TYPE_CHECKING:
     from torch import Tensor

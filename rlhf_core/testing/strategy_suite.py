@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import DivergenceError
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.tensor_files import load_tree, save_tree
+from rlhf_core.util.tensor_trees import load_tree, save_tree
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import pytest
 
 MEASURE = """
     import resource
-    from rlhf_core.host_memory import set_up_host_memory
+    from rlhf_core.util.host_memory import set_up_host_memory
 
     if {asked}:
         set_up_host_memory()
@@ -45,9 +45,9 @@ def test_what_a_pass_freed_serves_the_next():
 STARTED_BY_A_LARGE_ONE = """
     import subprocess, sys
     held = bytearray(600 << 20)
-    inner = "from rlhf_core.host_memory import peak_resident_bytes; print(peak_resident_bytes())"
+    inner = "from rlhf_core.util.host_memory import peak_resident_bytes; print(peak_resident_bytes())"
     print(subprocess.run([sys.executable, "-c", inner], capture_output=True, text=True, check=True).stdout)
-    from rlhf_core.host_memory import peak_resident_bytes
+    from rlhf_core.util.host_memory import peak_resident_bytes
     print(peak_resident_bytes())
 """
 

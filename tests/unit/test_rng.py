@@ -8,7 +8,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.rng import derive_seed, generator, permutation, prompt_order
+from rlhf_core.util.rng import derive_seed, generator, permutation, prompt_order
 
 PARTS = st.lists(st.one_of(st.text(max_size=4), st.integers(-5, 300)), max_size=3)
 
@@ -26,7 +26,9 @@ def test_parts_do_not_run_together() -> None:
 
 
 def test_seeds_stay_what_they_are() -> None:
-    code = "from rlhf_core.rng import derive_seed, prompt_order; print(derive_seed(1, 'x', 2), prompt_order(9, 1, 2))"
+    code = (
+        "from rlhf_core.util.rng import derive_seed, prompt_order; print(derive_seed(1, 'x', 2), prompt_order(9, 1, 2))"
+    )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert other.stdout.strip() == f"{derive_seed(1, 'x', 2)} {prompt_order(9, 1, 2)}"
 
@@ -49,6 +51,6 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_the_module_is_light() -> None:
-    code = "import sys, rlhf_core.rng; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, rlhf_core.util.rng; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"

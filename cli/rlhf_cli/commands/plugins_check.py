@@ -39,9 +39,9 @@ def check(name: str | None) -> int:
 
 
 def _chosen(name: str | None) -> list[PluginRef]:
-    from rlhf_core.did_you_mean import fold, suggestion
     from rlhf_core.errors import PluginError
     from rlhf_core.plugins import as_kind, discover_all
+    from rlhf_core.util.did_you_mean import fold, suggestion
 
     installed = discover_all()
     if name is None:

@@ -36,9 +36,9 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
       rlhf samples runs/first --episode 12 --show random --json
     """
     from rlhf_core.errors import UserInputError
-    from rlhf_core.jsonl import read_lines
     from rlhf_core.report.samples import choose_samples
     from rlhf_core.runfolder import RunFolder
+    from rlhf_core.util.jsonl import read_lines
 
     folder = RunFolder.read(run_dir)
     records = (line for line in read_lines(folder.samples) if episode is None or line.get("episode") == episode - 1)

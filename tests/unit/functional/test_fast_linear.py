@@ -142,7 +142,7 @@ def test_elsewhere_a_linear_is_itself(monkeypatch: pytest.MonkeyPatch, counted: 
 def test_memory_does_not_grow_with_the_number_of_shapes_seen() -> None:
     """In a process of its own: torch and oneDNN kept 1.7 MB for each of the first 1,024 shapes."""
     measure = """
-from rlhf_core.host_memory import set_up_host_memory
+from rlhf_core.util.host_memory import set_up_host_memory
 
 set_up_host_memory()
 

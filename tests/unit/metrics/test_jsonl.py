@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import DataError
-from rlhf_core.jsonl import dump_line, read_lines, truncate_lines, write_json
+from rlhf_core.util.jsonl import dump_line, read_lines, truncate_lines, write_json
 
 text = st.text(st.characters(codec=None), max_size=8)
 records = st.lists(st.dictionaries(text, st.one_of(st.integers(), text, st.none()), max_size=3), max_size=8)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rlhf_core.group_trees import group_from_tree, group_to_tree
-from rlhf_core.tensor_files import load_tree, save_tree
 from rlhf_core.testing.samples import make_group
 from rlhf_core.types import RolloutGroup
+from rlhf_core.util.tensor_trees import load_tree, save_tree
 
 
 def full_group():

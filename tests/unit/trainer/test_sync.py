@@ -12,7 +12,7 @@ from rlhf_core.models import add_lora, is_adapter_weight
 from rlhf_core.sync import Checksum, CopiedWeights, ModuleReceiver, SharedWeights, named_weights, with_checksum
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_model
-from rlhf_core.weight_files import state_dict_shards_of
+from rlhf_core.util.weight_files import state_dict_shards_of
 
 
 class Tied(nn.Module):

@@ -16,7 +16,7 @@ from rlhf_core.config import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import add_lora, is_adapter_weight
 from rlhf_core.strategy import Strategy
-from rlhf_core.weight_files import load_weights, save_weights, state_dict_shards_of
+from rlhf_core.util.weight_files import load_weights, save_weights, state_dict_shards_of
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.booster import is_booster
 

@@ -18,7 +18,7 @@ from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.runs import tiny_run
 from rlhf_core.training import train
 from rlhf_core.types import SamplingParams
-from rlhf_core.weight_files import state_dict_shards_of
+from rlhf_core.util.weight_files import state_dict_shards_of
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
 pytestmark = pytest.mark.slow

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.strategy_parts import make_adamw
-from rlhf_core.tensor_files import load_tree
 from rlhf_core.testing.strategy_suite import (
     TINY_RATE,
     StrategyCase,
@@ -22,6 +21,7 @@ from rlhf_core.testing.strategy_suite import (
     tiny_model,
     train_alone,
 )
+from rlhf_core.util.tensor_trees import load_tree
 from rlhf_torch.config import SingleConfig
 from rlhf_torch.single import build
 

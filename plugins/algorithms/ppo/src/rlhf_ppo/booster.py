@@ -23,8 +23,8 @@ from rlhf_core.process_group import ProcessGroup
 from rlhf_core.strategy import Trained
 from rlhf_core.strategy_base import GroupStrategy
 from rlhf_core.strategy_parts import LossScale, diverged, torch_step
-from rlhf_core.tensor_files import load_tree, save_tree
-from rlhf_core.weight_files import group_into_shards, state_dict_shards_of
+from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.weight_files import group_into_shards, state_dict_shards_of
 
 _METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer", "load_optimizer")
 _SHARDING = frozenset({"GeminiPlugin"})

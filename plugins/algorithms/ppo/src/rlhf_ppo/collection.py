@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from rlhf_core.batching import collate, split
-from rlhf_core.rng import permutation
 from rlhf_core.sources import BatchPlan, RolloutSource, TrainBatch
 from rlhf_core.strategy import Strategy
 from rlhf_core.trainer import EpisodeBatches
 from rlhf_core.types import BufferItem, Experience, MadeEpisode, PhaseTimes, RolloutGroup
+from rlhf_core.util.rng import permutation
 
 logger = logging.getLogger("rlhf")
 

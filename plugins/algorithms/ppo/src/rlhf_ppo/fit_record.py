@@ -8,9 +8,9 @@ from pathlib import Path
 from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.jsonl import read_lines
 from rlhf_core.loggers import TensorBoardLogger, WandbLogger
 from rlhf_core.metrics import MetricsWriter
+from rlhf_core.util.jsonl import read_lines
 
 _METRICS = "metrics.jsonl"
 

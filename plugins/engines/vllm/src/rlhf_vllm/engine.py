@@ -11,8 +11,8 @@ from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
 from rlhf_core.models import is_lora
 from rlhf_core.protocols import WeightReceiver
-from rlhf_core.rng import derive_seed
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_core.util.rng import derive_seed
 
 from .backend import Job, VllmBackend
 from .config import VllmEngineConfig, truncation_problem

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import DeadlineError, RlhfError
-from rlhf_core.tensor_files import write_tensors
 from rlhf_core.types import Completion, SamplingParams
+from rlhf_core.util.tensor_trees import write_tensors
 
 from .backend import Job
 from .start import WHERE, Settings

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rlhf_core.models import is_lora, merged_weights
 from rlhf_core.sync import named_weights
-from rlhf_core.weight_files import group_into_shards
+from rlhf_core.util.weight_files import group_into_shards
 
 
 def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:

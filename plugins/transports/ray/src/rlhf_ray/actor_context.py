@@ -15,7 +15,7 @@ from rlhf_core.config_resolve import ResolvedRun, resolve
 from rlhf_core.hook_plugins import load_hook_plugins
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import PREFIX
-from rlhf_core.host_memory import set_up_host_memory
+from rlhf_core.util.host_memory import set_up_host_memory
 
 from .config import RayConfig
 from .event_relay import ActorLogHandler, EventSender

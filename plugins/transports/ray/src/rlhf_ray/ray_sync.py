@@ -12,7 +12,7 @@ import ray
 from rlhf_core.functional.forward import next_token_logits
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.sync import Checksum
-from rlhf_core.weight_files import group_into_shards
+from rlhf_core.util.weight_files import group_into_shards
 
 from .calls import answer, ask
 from .messages import Canary

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import CheckpointError
-from .tensor_files import write_tensors
+from ..errors import CheckpointError
+from .tensor_trees import write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
