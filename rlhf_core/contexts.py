@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .components import AlgorithmContext, EngineContext, PromptsContext, RewardContext, StrategyContext
-from .launch_env import read_launch_env
+from .distributed.launch_env import read_launch_env
 from .reward_combiner import combined_score
 from .strategy_parts import resolve_device
 from .types import SamplingParams

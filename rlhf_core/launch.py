@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any
 
 from .config_resolve import ResolvedRun
+from .distributed.interrupts import INTERRUPT_FILE
 from .errors import RlhfError
-from .interrupts import INTERRUPT_FILE
 
 
 def run_in_processes(

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .parent_watch import end_with_parent
+from .distributed.parent_watch import end_with_parent
 from .reward_values import BadScore, RewardFault, read_scores
 from .types import Rollout
 

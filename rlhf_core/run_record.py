@@ -12,9 +12,9 @@ from typing import Any
 from .config_changes import config_changes
 from .config_resolve import ResolvedRun
 from .control import ControlBox
+from .distributed.launch_env import read_launch_env
 from .errors import RlhfError, UserInputError
 from .hooks import HookRelay
-from .launch_env import read_launch_env
 from .manifest import collect_manifest, full_command
 from .runfolder import RunFolder
 from .transport import RunRequest

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .distributed.process_group import ProcessGroup
 from .errors import CheckpointError
-from .process_group import ProcessGroup
 from .schedule import load_scheduler, save_scheduler
 from .strategy import ReduceOp, Strategy, Trained
 from .strategy_parts import LossScale, ResolvedPrecision, autocast_for, make_adamw, torch_dtype, torch_step

@@ -17,11 +17,11 @@ from .algorithm import Algorithm
 from .checkpoint import CheckpointStore, find_damage
 from .config_load import Override, load_run
 from .config_resolve import ResolvedRun, check_processes, resolve
+from .distributed.interrupts import InterruptFlag
+from .distributed.launch_env import read_launch_env
 from .errors import ConfigError, InterruptedRun, UserInputError
 from .hook_plugins import load_hook_plugins
 from .hooks import HookRelay
-from .interrupts import InterruptFlag
-from .launch_env import read_launch_env
 from .models import check_model
 from .oversight import ROLLBACK
 from .plugins import resolve_build

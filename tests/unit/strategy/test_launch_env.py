@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_core.distributed.launch_env import LaunchEnv, first_host, read_launch_env
 from rlhf_core.errors import UserInputError
-from rlhf_core.launch_env import LaunchEnv, first_host, read_launch_env
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "123456"}

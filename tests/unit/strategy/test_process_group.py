@@ -12,15 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rlhf_core.distributed.launch_env import LaunchEnv
+from rlhf_core.distributed.process_group import ProcessGroup
 from rlhf_core.errors import DeadlineError
-from rlhf_core.launch_env import LaunchEnv
-from rlhf_core.process_group import ProcessGroup
 
 CHILD = """
     import os, sys
     import torch
     from rlhf_core.errors import RlhfError
-    from rlhf_core.process_group import ProcessGroup
+    from rlhf_core.distributed.process_group import ProcessGroup
 
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=20)
     group.join()
@@ -39,7 +39,7 @@ ENDS = """
     import sys, time
     import torch
     import torch.distributed as dist
-    from rlhf_core.process_group import ProcessGroup
+    from rlhf_core.distributed.process_group import ProcessGroup
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=20)

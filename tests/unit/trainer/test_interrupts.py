@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlhf_core.interrupts import INTERRUPT_FILE, InterruptFlag
+from rlhf_core.distributed.interrupts import INTERRUPT_FILE, InterruptFlag
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from rlhf_core.distributed.process_group import ProcessGroup
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional.forward import innermost
-from rlhf_core.process_group import ProcessGroup
 from rlhf_core.strategy import Trained
 from rlhf_core.strategy_base import GroupStrategy
 from rlhf_core.strategy_parts import LossScale, diverged, torch_step

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
+from rlhf_core.distributed.parent_watch import end_with_parent
 from rlhf_core.errors import RlhfError
-from rlhf_core.parent_watch import end_with_parent
 
 from .backend import VllmBackend
 from .start import WHERE, described

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.launch_env import read_launch_env
+from rlhf_core.distributed.launch_env import read_launch_env
 from rlhf_core.strategy_parts import resolve_device, resolve_precision
 
 from .booster_strategy import BoosterStrategy

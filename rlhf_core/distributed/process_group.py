@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import DeadlineError
+from ..errors import DeadlineError
 from .launch_env import LaunchEnv, read_launch_env
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.distributed_c10d import Store
 
-    from .strategy import ReduceOp
+    from ..strategy import ReduceOp
 
 _ROLL_CALL_SECONDS = 3.0
 """How long the processes that are left wait for one another's sign of life after an error."""

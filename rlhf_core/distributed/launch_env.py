@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import UserInputError
+from ..errors import UserInputError
 
 _SLURM_PORT_BASE = 15000
 _SLURM_PORT_RANGE = 20000
