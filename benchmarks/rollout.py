@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.components import EngineContext
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams
 

@@ -18,7 +18,7 @@ from .config_resolve import Configured, ResolvedRun
 from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
 from .evaluate import PolicyEvaluator, Ranks
 from .models import adapter_off, is_lora, load_policy
-from .plugins import resolve_build
+from .plugins.discovery import resolve_build
 from .prompts import PromptStream
 from .protocols import RolloutEngine
 from .reference import Reference

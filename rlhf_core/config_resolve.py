@@ -12,9 +12,9 @@ from .config import EngineConfig, PromptsConfig, RewardEntry, RewardPolicy, RunC
 from .config_errors import Problems
 from .config_load import PLUGIN_SECTIONS, expand
 from .errors import ConfigError, PluginError
-from .function_plugins import NamesFunctions, check_functions
-from .plugins import Selected, load
-from .reward_functions import is_file_reward
+from .plugins.discovery import Selected, load
+from .plugins.functions import is_file_reward
+from .plugins.named_functions import NamesFunctions, check_functions
 from .types import SamplingParams
 from .util.did_you_mean import suggestion
 

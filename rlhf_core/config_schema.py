@@ -11,7 +11,7 @@ from .config import PromptsConfig, RewardEntry, RunConfig
 from .config_load import PLUGIN_SECTIONS
 from .config_resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
 from .errors import PluginError
-from .plugins import Selected, check_clash, discover, load_ref
+from .plugins.discovery import Selected, check_clash, discover, load_ref
 
 Schema = dict[str, Any]
 

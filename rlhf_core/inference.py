@@ -12,7 +12,7 @@ from .contexts import engine_context, own_device, prompts_context, reward_contex
 from .hooks import HookRelay
 from .maker import PolicyExperienceMaker
 from .models import check_model, load_policy, load_tokenizer
-from .plugins import load, resolve_build
+from .plugins.discovery import load, resolve_build
 from .prompts import PromptEncoder
 from .protocols import RolloutEngine
 from .rewards import RewardScorer, reward_spec

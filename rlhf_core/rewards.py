@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from .components import RewardContext
 from .config import RewardPolicy
 from .errors import ConfigError
-from .plugins import Selected, load, resolve_build
+from .plugins.discovery import Selected, load, resolve_build
 from .reward_cache import ScoreCache
 from .reward_combiner import Combined, RewardCombiner
 from .reward_runner import RewardRunner, RewardSpec

@@ -24,7 +24,7 @@ from .hook_plugins import load_hook_plugins
 from .hooks import HookRelay
 from .models import check_model
 from .oversight import ROLLBACK
-from .plugins import resolve_build
+from .plugins.discovery import resolve_build
 from .prompts import PromptStream
 from .run_record import FirstScore, begin_record, failed_when_refused, register_run_hooks, undone_when_refused
 from .run_state import read_run_state

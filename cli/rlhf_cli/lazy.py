@@ -73,7 +73,7 @@ class RootGroup(LazyGroup):
 
     def plugin_commands(self) -> dict[str, str]:
         """Read from metadata; nothing is imported."""
-        from rlhf_core.plugins import discover
+        from rlhf_core.plugins.discovery import discover
 
         refs = discover("commands").values()
         return {ref.name: f"From {ref.distribution} {ref.version}." for ref in refs if ref.name not in self._lazy}
@@ -81,7 +81,7 @@ class RootGroup(LazyGroup):
     def plugin_command(self, name: str) -> click.Command | None:
         """Import the plugin's command; a broken one is a `PluginError` that names it."""
         from rlhf_core.errors import PluginError
-        from rlhf_core.plugins import discover, find, import_target
+        from rlhf_core.plugins.discovery import discover, find, import_target
         from rlhf_core.util.did_you_mean import fold
 
         if fold(name) not in discover("commands"):

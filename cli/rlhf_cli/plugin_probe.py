@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.plugins import PluginRef, discover
+from rlhf_core.plugins.discovery import PluginRef, discover
 
 from .plugin_trial import Verdict, try_plugin
 

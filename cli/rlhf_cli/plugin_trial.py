@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from rlhf_core.components import KINDS
 from rlhf_core.config_resolve import check_options
 from rlhf_core.errors import PluginError, UserInputError
-from rlhf_core.plugins import (
+from rlhf_core.plugins.discovery import (
     PluginRef,
     Selected,
     check_clash,
@@ -79,8 +79,8 @@ def _try_component(ref: PluginRef) -> Verdict:
 def _try_other(ref: PluginRef) -> Verdict:
     import click
 
-    from rlhf_core.function_plugins import bind_function
     from rlhf_core.hooks import HookRelay
+    from rlhf_core.plugins.named_functions import bind_function
 
     if ref.kind in ("advantages", "policy_losses"):
         bind_function(ref.kind, ref.name, where="plugins check")  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def quickstart_run(algorithm: str | None) -> dict[str, Any]:
     """The quickstart's second stage: the algorithm's own, or that of all which learn from the same kind of data."""
-    from rlhf_core.plugins import load
+    from rlhf_core.plugins.discovery import load
     from rlhf_core.util.did_you_mean import fold
 
     name = "ppo" if algorithm is None else fold(algorithm)

@@ -14,7 +14,7 @@ from ..config import RewardPolicy
 from ..contexts import reward_context
 from ..errors import UserInputError
 from ..models import disable_dropout, is_lora
-from ..plugins import load
+from ..plugins.discovery import load
 from ..rewards import RewardSpec, reward_spec
 
 if TYPE_CHECKING:

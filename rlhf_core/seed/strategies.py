@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from ..components import StrategyContext
 from ..config_errors import Problems
-from ..plugins import load, resolve_build
+from ..plugins.discovery import load, resolve_build
 from ..strategy import Strategy
 
 

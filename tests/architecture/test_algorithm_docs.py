@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.plugins import load
+from rlhf_core.plugins.discovery import load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "algorithms"
 SHARED = "critic-free.md"

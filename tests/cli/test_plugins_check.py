@@ -7,7 +7,7 @@ import pytest
 from rlhf_cli.main import run
 from rlhf_cli.plugin_probe import probe
 from rlhf_cli.plugin_trial import try_plugin
-from rlhf_core.plugins import discover
+from rlhf_core.plugins.discovery import discover
 
 REWARDS = """
 import os, signal, sys, time

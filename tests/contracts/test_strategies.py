@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.plugins import load
+from rlhf_core.plugins.discovery import load
 from rlhf_core.testing.contracts import StrategyContract
 from rlhf_core.testing.contracts.strategy import strategy_case
 from rlhf_core.testing.strategy_suite import run_strategies

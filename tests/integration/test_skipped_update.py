@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from rlhf_core.batching import masked
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_item
 from rlhf_core.update import Updater

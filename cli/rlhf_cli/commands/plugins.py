@@ -10,7 +10,7 @@ from ..lazy import LazyCommand, LazyGroup
 from ..output import print_json, print_table
 
 if TYPE_CHECKING:
-    from rlhf_core.plugins import PluginRef
+    from rlhf_core.plugins.discovery import PluginRef
 
 plugins = LazyGroup(
     "plugins",
@@ -42,7 +42,7 @@ def list_plugins(as_json: bool) -> None:
       rlhf plugins list
       rlhf plugins list --json
     """
-    from rlhf_core.plugins import discover_all
+    from rlhf_core.plugins.discovery import discover_all
 
     refs = [ref for by_name in discover_all().values() for first in by_name.values() for ref in (first, *first.clashes)]
     clashing = {id(each) for ref in refs if ref.clashes for each in (ref, *ref.clashes)}
@@ -83,7 +83,7 @@ def show(plugin: str, as_json: bool) -> None:
       rlhf plugins show rewards/exact-match --json
     """
     from rlhf_core.components import KINDS
-    from rlhf_core.plugins import as_kind, find, install_line, load, missing_modules
+    from rlhf_core.plugins.discovery import as_kind, find, install_line, load, missing_modules
 
     kind_name, slash, name = plugin.partition("/")
     if not slash or not name:

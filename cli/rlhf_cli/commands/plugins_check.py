@@ -9,7 +9,7 @@ import click
 from ..output import print_table
 
 if TYPE_CHECKING:
-    from rlhf_core.plugins import PluginRef
+    from rlhf_core.plugins.discovery import PluginRef
 
 
 @click.command("check")
@@ -40,7 +40,7 @@ def check(name: str | None) -> int:
 
 def _chosen(name: str | None) -> list[PluginRef]:
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins import as_kind, discover_all
+    from rlhf_core.plugins.discovery import as_kind, discover_all
     from rlhf_core.util.did_you_mean import fold, suggestion
 
     installed = discover_all()

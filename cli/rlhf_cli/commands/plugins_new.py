@@ -21,7 +21,7 @@ def new(kind: str, name: str, output: Path | None) -> None:
       rlhf plugins new reward brevity
       rlhf plugins new algorithm my-update --output ~/plugins/my-update
     """
-    from rlhf_core.plugins import as_kind
+    from rlhf_core.plugins.discovery import as_kind
 
     from ..scaffold import new_plugin
 

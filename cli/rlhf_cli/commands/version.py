@@ -23,7 +23,7 @@ def version(as_json: bool) -> None:
     """
     from importlib.metadata import distributions
 
-    from rlhf_core.plugins import discover_all
+    from rlhf_core.plugins.discovery import discover_all
 
     installed = {dist.name.lower(): dist.version for dist in distributions()}
     plugins = {ref.distribution: ref.version for by_name in discover_all().values() for ref in by_name.values()}

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from ...algorithm import EpisodeOutput, RolloutAlgorithm
 from ...contexts import algorithm_context
-from ...plugins import Selected, resolve_build
+from ...plugins.discovery import Selected, resolve_build
 from ...types import BufferItem, Experience, RolloutGroup, SamplingParams
 from ..samples import make_group
 from .base import ComponentContract

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ValidationError
 
 from ...components import Component, Kind
 from ...config_resolve import check_options
-from ...plugins import Selected, discover, find, install_line, load, missing_modules
+from ...plugins.discovery import Selected, discover, find, install_line, load, missing_modules
 
 MAX_SUMMARY = 160
 _HEAVY = ("torch", "transformers", "ray", "vllm", "colossalai", "peft")
 _LOADED_BY = """
 import json, sys
-from rlhf_core.plugins import find, load_ref
+from rlhf_core.plugins.discovery import find, load_ref
 load_ref(find(sys.argv[1], sys.argv[2]))
 print(json.dumps([name for name in sys.argv[3:] if name in sys.modules]))
 """

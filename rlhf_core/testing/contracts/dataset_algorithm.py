@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ...algorithm import DatasetAlgorithm
 from ...contexts import algorithm_context
 from ...errors import DataError
-from ...plugins import Selected, resolve_build
+from ...plugins.discovery import Selected, resolve_build
 from ...types import SamplingParams
 from .base import ComponentContract
 from .losses import Objective, check_masked, check_output, check_split, check_state, check_terms, trained_models

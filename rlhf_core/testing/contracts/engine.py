@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from ...contexts import engine_context, own_device
 from ...errors import SyncError
-from ...plugins import Selected, resolve_build
+from ...plugins.discovery import Selected, resolve_build
 from ...protocols import RolloutEngine
 from ...types import Completion, GenerationRequest, SamplingParams
 from .base import ComponentContract

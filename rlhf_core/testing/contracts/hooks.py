@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ...hooks import HookRelay
-from ...plugins import PluginRef, find, import_target
+from ...plugins.discovery import PluginRef, find, import_target
 from ...training import train
 from ..runs import tiny_run
 

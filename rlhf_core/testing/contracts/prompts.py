@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from ...contexts import prompts_context
-from ...plugins import Selected, resolve_build
+from ...plugins.discovery import Selected, resolve_build
 from ...prompts import PromptStream
 from ...protocols import PromptSource
 from ..models import tiny_tokenizer

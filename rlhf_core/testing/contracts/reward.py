@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ...config import RewardPolicy
 from ...contexts import reward_context
-from ...plugins import Selected
+from ...plugins.discovery import Selected
 from ...rewards import RewardScorer, reward_spec
 from ...types import Rollout
 from ..models import POLICY_PATH

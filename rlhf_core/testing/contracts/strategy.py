@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ...plugins import Selected
+from ...plugins.discovery import Selected
 from ..strategy_suite import (
     MAX_GRAD_NORM,
     SHARD_BYTES,

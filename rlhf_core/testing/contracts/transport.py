@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ...errors import RewardError
-from ...plugins import Selected
+from ...plugins.discovery import Selected
 from ...runfolder import RunFolder
 from ...training import TrainResult, train
 from ..runs import tiny_run

@@ -5,14 +5,7 @@ import sys
 import pytest
 
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins import (
-    as_kind,
-    discover,
-    discover_all,
-    load,
-    missing_modules,
-    resolve_build,
-)
+from rlhf_core.plugins.discovery import as_kind, discover, discover_all, load, missing_modules, resolve_build
 
 GOOD = """
 from pydantic import BaseModel
@@ -100,7 +93,7 @@ def test_unknown_name_suggests_lists_and_says_what_to_install(install):
 
 
 def test_a_plugin_of_this_project_that_is_not_installed_gets_its_install_line(monkeypatch):
-    monkeypatch.setattr("rlhf_core.plugins.discover", lambda kind: {})
+    monkeypatch.setattr("rlhf_core.plugins.discovery.discover", lambda kind: {})
     with pytest.raises(PluginError) as error:
         load("transports", "Ray")
     assert error.value.hint == "pip install rlhf-ray"

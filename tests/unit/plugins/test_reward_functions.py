@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.errors import PluginError
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 
 FILE = '''
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import DataError
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 
 
 def build(name, folder=Path(), **options):

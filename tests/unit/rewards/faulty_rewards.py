@@ -102,6 +102,6 @@ class Recipe:
         self.name = name
 
     def __call__(self):
-        from rlhf_core.reward_functions import load_function_file
+        from rlhf_core.plugins.functions import load_function_file
 
         return load_function_file(f"{self.path}:{self.name}")[1]

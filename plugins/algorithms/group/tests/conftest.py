@@ -10,7 +10,7 @@ import torch
 
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional.masking import mask_from_lengths
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.types import Experience, SamplingParams
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.types import SamplingParams
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.builtin_models import build_character_tokenizer, build_llama
 from rlhf_core.components import StrategyContext
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem, Rollout
 from rlhf_ppo import Critic, PPOTrainer

@@ -67,7 +67,7 @@ def get(reference: Any, doing: str = "to answer") -> Any:
 
 def my_strategy() -> Any:
     from rlhf_core.components import StrategyContext
-    from rlhf_core.plugins import load, resolve_build
+    from rlhf_core.plugins.discovery import load, resolve_build
 
     selected = load("strategies", "single")
     return resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))
@@ -323,7 +323,7 @@ def test_trainers_of_one_process_group_train_one_policy(start: Callable[..., Any
 
     def ddp() -> Any:
         from rlhf_core.components import StrategyContext
-        from rlhf_core.plugins import load, resolve_build
+        from rlhf_core.plugins.discovery import load, resolve_build
 
         selected = load("strategies", "ddp")
         return resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))

@@ -23,7 +23,7 @@ from rlhf_core.config import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional.forward import policy_forward, value_forward
 from rlhf_core.models import add_lora
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.strategy import Strategy
 from rlhf_core.sync import Checksum
 from rlhf_core.types import BufferItem, Experience

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins import load, missing_modules
+from rlhf_core.plugins.discovery import load, missing_modules
 from rlhf_core.testing.contracts.base import ComponentContract
 from rlhf_vllm.config import VllmEngineConfig
 

@@ -172,7 +172,7 @@ def test_a_full_buffer_holds_up_who_appends_but_not_who_asks(start: Callable[...
 
 def my_strategy() -> Any:
     from rlhf_core.components import StrategyContext
-    from rlhf_core.plugins import load, resolve_build
+    from rlhf_core.plugins.discovery import load, resolve_build
 
     selected = load("strategies", "single")
     return resolve_build(selected)(selected.component.config(), StrategyContext(device="auto"))

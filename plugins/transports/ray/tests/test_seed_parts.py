@@ -168,7 +168,7 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.builtin_models import build_builtin
     from rlhf_core.components import StrategyContext
     from rlhf_core.hooks import HookRelay
-    from rlhf_core.plugins import load, resolve_build
+    from rlhf_core.plugins.discovery import load, resolve_build
     from rlhf_core.seed.generation import set_eos
     from rlhf_core.types import Prompt, SamplingParams
     from rlhf_ray.holder_models import IdTokenizer, make_models, make_worker

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.function_plugins import FunctionChoice as Choice
-from rlhf_core.function_plugins import FunctionUse, NamesFunctions
+from rlhf_core.plugins.named_functions import FunctionChoice as Choice
+from rlhf_core.plugins.named_functions import FunctionUse, NamesFunctions
 from rlhf_core.section import PolicyLossSection
 
 Bound = Annotated[float, Field(gt=0)]

@@ -17,7 +17,7 @@ from rlhf_core.episode_forward import with_trainer_log_probs
 from rlhf_core.hooks import HookRelay
 from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.models import adapter_off, is_lora
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.scoring_pass import ScoringPass

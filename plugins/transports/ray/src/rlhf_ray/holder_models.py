@@ -16,7 +16,7 @@ from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import adapter_off, disable_dropout, is_lora
-from rlhf_core.plugins import load, resolve_build
+from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.scoring_pass import ScoringPass

@@ -18,10 +18,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from .components import API_VERSION, KINDS, Component, Kind
-from .errors import PluginError, RlhfError
-from .reward_functions import function_component, is_file_reward, load_function_file
-from .util.did_you_mean import closest, fold, suggestion
+from ..components import API_VERSION, KINDS, Component, Kind
+from ..errors import PluginError, RlhfError
+from ..util.did_you_mean import closest, fold, suggestion
+from .functions import function_component, is_file_reward, load_function_file
 
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from .config_errors import Problems
-from .errors import ConfigError, PluginError
-from .plugins import find, import_target
-from .reward_functions import options_model
+from ..config_errors import Problems
+from ..errors import ConfigError, PluginError
+from .discovery import find, import_target
+from .functions import options_model
 
 FunctionKind = Literal["advantages", "policy_losses"]
 FunctionChoice = str | dict[str, Any]

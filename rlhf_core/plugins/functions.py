@@ -21,9 +21,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.errors import PydanticUserError
 
-from .components import Component
-from .errors import PluginError
-from .util.did_you_mean import suggestion
+from ..components import Component
+from ..errors import PluginError
+from ..util.did_you_mean import suggestion
 
 _FILE_REWARD = re.compile(r"^(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)$")
 

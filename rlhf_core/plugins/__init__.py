@@ -1,0 +1,1 @@
+"""Finding plugins by metadata, importing the selected one, and plain functions as plugins."""
