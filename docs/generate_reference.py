@@ -21,7 +21,7 @@ from rlhf_cli.schema_text import option_rows
 from rlhf_core import components
 from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS
-from rlhf_core.config_resolve import SHARED_OPTIONS
+from rlhf_core.config.resolve import SHARED_OPTIONS
 from rlhf_core.plugins.discovery import Selected, discover, load_ref
 from rlhf_core.protocols import PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .algorithm import Algorithm, RolloutAlgorithm
-from .config import OptimizerConfig, TrainConfig
-from .config_resolve import Configured, ResolvedRun
+from .config.resolve import Configured, ResolvedRun
+from .config.sections import OptimizerConfig, TrainConfig
 from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
 from .evaluate import PolicyEvaluator, Ranks
 from .models import adapter_off, is_lora, load_policy

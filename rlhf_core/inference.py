@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
-from .config import ModelConfig
-from .config_resolve import SelectedReward
+from .config.resolve import SelectedReward
+from .config.sections import ModelConfig
 from .contexts import engine_context, own_device, prompts_context, reward_context
 from .hooks import HookRelay
 from .maker import PolicyExperienceMaker

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .config_resolve import ResolvedRun
+from .config.resolve import ResolvedRun
 from .distributed.interrupts import INTERRUPT_FILE
 from .errors import RlhfError
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .algorithm import ModelKind
 from .builtin_models import PREFIX, build_builtin, check_builtin
-from .config import LoraConfig, ModelConfig
+from .config.sections import LoraConfig, ModelConfig
 from .errors import UserInputError
 from .score_models import as_score_model, is_score_folder
 

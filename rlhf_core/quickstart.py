@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .config_resolve import resolve
+from .config.resolve import resolve
 from .errors import InterruptedRun, UserInputError
 from .runfolder import RunFolder, default_path, find_newest
 from .training import TrainResult, find_checkpoint, train

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from .config import RewardPolicy
+from .config.sections import RewardPolicy
 from .errors import RewardError
 from .reward_cache import ScoreCache, cache_key, reward_identity
 from .reward_isolation import IsolatedReward

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from .components import RewardContext
-from .config import RewardPolicy
+from .config.sections import RewardPolicy
 from .errors import ConfigError
 from .plugins.discovery import Selected, load, resolve_build
 from .reward_cache import ScoreCache

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .config_changes import config_changes
-from .config_resolve import ResolvedRun
+from .config.changes import config_changes
+from .config.resolve import ResolvedRun
 from .control import ControlBox
 from .distributed.launch_env import read_launch_env
 from .errors import RlhfError, UserInputError

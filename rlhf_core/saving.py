@@ -10,7 +10,7 @@ from typing import Any
 
 from .algorithm import Algorithm
 from .checkpoint import CheckpointStore, write_error
-from .config import CheckpointConfig
+from .config.sections import CheckpointConfig
 from .hooks import HookRelay
 from .protocols import ExperienceChannel
 from .rewards import RewardCombiner

@@ -12,7 +12,7 @@ from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
 from .batching import default_tokens
 from .build import TrainerModels, build_reference, offloads_reference, updates_per_episode
 from .checkpoint import CheckpointStore
-from .config_resolve import ResolvedRun
+from .config.resolve import ResolvedRun
 from .episode_forward import no_reference, reference_pass, with_trainer_log_probs
 from .episode_record import EpisodeRecord
 from .errors import DivergenceError, InterruptedRun

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from .algorithm import Algorithm
 from .checkpoint import CheckpointStore, find_damage
-from .config_load import Override, load_run
-from .config_resolve import ResolvedRun, check_processes, resolve
+from .config.load import Override, load_run
+from .config.resolve import ResolvedRun, check_processes, resolve
 from .distributed.interrupts import InterruptFlag
 from .distributed.launch_env import read_launch_env
 from .errors import ConfigError, InterruptedRun, UserInputError

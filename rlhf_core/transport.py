@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .config_resolve import ResolvedRun
+from .config.resolve import ResolvedRun
 from .hooks import HookRelay
 from .prompts import PromptStream
 from .protocols import ExperienceChannel, WeightSync

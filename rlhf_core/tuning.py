@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .algorithm import Algorithm
-from .config import OptimizerConfig
+from .config.sections import OptimizerConfig
 from .errors import UserInputError
 from .schedule import LearningRates
 from .strategy import Trained

@@ -46,7 +46,7 @@ FAKE_PLUGINS = """
 from typing import Literal
 from pydantic import BaseModel, Field
 from rlhf_core.components import Component
-from rlhf_core.config import EngineConfig
+from rlhf_core.config.sections import EngineConfig
 
 class Update(BaseModel):
     clip_eps: float = Field(0.2, gt=0, description="Clip.")

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from rlhf_core.components import KINDS
-from rlhf_core.config_resolve import check_options
+from rlhf_core.config.resolve import check_options
 from rlhf_core.errors import PluginError, UserInputError
 from rlhf_core.plugins.discovery import (
     PluginRef,
@@ -163,7 +163,7 @@ def _strategy(selected: Selected, build: Callable[..., Any], config: BaseModel) 
 def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     import torch
 
-    from rlhf_core.config import ModelConfig
+    from rlhf_core.config.sections import ModelConfig
     from rlhf_core.contexts import engine_context
     from rlhf_core.models import load_policy, load_tokenizer
     from rlhf_core.protocols import RolloutEngine

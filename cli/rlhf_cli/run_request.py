@@ -66,7 +66,7 @@ class RunRequest:
 
     def mapping(self) -> tuple[dict[str, Any], list[str]]:
         """The run as one mapping (file, then flags, then `--set`), and the options that flags dropped."""
-        from rlhf_core.config_load import load_run
+        from rlhf_core.config.load import load_run
 
         run = load_run(self._base())
         dropped = self._apply_plugins(run)
@@ -83,8 +83,8 @@ class RunRequest:
         return folder.read_config()
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
-        from rlhf_core.config_load import PLUGIN_SECTIONS, switch_plugin
-        from rlhf_core.config_resolve import option_names
+        from rlhf_core.config.load import PLUGIN_SECTIONS, switch_plugin
+        from rlhf_core.config.resolve import option_names
 
         chosen = {
             "algorithm": self.algorithm,
@@ -99,7 +99,7 @@ class RunRequest:
         return dropped
 
     def _flag_overrides(self) -> list[str | tuple[str, Any]]:
-        from rlhf_core.config_load import parse_reward
+        from rlhf_core.config.load import parse_reward
 
         overrides: list[str | tuple[str, Any]] = []
         if self.model is not None:
@@ -137,7 +137,7 @@ def quickstart_run(algorithm: str | None) -> dict[str, Any]:
 
 def quickstart_stage(name: str) -> dict[str, Any]:
     """A run file shipped with the command: `warm-start` or one of its second stages."""
-    from rlhf_core.config_load import load_run
+    from rlhf_core.config.load import load_run
 
     with as_file(files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml") as path:
         return load_run(path)

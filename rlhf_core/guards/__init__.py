@@ -5,8 +5,8 @@ They use the public hook `rlhf_verdict`, so a guard of your own is a hook plugin
 
 from __future__ import annotations
 
+from ..config.guards import GuardsConfig
 from .checks import NonFinite, OutOfBound, Plateau
-from .config import GuardsConfig
 from .guard import Guard
 
 __all__ = ["Guard", "GuardsConfig", "NonFinite", "OutOfBound", "Plateau", "make_guards"]

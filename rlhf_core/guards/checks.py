@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..config.guards import Action
 from ..errors import DivergenceError
 from ..hookspecs import Metrics
-from .config import Action
 from .guard import Guard
 
 

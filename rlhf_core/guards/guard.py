@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..config.guards import Action
 from ..hookspecs import Metrics, Verdict, hookimpl
-from .config import Action
 
 logger = logging.getLogger("rlhf")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import Algorithm, RolloutAlgorithm
 from ..batching import default_tokens
 from ..build import build_algorithm, build_strategy, model_dtype
-from ..config_resolve import ResolvedRun
+from ..config.resolve import ResolvedRun
 from ..episode_record import peak_memory_bytes
 from ..models import load_tokenizer
 from ..prompts import PromptStream

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..builtin_models import PREFIX, build_builtin
-from ..config import LoraConfig, ModelConfig
+from ..config.sections import LoraConfig, ModelConfig
 from ..errors import UserInputError
 
 if TYPE_CHECKING:

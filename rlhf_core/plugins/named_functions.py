@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from ..config_errors import Problems
+from ..config.problems import Problems
 from ..errors import ConfigError, PluginError
 from .discovery import find, import_target
 from .functions import options_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from ..config import Section
+from ..config.sections import Section
 
 
 class JsonlConfig(Section):

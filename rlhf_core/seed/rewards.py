@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..config import RewardPolicy
+from ..config.sections import RewardPolicy
 from ..contexts import reward_context
 from ..errors import UserInputError
 from ..models import disable_dropout, is_lora

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ..components import StrategyContext
-from ..config_errors import Problems
+from ..config.problems import Problems
 from ..plugins.discovery import load, resolve_build
 from ..strategy import Strategy
 

@@ -18,7 +18,7 @@ from ..build import (
     model_dtype,
 )
 from ..channel import LocalChannel
-from ..config_resolve import ResolvedRun
+from ..config.resolve import ResolvedRun
 from ..coordinator import RolloutCoordinator
 from ..maker import PolicyExperienceMaker
 from ..models import load_policy, load_tokenizer

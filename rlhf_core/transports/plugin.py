@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..components import Component
-from ..config import Section
+from ..config.sections import Section
 
 
 class LocalConfig(Section):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.components import KINDS
-from rlhf_core.config import RewardPolicy, RunConfig
+from rlhf_core.config.sections import RewardPolicy, RunConfig
 from rlhf_core.hookspecs import SPECS
 
 ROOT = Path(__file__).resolve().parents[2]

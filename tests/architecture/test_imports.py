@@ -57,6 +57,6 @@ def test_checking_a_run_file_loads_nothing_heavy(tmp_path, algorithm):
 
 
 def test_core_itself_is_light():
-    listed = "import rlhf_core, rlhf_core.config_resolve, json, sys; print(json.dumps(sorted(sys.modules)))"
+    listed = "import rlhf_core, rlhf_core.config.resolve, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True)
     assert not (HEAVY | {"click", "rich"}) & {name.partition(".")[0] for name in json.loads(done.stdout)}

@@ -15,7 +15,7 @@ from rlhf_cli import main as main_module
 from rlhf_cli.commands.train import quiet_progress
 from rlhf_cli.commands.train import train as train_command
 from rlhf_cli.main import COMMANDS, cli, run
-from rlhf_core.config_load import load_run
+from rlhf_core.config.load import load_run
 from rlhf_core.errors import InterruptedRun, RewardError
 
 pytestmark = pytest.mark.usefixtures("fake_plugins")
@@ -249,7 +249,7 @@ def test_plugins_check_tells_ok_missing_and_broken(install, capsys):
     source = """
         from pydantic import BaseModel
         from rlhf_core.components import Component
-        from rlhf_core.config import EngineConfig
+        from rlhf_core.config.sections import EngineConfig
         needy = Component("Needs.", EngineConfig, "a:b", requires=("no_such_module_xyz",), install="pip install xyz")
 
         def rlhf_episode_end(error):

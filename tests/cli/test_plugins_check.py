@@ -81,7 +81,7 @@ def test_one_that_needs_more_than_is_made_up_is_not_broken(rewards):
 COMPONENTS = """
 from pydantic import Field
 from rlhf_core.components import Component
-from rlhf_core.config import EngineConfig, Section
+from rlhf_core.config.sections import EngineConfig, Section
 
 class Options(Section):
     path: str = Field(description="A path.")

@@ -30,7 +30,7 @@ from rlhf_core.prompt_sources.config import SortDigitsConfig
 from rlhf_hf.config import HfEngineConfig
 from rlhf_ppo.config import PPOConfig
 from rlhf_torch.config import SingleConfig
-from rlhf_core.config import Section
+from rlhf_core.config.sections import Section
 
 class Nothing(Section):
     pass

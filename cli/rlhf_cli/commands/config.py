@@ -38,7 +38,7 @@ def show(request: RunRequest) -> None:
       rlhf config show run.yaml
       rlhf config show --algorithm ppo --strategy gemini
     """
-    from rlhf_core.config_resolve import resolve
+    from rlhf_core.config.resolve import resolve
 
     mapping, dropped = request.mapping()
     tell_dropped(dropped)
@@ -55,7 +55,7 @@ def check(request: RunRequest) -> None:
       rlhf config check run.yaml
       rlhf config check run.yaml --transport ray --set transport.num_makers=2
     """
-    from rlhf_core.config_resolve import resolve
+    from rlhf_core.config.resolve import resolve
 
     mapping, dropped = request.mapping()
     tell_dropped(dropped)
@@ -77,7 +77,7 @@ def schema() -> None:
     Examples:
       rlhf config schema > run.schema.json
     """
-    from rlhf_core.config_schema import run_schema
+    from rlhf_core.config.json_schema import run_schema
 
     document, left_out = run_schema()
     for error in left_out:

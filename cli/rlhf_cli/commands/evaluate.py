@@ -10,7 +10,7 @@ from ..output import print_json, print_table
 from .sampling import SamplingRequest, sampling_options
 
 if TYPE_CHECKING:
-    from rlhf_core.config_resolve import SelectedReward
+    from rlhf_core.config.resolve import SelectedReward
 
 
 @click.command("eval")
@@ -69,9 +69,9 @@ def evaluate(
 
 
 def _rewards(texts: tuple[str, ...]) -> list[SelectedReward]:
-    from rlhf_core.config_errors import Problems
-    from rlhf_core.config_load import parse_reward
-    from rlhf_core.config_resolve import resolve_reward
+    from rlhf_core.config.load import parse_reward
+    from rlhf_core.config.problems import Problems
+    from rlhf_core.config.resolve import resolve_reward
 
     problems = Problems()
     found = [resolve_reward(parse_reward(text), problems, text) for text in texts]

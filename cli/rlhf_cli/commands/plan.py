@@ -24,7 +24,7 @@ def plan(request: RunRequest, num_processes: int, as_json: bool) -> None:
       rlhf plan run.yaml
       rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
     """
-    from rlhf_core.config_resolve import check_processes, resolve
+    from rlhf_core.config.resolve import check_processes, resolve
     from rlhf_core.plan import plan_run
     from rlhf_core.training import check_run
 

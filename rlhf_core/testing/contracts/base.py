@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from ...components import Component, Kind
-from ...config_resolve import check_options
+from ...config.resolve import check_options
 from ...plugins.discovery import Selected, discover, find, install_line, load, missing_modules
 
 MAX_SUMMARY = 160
@@ -93,7 +93,7 @@ class ComponentContract:
             if any(problem["loc"] == ("no_such_option",) for problem in error.errors()):
                 return
         pytest.fail(
-            f"{selected.label}: a misspelled option goes unseen; derive its config from rlhf_core.config.Section "
+            f"{selected.label}: a misspelled option goes unseen; derive its config from rlhf_core.config.sections.Section "
             '(or set model_config = ConfigDict(extra="forbid"))'
         )
 

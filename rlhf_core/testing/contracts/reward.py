@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from pydantic import BaseModel
 
-from ...config import RewardPolicy
+from ...config.sections import RewardPolicy
 from ...contexts import reward_context
 from ...plugins.discovery import Selected
 from ...rewards import RewardScorer, reward_spec

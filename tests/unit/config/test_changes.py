@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config import RunConfig
-from rlhf_core.config_changes import Change, config_changes
+from rlhf_core.config.changes import Change, config_changes
+from rlhf_core.config.sections import RunConfig
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),

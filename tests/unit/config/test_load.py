@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config_load import (
+from rlhf_core.config.load import (
     apply_override,
     load_run,
     parse_override,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.config import EngineConfig, RewardPolicy
-from rlhf_core.config_load import load_run
-from rlhf_core.config_resolve import check_processes, option_names, resolve
-from rlhf_core.config_schema import run_schema
+from rlhf_core.config.json_schema import run_schema
+from rlhf_core.config.load import load_run
+from rlhf_core.config.resolve import check_processes, option_names, resolve
+from rlhf_core.config.sections import EngineConfig, RewardPolicy
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import SamplingParams
 

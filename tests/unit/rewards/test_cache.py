@@ -10,7 +10,7 @@ from faulty_rewards import make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config import RewardPolicy
+from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.errors import ConfigError, RewardError
 from rlhf_core.reward_cache import ScoreCache, cache_key, reward_identity
 from rlhf_core.rewards import RewardScorer, RewardSpec

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhf_core.config_errors import Problems
-from rlhf_core.config_resolve import resolve_reward
+from rlhf_core.config.problems import Problems
+from rlhf_core.config.resolve import resolve_reward
 from rlhf_core.inference import evaluate_folder
 from rlhf_core.types import SamplingParams
 

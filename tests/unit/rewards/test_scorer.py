@@ -6,7 +6,7 @@ import threading
 import faulty_rewards as faulty
 import pytest
 
-from rlhf_core.config import RewardPolicy
+from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.errors import ConfigError, RewardError
 from rlhf_core.rewards import RewardScorer, RewardSpec
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rlhf_core.components import RewardContext
-from rlhf_core.config import RewardPolicy
+from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.plugins.discovery import load
 from rlhf_core.rewards import RewardScorer, reward_spec
 

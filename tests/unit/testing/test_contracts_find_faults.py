@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel
 from rlhf_core import Component
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
-from rlhf_core.config import EngineConfig, Section
+from rlhf_core.config.sections import EngineConfig, Section
 from rlhf_core.functional.forward import policy_forward
 from rlhf_core.functional.masking import masked_mean, masked_sum
 from rlhf_core.testing.engine import FakeEngine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_core.config import RewardPolicy
+from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.errors import RewardError, RlhfError
 from rlhf_core.evaluate import FIRST_SAMPLE_ID, PolicyEvaluator
 from rlhf_core.hooks import HookRelay

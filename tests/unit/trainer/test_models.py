@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.config import LoraConfig, ModelConfig
+from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import (
     add_lora,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rlhf_core.config import LoraConfig
+from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import SyncError
 from rlhf_core.models import add_lora, is_adapter_weight
 from rlhf_core.sync import Checksum, CopiedWeights, ModuleReceiver, SharedWeights, named_weights, with_checksum

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf_core import train
-from rlhf_core.config_resolve import resolve
+from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.testing.runs import tiny_run
 from rlhf_core.testing.samples import make_group

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlhf_core.batching import collate
-from rlhf_core.config import LoraConfig
+from rlhf_core.config.sections import LoraConfig
 from rlhf_core.functional.forward import value_forward
 from rlhf_core.functional.packing import packed_attention
 from rlhf_core.models import add_lora

@@ -80,7 +80,7 @@ def my_actor() -> Any:
 
 
 def my_lora_actor() -> Any:
-    from rlhf_core.config import LoraConfig
+    from rlhf_core.config.sections import LoraConfig
     from rlhf_core.models import add_lora
 
     return add_lora(my_actor(), LoraConfig(r=2), seed=0)

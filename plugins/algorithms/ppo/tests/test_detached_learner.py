@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_core.batching import collate, split
 from rlhf_core.components import StrategyContext
-from rlhf_core.config import LoraConfig
+from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional.forward import policy_forward, value_forward
 from rlhf_core.models import add_lora

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_core.config import LoraConfig
+from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import add_lora, is_adapter_weight
 from rlhf_core.strategy import Strategy

@@ -12,9 +12,9 @@ from http_rewards import make_rollout, number, serving, url_of
 from pydantic import ValidationError
 
 from rlhf_core.components import RewardContext
-from rlhf_core.config import RewardPolicy
-from rlhf_core.config_errors import Problems
-from rlhf_core.config_resolve import resolve_reward
+from rlhf_core.config.problems import Problems
+from rlhf_core.config.resolve import resolve_reward
+from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.errors import ConfigError, RewardError, UserInputError
 from rlhf_core.plugins.discovery import load
 from rlhf_core.rewards import RewardScorer, reward_spec

@@ -146,7 +146,7 @@ class TestPresence:
 
 def test_lora_layers_of_another_scale_are_refused() -> None:
     from rlhf_core.builtin_models import build_builtin
-    from rlhf_core.config import LoraConfig
+    from rlhf_core.config.sections import LoraConfig
     from rlhf_core.models import add_lora
     from rlhf_ray.detached_lora import check_lora_scales, lora_scales
 

@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from rlhf_core.config_resolve import resolve
+from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
 from rlhf_core.evaluate import EvaluationRow
 from rlhf_core.group_trees import group_to_tree

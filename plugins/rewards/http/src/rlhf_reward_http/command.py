@@ -90,8 +90,8 @@ def _token(variable: str | None, host: str) -> str | None:
 
 
 def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) -> RewardScorer:
-    from rlhf_core.config_errors import Problems
-    from rlhf_core.config_resolve import resolve_reward
+    from rlhf_core.config.problems import Problems
+    from rlhf_core.config.resolve import resolve_reward
     from rlhf_core.contexts import reward_context
     from rlhf_core.errors import ConfigError
     from rlhf_core.rewards import RewardScorer, reward_spec

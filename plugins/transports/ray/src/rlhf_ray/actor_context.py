@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config_resolve import ResolvedRun, resolve
+from rlhf_core.config.resolve import ResolvedRun, resolve
 from rlhf_core.hook_plugins import load_hook_plugins
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import PREFIX

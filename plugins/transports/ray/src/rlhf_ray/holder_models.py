@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import nn
 
 from rlhf_core.components import EngineContext
-from rlhf_core.config import RewardPolicy
+from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay

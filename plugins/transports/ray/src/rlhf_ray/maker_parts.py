@@ -19,7 +19,7 @@ from rlhf_core.build import (
     build_strategy,
     model_dtype,
 )
-from rlhf_core.config_resolve import ResolvedRun
+from rlhf_core.config.resolve import ResolvedRun
 from rlhf_core.evaluate import PolicyEvaluator
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import load_policy, load_tokenizer

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..section import Count, Section
+from .section import Count, Section
 
 Grave = Literal["skip", "stop", "rollback"]
 Action = Literal["warn", "skip", "stop", "rollback"]

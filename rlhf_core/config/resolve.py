@@ -8,15 +8,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .config import EngineConfig, PromptsConfig, RewardEntry, RewardPolicy, RunConfig
-from .config_errors import Problems
-from .config_load import PLUGIN_SECTIONS, expand
-from .errors import ConfigError, PluginError
-from .plugins.discovery import Selected, load
-from .plugins.functions import is_file_reward
-from .plugins.named_functions import NamesFunctions, check_functions
-from .types import SamplingParams
-from .util.did_you_mean import suggestion
+from ..errors import ConfigError, PluginError
+from ..plugins.discovery import Selected, load
+from ..plugins.functions import is_file_reward
+from ..plugins.named_functions import NamesFunctions, check_functions
+from ..types import SamplingParams
+from ..util.did_you_mean import suggestion
+from .load import PLUGIN_SECTIONS, expand
+from .problems import Problems
+from .sections import EngineConfig, PromptsConfig, RewardEntry, RewardPolicy, RunConfig
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "algorithm": "ppo",

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from .errors import ConfigError
-from .util.did_you_mean import fold
-from .util.yaml12 import parse_yaml
+from ..errors import ConfigError
+from ..util.did_you_mean import fold
+from ..util.yaml12 import parse_yaml
 
 Override = str | tuple[str, Any]
 """`"a.b=value"` with the value in YAML, or the path and the value itself."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .config import PromptsConfig, RewardEntry, RunConfig
-from .config_load import PLUGIN_SECTIONS
-from .config_resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
-from .errors import PluginError
-from .plugins.discovery import Selected, check_clash, discover, load_ref
+from ..errors import PluginError
+from ..plugins.discovery import Selected, check_clash, discover, load_ref
+from .load import PLUGIN_SECTIONS
+from .resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
+from .sections import PromptsConfig, RewardEntry, RunConfig
 
 Schema = dict[str, Any]
 
@@ -84,7 +84,9 @@ def _choice(
 
 def _take(model: type[BaseModel], definitions: Schema) -> Schema:
     """The schema of `model`; what it refers to goes to `definitions`, under names that cannot meet."""
-    owner = "" if model.__module__.startswith("rlhf_core.config") else f"{model.__module__}.{model.__qualname__}."
+    owner = (
+        "" if model.__module__.startswith("rlhf_core.config.sections") else f"{model.__module__}.{model.__qualname__}."
+    )
     schema = model.model_json_schema(ref_template=f"#/$defs/{owner}{{model}}")
     definitions.update({f"{owner}{name}": each for name, each in schema.pop("$defs", {}).items()})
     return schema

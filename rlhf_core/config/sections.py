@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, model_validator
 
-from .guards.config import GuardsConfig
+from ..types import SamplingParams
+from .guards import GuardsConfig
 from .section import Count
 from .section import Section as Section
-from .types import SamplingParams
 
 
 class LoraConfig(Section):

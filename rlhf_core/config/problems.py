@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from .errors import ConfigError, RlhfError
-from .util.did_you_mean import suggestion
-from .util.redact import redact_text
+from ..errors import ConfigError, RlhfError
+from ..util.did_you_mean import suggestion
+from ..util.redact import redact_text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
