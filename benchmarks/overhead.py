@@ -19,7 +19,7 @@ from typing import Any
 from rlhf_cli.run_request import quickstart_stage
 from rlhf_core import train
 from rlhf_core.episode_record import EpisodeRecord
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.live_control import LiveControl
 from rlhf_core.oversight import Oversight
 from rlhf_core.samples import SampleWriter

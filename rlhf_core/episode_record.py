@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .metrics import MetricsWriter, PhaseTimer
 from .runfolder import RunFolder
 from .samples import Keep, SampleRecord, SampleWriter

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .maker import PolicyExperienceMaker
 from .protocols import RolloutEngine
 from .rewards import RewardScorer

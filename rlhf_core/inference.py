@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from .config.resolve import SelectedReward
 from .config.sections import ModelConfig
 from .contexts import engine_context, own_device, prompts_context, reward_context
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .maker import PolicyExperienceMaker
 from .models import check_model, load_policy, load_tokenizer
 from .plugins.discovery import load, resolve_build

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import RlhfError
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .protocols import RolloutEngine
 from .rewards import RewardScorer, Scores
 from .types import BufferItem, Completion, GenerationRequest, PhaseTimes, Prompt, Rollout, RolloutGroup, SamplingParams

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from .errors import GuardStop
 from .guards import GuardsConfig, make_guards
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .hookspecs import Verdict
 from .run_state import RunState
 from .runfolder import RunFolder

@@ -14,7 +14,7 @@ from .config.resolve import ResolvedRun
 from .control import ControlBox
 from .distributed.launch_env import read_launch_env
 from .errors import RlhfError, UserInputError
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .manifest import collect_manifest, full_command
 from .runfolder import RunFolder
 from .transport import RunRequest

@@ -11,7 +11,7 @@ from typing import Any
 from .algorithm import Algorithm
 from .checkpoint import CheckpointStore, write_error
 from .config.sections import CheckpointConfig
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .protocols import ExperienceChannel
 from .rewards import RewardCombiner
 from .run_state import RunState, load_channel_state, load_run_state, read_run_state, save_run_state

@@ -16,7 +16,7 @@ from .config.resolve import ResolvedRun
 from .episode_forward import no_reference, reference_pass, with_trainer_log_probs
 from .episode_record import EpisodeRecord
 from .errors import DivergenceError, InterruptedRun
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .hookspecs import FitInfo
 from .live_control import LiveControl
 from .models import save_plain_model

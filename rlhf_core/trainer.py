@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .hookspecs import FitInfo
 
 B = TypeVar("B")

@@ -20,8 +20,8 @@ from .config.resolve import ResolvedRun, check_processes, resolve
 from .distributed.interrupts import InterruptFlag
 from .distributed.launch_env import read_launch_env
 from .errors import ConfigError, InterruptedRun, UserInputError
-from .hook_plugins import load_hook_plugins
-from .hooks import HookRelay
+from .hooks.installed import load_hook_plugins
+from .hooks.relay import HookRelay
 from .models import check_model
 from .oversight import ROLLBACK
 from .plugins.discovery import resolve_build

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .config.resolve import ResolvedRun
-from .hooks import HookRelay
+from .hooks.relay import HookRelay
 from .prompts import PromptStream
 from .protocols import ExperienceChannel, WeightSync
 from .runfolder import RunFolder

@@ -79,7 +79,7 @@ def _try_component(ref: PluginRef) -> Verdict:
 def _try_other(ref: PluginRef) -> Verdict:
     import click
 
-    from rlhf_core.hooks import HookRelay
+    from rlhf_core.hooks.relay import HookRelay
     from rlhf_core.plugins.named_functions import bind_function
 
     if ref.kind in ("advantages", "policy_losses"):

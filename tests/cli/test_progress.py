@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_cli.live_progress import LiveProgress
 from rlhf_cli.progress import PlainProgress, QuietProgress, clock, make_progress
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
 
 FOLDER = Path("runs") / ("a-very-long-name-" * 12) / "[bold]ppo"

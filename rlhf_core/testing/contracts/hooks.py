@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ...hooks import HookRelay
+from ...hooks.relay import HookRelay
 from ...plugins.discovery import PluginRef, find, import_target
 from ...training import train
 from ..runs import tiny_run

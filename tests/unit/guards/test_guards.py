@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlhf_core.errors import DivergenceError, RlhfError
 from rlhf_core.guards import GuardsConfig, NonFinite, OutOfBound, Plateau, make_guards
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 
 
 def ask(guard, metrics, *, episode=0, error=None):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.callbacks import SEED_METHODS, adapt_callback
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.hooks.seed_callbacks import SEED_METHODS, adapt_callback
 from rlhf_core.hookspecs import FitInfo
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.errors import HookError, PluginError
-from rlhf_core.hook_plugins import load_hook_plugins
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.installed import load_hook_plugins
+from rlhf_core.hooks.relay import HookRelay
 
 
 def install(site: Path, distribution: str, name: str, source: str) -> None:

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from rlhf_core.errors import HookError
-from rlhf_core.hooks import HookRelay, spec_function
+from rlhf_core.hooks.relay import HookRelay, spec_function
 from rlhf_core.hookspecs import hookimpl
 
 

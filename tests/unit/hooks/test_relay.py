@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from rlhf_core.errors import DivergenceError, HookError, PluginError
-from rlhf_core.hooks import HookRelay, spec_function
+from rlhf_core.hooks.relay import HookRelay, spec_function
 from rlhf_core.hookspecs import FitInfo, hookimpl
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.loggers import PerformanceEvaluator
 from rlhf_core.loggers.performance import describe, known_peak

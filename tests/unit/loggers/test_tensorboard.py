@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.loggers import TensorBoardLogger
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf_core.episode_record import EpisodeRecord
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.types import MadeEpisode, PhaseTimes
 

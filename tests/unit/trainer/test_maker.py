@@ -5,7 +5,7 @@ import pytest
 from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.errors import RewardError, RlhfError
 from rlhf_core.evaluate import FIRST_SAMPLE_ID, PolicyEvaluator
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.testing.engine import FakeEngine

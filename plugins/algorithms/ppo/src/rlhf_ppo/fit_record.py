@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.errors import UserInputError
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.loggers import TensorBoardLogger, WandbLogger
 from rlhf_core.metrics import MetricsWriter
 from rlhf_core.util.jsonl import read_lines

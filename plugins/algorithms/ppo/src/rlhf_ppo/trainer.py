@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.batching import collate, split
 from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.errors import RlhfError, UserInputError
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.models import disable_dropout
 from rlhf_core.run_state import RunState

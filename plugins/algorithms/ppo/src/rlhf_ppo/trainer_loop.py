@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rlhf_core.episode_record import EpisodeRecord
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.trainer import Trainer
 from rlhf_core.types import Experience
 

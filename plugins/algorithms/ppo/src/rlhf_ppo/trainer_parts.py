@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.episode_forward import with_trainer_log_probs
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.models import adapter_off, is_lora
 from rlhf_core.plugins.discovery import load, resolve_build

@@ -14,7 +14,7 @@ import ray
 
 from rlhf_core.batching import to_device
 from rlhf_core.errors import DeadlineError
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.trainer import Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience

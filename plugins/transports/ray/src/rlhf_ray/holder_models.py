@@ -14,7 +14,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import UserInputError
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.models import adapter_off, disable_dropout, is_lora
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardScorer

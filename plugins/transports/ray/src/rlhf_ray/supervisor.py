@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from rlhf_core.errors import DeadlineError, RlhfError
-from rlhf_core.hooks import HookRelay
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.transport import FitResult, RunRequest
 
 from .calls import ask

@@ -12,10 +12,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .hookspecs import PREFIX, Metrics
+from ..hookspecs import PREFIX, Metrics
 
 if TYPE_CHECKING:
-    from .types import RolloutGroup
+    from ..types import RolloutGroup
 
 _BOTH = ("fit", "episode", "make_experience")
 SEED_METHODS: tuple[str, ...] = tuple(
@@ -106,7 +106,7 @@ def _experience(groups: Sequence[RolloutGroup] | None) -> Any:
     items = [item for group in groups or () for item in group.items]
     if not items:
         return None
-    from .batching import collate
+    from ..batching import collate
 
     return collate(items)
 

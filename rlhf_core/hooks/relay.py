@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import pluggy
 
-from .callbacks import adapt_callback
-from .errors import HookError, PluginError, RlhfError
-from .hookspecs import PREFIX, PROJECT, SPECS
+from ..errors import HookError, PluginError, RlhfError
+from ..hookspecs import PREFIX, PROJECT, SPECS
+from .seed_callbacks import adapt_callback
 
 logger = logging.getLogger("rlhf")
 

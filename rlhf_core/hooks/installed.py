@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from .errors import PluginError
-from .hooks import HookRelay
+from ..errors import PluginError
+from .relay import HookRelay
 
 logger = logging.getLogger("rlhf")
 

@@ -1,0 +1,1 @@
+"""Calling hook plugins: the relay, those that are installed, and the callbacks of the seed classes."""
