@@ -32,7 +32,7 @@ import rlhf_core.scoring_pass  # noqa: E402
 import rlhf_ppo.algorithm  # noqa: E402
 from rlhf_core import train  # noqa: E402
 from rlhf_core.functional.fast_linear import multiply  # noqa: E402
-from rlhf_core.strategy_base import StrategyBase  # noqa: E402
+from rlhf_core.strategies.base import StrategyBase  # noqa: E402
 from rlhf_hf.engine import HfEngine  # noqa: E402
 from rlhf_torch.single import SingleStrategy  # noqa: E402
 

@@ -23,8 +23,8 @@ from .prompts import PromptStream
 from .protocols import RolloutEngine
 from .reference import Reference
 from .rewards import RewardScorer, reward_spec
-from .schedule import make_scheduler
 from .scoring_pass import ScoringPass
+from .strategies.lr_schedule import make_scheduler
 from .strategy import Strategy, Trained
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf_core.schedule import load_scheduler, lr_factor, make_scheduler, save_scheduler
+from rlhf_core.strategies.lr_schedule import load_scheduler, lr_factor, make_scheduler, save_scheduler
 
 
 @pytest.mark.parametrize(

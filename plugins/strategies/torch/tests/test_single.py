@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.strategy_parts import make_adamw
+from rlhf_core.strategies.parts import make_adamw
 from rlhf_core.testing.strategy_suite import (
     TINY_RATE,
     StrategyCase,

@@ -20,9 +20,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from rlhf_core.distributed.process_group import ProcessGroup
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional.forward import innermost
+from rlhf_core.strategies.base import GroupStrategy
+from rlhf_core.strategies.parts import LossScale, diverged, torch_step
 from rlhf_core.strategy import Trained
-from rlhf_core.strategy_base import GroupStrategy
-from rlhf_core.strategy_parts import LossScale, diverged, torch_step
 from rlhf_core.util.tensor_trees import load_tree, save_tree
 from rlhf_core.util.weight_files import group_into_shards, state_dict_shards_of
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import disable_dropout
+from rlhf_core.strategies.parts import make_adamw
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.strategy_parts import make_adamw
 
 from .booster import BoosterStrategy, is_booster
 from .role_strategies import RoleStrategies

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlhf_core.components import StrategyContext
 from rlhf_core.distributed.launch_env import read_launch_env
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy_base import StrategyBase
-from rlhf_core.strategy_parts import resolve_device, resolve_precision
+from rlhf_core.strategies.base import StrategyBase
+from rlhf_core.strategies.parts import resolve_device, resolve_precision
 
 from .config import SingleConfig
 

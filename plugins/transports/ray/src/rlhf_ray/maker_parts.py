@@ -23,8 +23,8 @@ from rlhf_core.config.resolve import ResolvedRun
 from rlhf_core.evaluate import PolicyEvaluator
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.models import load_policy, load_tokenizer
+from rlhf_core.strategies.parts import autocast_for
 from rlhf_core.strategy import Strategy
-from rlhf_core.strategy_parts import autocast_for
 from rlhf_core.types import Prompt, RolloutGroup
 
 from .maker_worker import MakerWorker, trained_names

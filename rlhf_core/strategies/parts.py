@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import ConfigError, DivergenceError, UserInputError
+from ..errors import ConfigError, DivergenceError, UserInputError
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ def make_adamw(
     """torch's AdamW, fused: one kernel for all parameters, on GPUs and CPUs. `MasterAdamW` where some have 16 bits."""
     import torch
 
-    from .functional.master_adamw import MasterAdamW, is_16_bit
+    from .master_adamw import MasterAdamW, is_16_bit
 
     trainable = [param for param in params if param.requires_grad]
     if not trainable:
@@ -124,7 +124,7 @@ def diverged(norm: float, where: str = "training") -> DivergenceError:
 
 def _with_gradients(optimizer: Optimizer) -> list[Tensor]:
     """What the optimizer will step, each with its gradient: float32 master weights where it keeps them."""
-    from .functional.master_adamw import MasterAdamW
+    from .master_adamw import MasterAdamW
 
     if isinstance(optimizer, MasterAdamW):
         return optimizer.take_gradients()

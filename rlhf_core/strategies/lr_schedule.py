@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-    from .strategy import Trained
+    from ..strategy import Trained
 
 _FILE = "scheduler.json"
 Schedule = Literal["constant", "linear", "cosine"]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .distributed.process_group import ProcessGroup
-from .errors import CheckpointError
-from .schedule import load_scheduler, save_scheduler
-from .strategy import ReduceOp, Strategy, Trained
-from .strategy_parts import LossScale, ResolvedPrecision, autocast_for, make_adamw, torch_dtype, torch_step
-from .util.tensor_trees import load_tree, save_tree
-from .util.weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
+from ..distributed.process_group import ProcessGroup
+from ..errors import CheckpointError
+from ..strategy import ReduceOp, Strategy, Trained
+from ..util.tensor_trees import load_tree, save_tree
+from ..util.weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
+from .lr_schedule import load_scheduler, save_scheduler
+from .parts import LossScale, ResolvedPrecision, autocast_for, make_adamw, torch_dtype, torch_step
 
 if TYPE_CHECKING:
     import torch
@@ -194,7 +194,7 @@ class StrategyBase(GroupStrategy):
         """Called after `load_model`: master weights of 16-bit parameters are finer than what it read."""
         import torch
 
-        from .functional.master_adamw import MASTER
+        from .master_adamw import MASTER
 
         prepared = self.prepared_of(optimizer)
         file = Path(path) / OPTIMIZER_FILE
@@ -273,7 +273,7 @@ class StrategyBase(GroupStrategy):
 
     def _put(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
         """Write the full `value` into a weight and, with all its digits, into its master weights where it has some."""
-        from .functional.master_adamw import MasterAdamW
+        from .master_adamw import MasterAdamW
 
         self._put_weight(prepared, name, target, value)
         parameter = None if prepared is None else prepared.parameters.get(name)
@@ -284,7 +284,7 @@ class StrategyBase(GroupStrategy):
             optimizer.put_master(parameter, self._part_of_state(parameter, value))
 
     def _forget_moments(self, prepared: Prepared) -> None:
-        from .functional.master_adamw import MasterAdamW
+        from .master_adamw import MasterAdamW
 
         optimizer = self._inner_optimizer(prepared)
         if isinstance(optimizer, MasterAdamW):
