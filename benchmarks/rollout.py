@@ -25,8 +25,8 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.components import EngineContext
+from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.types import GenerationRequest, SamplingParams

@@ -17,13 +17,13 @@ from .config.resolve import Configured, ResolvedRun
 from .config.sections import OptimizerConfig, TrainConfig
 from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
 from .evaluate import PolicyEvaluator, Ranks
-from .models import adapter_off, is_lora, load_policy
+from .models.loading import adapter_off, is_lora, load_policy
+from .models.reference import Reference
+from .models.reference_pass import ScoringPass
 from .plugins.discovery import resolve_build
 from .prompts import PromptStream
 from .protocols import RolloutEngine
-from .reference import Reference
 from .rewards import RewardScorer, reward_spec
-from .scoring_pass import ScoringPass
 from .strategies.lr_schedule import make_scheduler
 from .strategy import Strategy, Trained
 

@@ -11,7 +11,7 @@ from .config.sections import ModelConfig
 from .contexts import engine_context, own_device, prompts_context, reward_context
 from .hooks.relay import HookRelay
 from .maker import PolicyExperienceMaker
-from .models import check_model, load_policy, load_tokenizer
+from .models.loading import check_model, load_policy, load_tokenizer
 from .plugins.discovery import load, resolve_build
 from .prompts import PromptEncoder
 from .protocols import RolloutEngine

@@ -22,7 +22,7 @@ from .types import BufferItem, Completion, GenerationRequest, PhaseTimes, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .scoring_pass import ScoringPass
+    from .models.reference_pass import ScoringPass
 
 
 SCORED_TOGETHER = 64

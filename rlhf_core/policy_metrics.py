@@ -9,8 +9,8 @@ from .algorithm import Mean, Metric
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .functional.forward import PolicyOutput
     from .functional.losses import PolicyLoss
+    from .models.forward import PolicyOutput
 
 
 def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tensor, mask: Tensor) -> dict[str, Metric]:

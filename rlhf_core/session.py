@@ -13,13 +13,13 @@ from .batching import default_tokens
 from .build import TrainerModels, build_reference, offloads_reference, updates_per_episode
 from .checkpoint import CheckpointStore
 from .config.resolve import ResolvedRun
-from .episode_forward import no_reference, reference_pass, with_trainer_log_probs
 from .episode_record import EpisodeRecord
 from .errors import DivergenceError, InterruptedRun
 from .hooks.relay import HookRelay
 from .hookspecs import FitInfo
 from .live_control import LiveControl
-from .models import save_plain_model
+from .models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
+from .models.loading import save_plain_model
 from .oversight import Oversight, RollBack
 from .rewards import RewardCombiner
 from .run_state import RunState

@@ -22,7 +22,7 @@ from .distributed.launch_env import read_launch_env
 from .errors import ConfigError, InterruptedRun, UserInputError
 from .hooks.installed import load_hook_plugins
 from .hooks.relay import HookRelay
-from .models import check_model
+from .models.loading import check_model
 from .oversight import ROLLBACK
 from .plugins.discovery import resolve_build
 from .prompts import PromptStream
@@ -142,7 +142,7 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
     """
     from .algorithm import DatasetAlgorithm
     from .build import build_algorithm, build_prompts, build_run_prompts
-    from .models import load_tokenizer
+    from .models.loading import load_tokenizer
 
     check_model(resolved.run.model)
     for selected in (resolved.strategy, resolved.engine, resolved.transport, *(r.selected for r in resolved.rewards)):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from .algorithm import Algorithm, LossOutput, Max, Mean
 from .batching import plan_micro_batches
-from .compiled import CompiledBlocks, fast_passes
 from .errors import DivergenceError, OutOfMemoryError
+from .models.fast_passes import CompiledBlocks, fast_passes
 from .strategy import Strategy, Trained
 from .types import Experience
 

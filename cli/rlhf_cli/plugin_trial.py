@@ -165,7 +165,7 @@ def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
 
     from rlhf_core.config.sections import ModelConfig
     from rlhf_core.contexts import engine_context
-    from rlhf_core.models import load_policy, load_tokenizer
+    from rlhf_core.models.loading import load_policy, load_tokenizer
     from rlhf_core.protocols import RolloutEngine
     from rlhf_core.testing.models import POLICY_PATH
     from rlhf_core.types import GenerationRequest, SamplingParams

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ConstantLR
 from torch.utils.data import DataLoader
 
 from rlhf_core import Rollout
-from rlhf_core.builtin_models import build_character_tokenizer, build_llama
+from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.seed.strategies import strategy_by_name
 from rlhf_ppo import Critic, PPOTrainer
 

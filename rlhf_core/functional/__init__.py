@@ -4,6 +4,8 @@ Legend: B sequences, S prompt and response tokens, A response tokens, V vocabula
 for what True means. Log-probs are in nats and float32.
 """
 
+from ..models.chunked import LogProbsAndEntropy, chunked_log_probs_and_entropy
+from ..models.forward import PolicyOutput, causal_lm_logits, innermost, policy_forward, value_forward
 from .advantages import (
     AdvantageInput,
     Advantages,
@@ -16,8 +18,6 @@ from .advantages import (
     rewards_to_go,
     token_rewards,
 )
-from .chunked import LogProbsAndEntropy, chunked_log_probs_and_entropy
-from .forward import PolicyOutput, causal_lm_logits, innermost, policy_forward, value_forward
 from .kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, clamp_log_ratio, kl_estimate
 from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .losses import (

@@ -19,7 +19,7 @@ from ..batching import default_tokens
 from ..build import build_algorithm, build_strategy, model_dtype
 from ..config.resolve import ResolvedRun
 from ..episode_record import peak_memory_bytes
-from ..models import load_tokenizer
+from ..models.loading import load_tokenizer
 from ..prompts import PromptStream
 from ..strategy import StateBytes
 from .machine import Machine, measure

@@ -35,7 +35,7 @@ def measure(device: torch.device) -> Machine:
     """Time one large multiplication, one read of a large tensor, and one small operation."""
     import torch
 
-    from ..functional.fast_linear import multiply
+    from ..models.fast_linear import multiply
 
     size = _GPU_SIZE if device.type == "cuda" else _SIZE
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

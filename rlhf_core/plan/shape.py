@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..builtin_models import PREFIX, build_builtin
 from ..config.sections import LoraConfig, ModelConfig
 from ..errors import UserInputError
+from ..models.builtin import PREFIX, build_builtin
 
 if TYPE_CHECKING:
     from torch import nn

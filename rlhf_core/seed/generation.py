@@ -70,7 +70,7 @@ def sampling_params(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBa
 
 def set_eos(model: nn.Module, eos_token_id: int | Sequence[int] | None) -> None:
     """Answers end with these tokens besides the tokenizer's; engines read it from the model's generation config."""
-    from ..functional.forward import innermost
+    from ..models.forward import innermost
 
     config: Any = getattr(innermost(model), "generation_config", None)
     if eos_token_id is not None and config is not None:

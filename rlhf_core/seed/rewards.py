@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.sections import RewardPolicy
 from ..contexts import reward_context
 from ..errors import UserInputError
-from ..models import disable_dropout, is_lora
+from ..models.loading import disable_dropout, is_lora
 from ..plugins.discovery import load
 from ..rewards import RewardSpec, reward_spec
 
@@ -177,7 +177,7 @@ class NeuralReward:
         """Scores [B] of rows of one length."""
         import torch
 
-        from ..functional.own_lengths import own_lengths
+        from ..models.own_lengths import own_lengths
 
         ids = torch.stack(list(rows)).to(self._device)
         with own_lengths(self._model, torch.full_like(ids, ids.shape[1])):
@@ -199,7 +199,7 @@ def _score_with_trunk(model: Any, rows: Sequence[Tensor], device: torch.device) 
     import torch
 
     from ..functional.masking import mask_from_lengths, position_ids_of
-    from ..functional.own_lengths import own_lengths
+    from ..models.own_lengths import own_lengths
 
     lengths = torch.tensor([len(row) for row in rows], device=device)
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..builtin_models import build_character_tokenizer, build_llama
+from ..models.builtin import build_character_tokenizer, build_llama
 
 if TYPE_CHECKING:
     from transformers import LlamaForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase

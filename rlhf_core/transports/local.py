@@ -21,7 +21,7 @@ from ..channel import LocalChannel
 from ..config.resolve import ResolvedRun
 from ..coordinator import RolloutCoordinator
 from ..maker import PolicyExperienceMaker
-from ..models import load_policy, load_tokenizer
+from ..models.loading import load_policy, load_tokenizer
 from ..prompts import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards import RewardScorer

@@ -98,7 +98,7 @@ def test_gemini_follows_in_bf16(runs: Path) -> None:
 
 
 def test_gemini_changes_weights_as_single_does(runs: Path) -> None:
-    from rlhf_core.builtin_models import build_builtin
+    from rlhf_core.models.builtin import build_builtin
 
     start = build_builtin("builtin:tiny-digits", 3)[0].state_dict()
     change = {}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlhf_core.batching import collate, masked
-from rlhf_core.episode_forward import forward_rows, shared_rows, with_trainer_log_probs
-from rlhf_core.functional.forward import policy_forward
+from rlhf_core.models.batched_forward import forward_rows, shared_rows, with_trainer_log_probs
+from rlhf_core.models.forward import policy_forward
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_item
 

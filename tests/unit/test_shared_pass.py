@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_core.batching import collate
-from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.components import EngineContext
-from rlhf_core.functional import causal_lm_logits, policy_forward, value_forward
 from rlhf_core.functional.fast_passes import fast_passes
-from rlhf_core.functional.forward import next_token_logits
-from rlhf_core.shared_pass import RowLengths
+from rlhf_core.models.builtin import build_character_tokenizer
+from rlhf_core.models.forward import causal_lm_logits, next_token_logits, policy_forward, value_forward
+from rlhf_core.models.shared_pass import RowLengths
 from rlhf_core.types import BufferItem, GenerationRequest, Rollout, SamplingParams
 
 VOCABULARY = 40

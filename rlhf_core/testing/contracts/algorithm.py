@@ -54,7 +54,7 @@ class RolloutBench:
         import torch
 
         from ...batching import to_device
-        from ...functional.forward import policy_forward
+        from ...models.forward import policy_forward
 
         with torch.no_grad():
             batch = to_device(self.episode, torch.device(self.device))
@@ -182,7 +182,7 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
     import torch
 
     from ...batching import collate, to_device
-    from ...functional.forward import policy_forward, value_forward
+    from ...models.forward import policy_forward, value_forward
 
     batch = to_device(collate(_random_items(per_prompt)), torch.device(device))
     with torch.no_grad():

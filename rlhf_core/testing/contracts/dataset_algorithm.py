@@ -124,7 +124,7 @@ class DatasetAlgorithmContract(ComponentContract):
 
 def _policy(algorithm: DatasetAlgorithm[Any, Any]) -> nn.Module:
     """The tiny model, as what the algorithm trains: a language model, or one that gives a score."""
-    from ...score_models import as_score_model
+    from ...models.classifier import as_score_model
 
     model = contract_policy()
     return model if algorithm.model_kind == "causal-lm" else as_score_model(model, contract_tokenizer())

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_core.functional import fast_linear as module
-from rlhf_core.functional.fast_linear import fast_linears, multiply
+from rlhf_core.models import fast_linear as module
+from rlhf_core.models.fast_linear import fast_linears, multiply
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +148,7 @@ set_up_host_memory()
 
 import torch
 from rlhf_core.functional import fast_linear
-from rlhf_core.functional.fast_linear import multiply
+from rlhf_core.models.fast_linear import multiply
 
 fast_linear.IS_FASTER_HERE = True
 

@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.batching import collate
-from rlhf_core.functional import lean_head as module
-from rlhf_core.functional.forward import policy_forward
+from rlhf_core.models import lean_head as module
+from rlhf_core.models.forward import policy_forward
 from rlhf_core.types import BufferItem, Experience
 
 

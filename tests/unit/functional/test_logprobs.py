@@ -9,13 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.functional import (
-    chunked_log_probs_and_entropy,
-    entropy,
-    response_logits,
-    response_values,
-    token_log_probs,
-)
+from rlhf_core.functional import entropy, response_logits, response_values, token_log_probs
+from rlhf_core.models.chunked import chunked_log_probs_and_entropy
 
 
 def log_softmax_loop(logits: list[float], temperature: float, kept: list[int]) -> dict[int, float]:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_core.batching import collate
-from rlhf_core.functional import causal_lm_logits, lean_head, policy_forward
-from rlhf_core.functional.model_rows import PackedRows, PaddedRows, model_rows
-from rlhf_core.functional.packing import Packing, packed_attention
-from rlhf_core.shared_pass import PACKABLE
+from rlhf_core.models import lean_head
+from rlhf_core.models.forward import causal_lm_logits, policy_forward
+from rlhf_core.models.packing import Packing, packed_attention
+from rlhf_core.models.rows import PackedRows, PaddedRows, model_rows
+from rlhf_core.models.shared_pass import PACKABLE
 from rlhf_core.types import BufferItem, Experience
 
 VOCABULARY = 23

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.errors import DataError
+from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.prompts import PromptEncoder, PromptStream, RecordStream
 
 TEMPLATE = (

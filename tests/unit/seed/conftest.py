@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.builtin_models import build_character_tokenizer
+from rlhf_core.models.builtin import build_character_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from rlhf_core import Component
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.config.sections import EngineConfig, Section
-from rlhf_core.functional.forward import policy_forward
+from rlhf_core.models.forward import policy_forward
 from rlhf_core.functional.masking import masked_mean, masked_sum
 from rlhf_core.testing.engine import FakeEngine
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import (
+from rlhf_core.models.loading import (
     add_lora,
     check_model,
     disable_dropout,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rlhf_core.batching import collate
-from rlhf_core.functional.forward import policy_forward, value_forward
-from rlhf_core.scoring_pass import ScoringPass
+from rlhf_core.models.forward import policy_forward, value_forward
+from rlhf_core.models.reference_pass import ScoringPass
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_group
 from rlhf_core.types import RolloutGroup

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlhf_core.batching import masked
-from rlhf_core.blocks import transformer_blocks
 from rlhf_core.errors import ConfigError, DivergenceError, OutOfMemoryError
+from rlhf_core.models.blocks import transformer_blocks
 from rlhf_core.update import GAP_KEY, Updater
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
-from rlhf_core.functional import masked_sum, policy_forward
+from rlhf_core.functional import masked_sum
+from rlhf_core.models.forward import policy_forward
 
 
 class BestOf(RolloutAlgorithm):

@@ -12,8 +12,8 @@ import torch
 
 from rlhf_core.algorithm import LossOutput
 from rlhf_core.batching import collate, split
-from rlhf_core.functional.forward import policy_forward
 from rlhf_core.functional.masking import mask_from_lengths
+from rlhf_core.models.forward import policy_forward
 from rlhf_core.plugins.discovery import load
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.types import Experience

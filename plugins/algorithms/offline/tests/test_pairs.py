@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_core.errors import DataError, UserInputError
-from rlhf_core.score_models import as_score_model
+from rlhf_core.models.classifier import as_score_model
 from rlhf_core.testing.models import tiny_model, tiny_tokenizer
 
 RECORDS = [

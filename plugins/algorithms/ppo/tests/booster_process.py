@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from rlhf_core.builtin_models import build_character_tokenizer, build_llama
+from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.types import Rollout
 from rlhf_ppo import Critic, PPOTrainer
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.builtin_models import build_character_tokenizer, build_llama
 from rlhf_core.components import StrategyContext
+from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem, Rollout

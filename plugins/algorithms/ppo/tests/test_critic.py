@@ -12,9 +12,9 @@ import torch
 
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import LoraConfig
-from rlhf_core.functional.forward import value_forward
-from rlhf_core.functional.packing import packed_attention
-from rlhf_core.models import add_lora
+from rlhf_core.models.forward import value_forward
+from rlhf_core.models.loading import add_lora
+from rlhf_core.models.packing import packed_attention
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem
 from rlhf_ppo import Critic

@@ -21,8 +21,8 @@ from rlhf_core.batching import collate, split
 from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.functional.forward import policy_forward, value_forward
-from rlhf_core.models import add_lora
+from rlhf_core.models.forward import policy_forward, value_forward
+from rlhf_core.models.loading import add_lora
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.strategy import Strategy
 from rlhf_core.sync import Checksum

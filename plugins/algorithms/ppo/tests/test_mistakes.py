@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.errors import CheckpointError
+from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import Experience, Rollout
 from rlhf_ppo import PPOTrainer
 

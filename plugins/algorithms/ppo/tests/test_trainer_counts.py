@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.functional.forward import policy_forward, value_forward
 from rlhf_core.functional.losses import ppo_policy_loss, value_loss
+from rlhf_core.models.forward import policy_forward, value_forward
 from rlhf_core.types import Experience
 from rlhf_ppo import OLTrainer, PPOTrainer
 from rlhf_ppo.collection import SampleBuffer

@@ -22,8 +22,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.components import EngineContext
+from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine, build

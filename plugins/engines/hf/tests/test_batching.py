@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.errors import ConfigError
+from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_hf.prefill import plan_prefill
 from rlhf_hf.rows import make_rows

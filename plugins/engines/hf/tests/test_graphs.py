@@ -6,9 +6,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError
+from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import SamplingParams
 from rlhf_hf import engine as engine_module
 from rlhf_hf.config import HfEngineConfig

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_core.builtin_models import build_character_tokenizer
 from rlhf_core.components import EngineContext
+from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import build

@@ -10,7 +10,7 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from rlhf_core.builtin_models import build_character_tokenizer
+from rlhf_core.models.builtin import build_character_tokenizer
 
 CHARACTERS = "0123456789>,abcdefghijklmnopqrstuvwxyz<|/ "
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"

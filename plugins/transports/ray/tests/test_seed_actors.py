@@ -179,7 +179,7 @@ def my_strategy() -> Any:
 
 
 def my_actor() -> Any:
-    from rlhf_core.builtin_models import build_character_tokenizer, build_llama
+    from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 
     return build_llama(build_character_tokenizer("0123456789>,"), hidden_size=32, num_layers=1, num_heads=2, seed=0)
 

@@ -145,9 +145,9 @@ class TestPresence:
 
 
 def test_lora_layers_of_another_scale_are_refused() -> None:
-    from rlhf_core.builtin_models import build_builtin
     from rlhf_core.config.sections import LoraConfig
-    from rlhf_core.models import add_lora
+    from rlhf_core.models.builtin import build_builtin
+    from rlhf_core.models.loading import add_lora
     from rlhf_ray.detached_lora import check_lora_scales, lora_scales
 
     def model(alpha: float) -> nn.Module:
@@ -165,9 +165,9 @@ def test_lora_layers_of_another_scale_are_refused() -> None:
 
 
 def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
-    from rlhf_core.builtin_models import build_builtin
     from rlhf_core.components import StrategyContext
     from rlhf_core.hooks.relay import HookRelay
+    from rlhf_core.models.builtin import build_builtin
     from rlhf_core.plugins.discovery import load, resolve_build
     from rlhf_core.seed.generation import set_eos
     from rlhf_core.types import Prompt, SamplingParams

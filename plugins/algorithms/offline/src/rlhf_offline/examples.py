@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.functional.forward import causal_lm_logits
 from rlhf_core.functional.losses import masked_cross_entropy
+from rlhf_core.models.forward import causal_lm_logits
 from rlhf_core.prompts import PromptEncoder
 
 from .packing import packed_logits

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.distributed.process_group import ProcessGroup
 from rlhf_core.errors import UserInputError
-from rlhf_core.functional.forward import innermost
+from rlhf_core.models.forward import innermost
 from rlhf_core.strategies.base import GroupStrategy
 from rlhf_core.strategies.parts import LossScale, diverged, torch_step
 from rlhf_core.strategy import Trained

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.models import disable_dropout
+from rlhf_core.models.loading import disable_dropout
 from rlhf_core.strategies.parts import make_adamw
 from rlhf_core.strategy import Strategy, Trained
 

@@ -13,14 +13,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
-from rlhf_core.episode_forward import with_trainer_log_probs
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.maker import PolicyExperienceMaker
-from rlhf_core.models import adapter_off, is_lora
+from rlhf_core.models.batched_forward import with_trainer_log_probs
+from rlhf_core.models.loading import adapter_off, is_lora
+from rlhf_core.models.reference_pass import ScoringPass
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
-from rlhf_core.scoring_pass import ScoringPass
 from rlhf_core.seed.rewards import NeuralReward, seed_reward
 from rlhf_core.sources import BatchPlan, RolloutSource
 from rlhf_core.strategy import Strategy, Trained

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
-from rlhf_core.models import is_lora
+from rlhf_core.models.loading import is_lora
 from rlhf_core.protocols import WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util.rng import derive_seed

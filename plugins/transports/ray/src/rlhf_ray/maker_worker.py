@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from rlhf_core.scoring_pass import ScoringPass
+    from rlhf_core.models.reference_pass import ScoringPass
 
 
 class MakerWorker:

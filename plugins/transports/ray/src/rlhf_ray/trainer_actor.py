@@ -15,7 +15,7 @@ from rlhf_core.algorithm import Algorithm, RolloutAlgorithm
 from rlhf_core.build import build_algorithm, build_run_prompts, build_strategy, build_trained_models
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
-from rlhf_core.models import load_tokenizer
+from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.session import SessionParts, TrainerSession
 from rlhf_core.sync import NoReceiver

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..shared_pass import RowLengths
-from .masking import position_ids_of
+from ..functional.masking import position_ids_of
 from .packing import Packing, takes_packed_rows
+from .shared_pass import RowLengths
 
 if TYPE_CHECKING:
     from ..types import Experience

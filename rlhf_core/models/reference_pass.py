@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .batching import collate, default_tokens, masked, to_device
-from .episode_forward import OnDevice, forward_rows
-from .functional.forward import policy_forward, value_forward
-from .types import BufferItem, Experience, RolloutGroup
+from ..batching import collate, default_tokens, masked, to_device
+from ..types import BufferItem, Experience, RolloutGroup
+from .batched_forward import OnDevice, forward_rows
+from .forward import policy_forward, value_forward
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .strategy import Strategy
+    from ..strategy import Strategy
 
 
 class ScoringPass:

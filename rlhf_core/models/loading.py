@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .algorithm import ModelKind
-from .builtin_models import PREFIX, build_builtin, check_builtin
-from .config.sections import LoraConfig, ModelConfig
-from .errors import UserInputError
-from .score_models import as_score_model, is_score_folder
+from ..algorithm import ModelKind
+from ..config.sections import LoraConfig, ModelConfig
+from ..errors import UserInputError
+from .builtin import PREFIX, build_builtin, check_builtin
+from .classifier import as_score_model, is_score_folder
 
 if TYPE_CHECKING:
     import torch

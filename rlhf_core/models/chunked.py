@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..functional.logprobs import LEAST_LOGIT
 from .fast_linear import multiply
-from .logprobs import LEAST_LOGIT
 
 
 class LogProbsAndEntropy(NamedTuple):

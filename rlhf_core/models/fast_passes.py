@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from ..errors import ConfigError
 from .blocks import transformer_blocks
-from .errors import ConfigError
-from .functional.fast_linear import fast_linears
-from .functional.packing import packed_attention
+from .fast_linear import fast_linears
+from .packing import packed_attention
 
 
 class CompiledBlocks:

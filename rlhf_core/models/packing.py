@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..shared_pass import packs
-from .masking import position_ids_of
+from ..functional.masking import position_ids_of
+from .shared_pass import packs
 
 ATTENTION = "rlhf_packed"
 """transformers' name of the attention function: `sdpa`, that can be told how samples are packed."""

@@ -7,17 +7,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .algorithm import Algorithm, DatasetAlgorithm, Item
-from .batching import collate, masked, plan_micro_batches, to_device
-from .compiled import fast_passes
-from .functional.forward import policy_forward
-from .types import BufferItem
+from ..algorithm import Algorithm, DatasetAlgorithm, Item
+from ..batching import collate, masked, plan_micro_batches, to_device
+from ..types import BufferItem
+from .fast_passes import fast_passes
+from .forward import policy_forward
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ..strategy import Strategy
     from .reference import Reference
-    from .strategy import Strategy
 
 ItemT = TypeVar("ItemT", bound=Item)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..shared_pass import RowLengths, is_length_dependent
+from .shared_pass import RowLengths, is_length_dependent
 
 
 @contextmanager

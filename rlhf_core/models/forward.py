@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..functional.logprobs import entropy, token_log_probs
+from ..functional.masking import position_ids_of
 from .lean_head import can_be_lean, lean_head
-from .logprobs import entropy, token_log_probs
-from .masking import position_ids_of
-from .model_rows import model_rows
 from .own_lengths import own_lengths
+from .rows import model_rows
 
 if TYPE_CHECKING:
     from ..types import Experience

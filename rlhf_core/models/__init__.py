@@ -1,0 +1,1 @@
+"""Models: loading, what a forward pass is given, and what makes it faster."""
