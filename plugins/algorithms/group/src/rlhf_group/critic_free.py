@@ -14,9 +14,9 @@ from rlhf_core.functional.kl import kl_estimate
 from rlhf_core.functional.losses import PolicyLoss, PolicyLossInput
 from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum
 from rlhf_core.functional.off_policy import overlong_penalty
+from rlhf_core.functional.policy_metrics import policy_metrics
 from rlhf_core.models.forward import policy_forward
 from rlhf_core.plugins.named_functions import bind_use
-from rlhf_core.policy_metrics import policy_metrics
 from rlhf_core.types import Experience, Role, RolloutGroup
 
 from .checks import check_sampling

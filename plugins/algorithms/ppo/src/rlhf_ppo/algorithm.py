@@ -14,8 +14,8 @@ from rlhf_core.functional.advantages import explained_variance, gae, token_rewar
 from rlhf_core.functional.kl import AdaptiveKLController, FixedKLController, KLController, kl_estimate
 from rlhf_core.functional.losses import ppo_policy_loss, truncated_importance_weights, value_loss
 from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum, masked_whiten
+from rlhf_core.functional.policy_metrics import policy_metrics
 from rlhf_core.models.forward import policy_forward, value_forward
-from rlhf_core.policy_metrics import policy_metrics
 from rlhf_core.types import BufferItem, Experience, Role
 
 from .config import PPOConfig

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .algorithm import Mean, Metric
+from ..algorithm import Mean, Metric
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .functional.losses import PolicyLoss
-    from .models.forward import PolicyOutput
+    from ..models.forward import PolicyOutput
+    from .losses import PolicyLoss
 
 
 def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tensor, mask: Tensor) -> dict[str, Metric]:
@@ -21,8 +21,8 @@ def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tens
     """
     import torch
 
-    from .functional.kl import kl_estimate
-    from .functional.masking import masked_sum
+    from .kl import kl_estimate
+    from .masking import masked_sum
 
     tokens = mask.sum()
     new = torch.where(mask, output.log_probs.detach(), 0.0)
