@@ -21,7 +21,7 @@ from .models.loading import adapter_off, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ScoringPass
 from .plugins.discovery import resolve_build
-from .prompts import PromptStream
+from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards import RewardScorer, reward_spec
 from .strategies.lr_schedule import make_scheduler

@@ -13,7 +13,7 @@ from .hooks.relay import HookRelay
 from .maker import PolicyExperienceMaker
 from .models.loading import check_model, load_policy, load_tokenizer
 from .plugins.discovery import load, resolve_build
-from .prompts import PromptEncoder
+from .prompts.stream import PromptEncoder
 from .protocols import RolloutEngine
 from .rewards import RewardScorer, reward_spec
 from .types import GenerationRequest, Prompt, SamplingParams

@@ -25,7 +25,7 @@ from .hooks.relay import HookRelay
 from .models.loading import check_model
 from .oversight import ROLLBACK
 from .plugins.discovery import resolve_build
-from .prompts import PromptStream
+from .prompts.stream import PromptStream
 from .run_record import FirstScore, begin_record, failed_when_refused, register_run_hooks, undone_when_refused
 from .run_state import read_run_state
 from .runfolder import RunFolder, Status, default_path, find_newest

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from .config.resolve import ResolvedRun
 from .hooks.relay import HookRelay
-from .prompts import PromptStream
+from .prompts.stream import PromptStream
 from .protocols import ExperienceChannel, WeightSync
 from .runfolder import RunFolder
 

@@ -20,7 +20,7 @@ from ..build import build_algorithm, build_strategy, model_dtype
 from ..config.resolve import ResolvedRun
 from ..episode_record import peak_memory_bytes
 from ..models.loading import load_tokenizer
-from ..prompts import PromptStream
+from ..prompts.stream import PromptStream
 from ..strategy import StateBytes
 from .machine import Machine, measure
 from .shape import ModelShape, model_shape

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
-from ..prompts import PromptEncoder
+from ..prompts.stream import PromptEncoder
 from ..types import Prompt
 
 if TYPE_CHECKING:

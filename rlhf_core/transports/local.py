@@ -22,7 +22,7 @@ from ..config.resolve import ResolvedRun
 from ..coordinator import RolloutCoordinator
 from ..maker import PolicyExperienceMaker
 from ..models.loading import load_policy, load_tokenizer
-from ..prompts import PromptStream
+from ..prompts.stream import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards import RewardScorer
 from ..session import SessionParts, TrainerSession

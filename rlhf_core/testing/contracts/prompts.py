@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ...contexts import prompts_context
 from ...plugins.discovery import Selected, resolve_build
-from ...prompts import PromptStream
+from ...prompts.stream import PromptStream
 from ...protocols import PromptSource
 from ..models import tiny_tokenizer
 from .base import ComponentContract

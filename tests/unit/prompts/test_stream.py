@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlhf_core.errors import DataError
 from rlhf_core.models.builtin import build_character_tokenizer
-from rlhf_core.prompts import PromptEncoder, PromptStream, RecordStream
+from rlhf_core.prompts.stream import PromptEncoder, PromptStream, RecordStream
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }},{% endfor %}{% if add_generation_prompt %}a:{% endif %}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from rlhf_core.errors import DataError, UserInputError
-from rlhf_core.prompts import PromptEncoder
+from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.testing.models import tiny_model, tiny_tokenizer
 from rlhf_offline.packing import example_lengths, packed_logits, plan_rows
 

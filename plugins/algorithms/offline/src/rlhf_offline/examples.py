@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.functional.losses import masked_cross_entropy
 from rlhf_core.models.forward import causal_lm_logits
-from rlhf_core.prompts import PromptEncoder
+from rlhf_core.prompts.stream import PromptEncoder
 
 from .packing import packed_logits
 

@@ -30,7 +30,7 @@ from .ray_sync import RayWeightSync, SyncOptions
 
 if TYPE_CHECKING:
     from rlhf_core.build import TrainerModels
-    from rlhf_core.prompts import PromptStream
+    from rlhf_core.prompts.stream import PromptStream
     from rlhf_core.protocols import WeightSync
     from rlhf_core.strategy import Strategy
 

@@ -14,10 +14,10 @@ from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import DataError
-from .protocols import PromptSource
-from .types import Message, Prompt
-from .util.rng import permutation, prompt_order
+from ..errors import DataError
+from ..protocols import PromptSource
+from ..types import Message, Prompt
+from ..util.rng import permutation, prompt_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

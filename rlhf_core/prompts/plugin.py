@@ -8,15 +8,15 @@ from .config import HfDatasetConfig, JsonlConfig, SortDigitsConfig
 jsonl = Component(
     summary="A JSON Lines file: prompt (text or chat messages), optional answer, any metadata.",
     config=JsonlConfig,
-    build="rlhf_core.prompt_sources.jsonl:build",
+    build="rlhf_core.prompts.jsonl:build",
 )
 hf_dataset = Component(
     summary="A Hugging Face dataset: a saved folder, Parquet, JSONL or CSV files, or a hub name.",
     config=HfDatasetConfig,
-    build="rlhf_core.prompt_sources.hf_dataset:build",
+    build="rlhf_core.prompts.hf_dataset:build",
 )
 sort_digits = Component(
     summary="Made in code: sort the digits of a number (the quickstart's task).",
     config=SortDigitsConfig,
-    build="rlhf_core.prompt_sources.sort_digits:build",
+    build="rlhf_core.prompts.sort_digits:build",
 )

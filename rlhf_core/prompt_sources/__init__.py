@@ -1,1 +1,0 @@
-"""The prompt sources that come with core: `jsonl`, `hf-dataset`, `sort-digits`."""
