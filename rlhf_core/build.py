@@ -23,7 +23,7 @@ from .models.reference_pass import ScoringPass
 from .plugins.discovery import resolve_build
 from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
-from .rewards import RewardScorer, reward_spec
+from .rewards.scorer import RewardScorer, reward_spec
 from .strategies.lr_schedule import make_scheduler
 from .strategy import Strategy, Trained
 

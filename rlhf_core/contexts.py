@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .components import AlgorithmContext, EngineContext, PromptsContext, RewardContext, StrategyContext
 from .distributed.launch_env import read_launch_env
-from .reward_combiner import combined_score
+from .rewards.combiner import combined_score
 from .strategies.parts import resolve_device
 from .types import SamplingParams
 

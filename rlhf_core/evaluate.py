@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from .hooks.relay import HookRelay
 from .maker import PolicyExperienceMaker
 from .protocols import RolloutEngine
-from .rewards import RewardScorer
+from .rewards.scorer import RewardScorer
 from .types import Prompt, SamplingParams
 
 if TYPE_CHECKING:

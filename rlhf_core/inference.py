@@ -15,7 +15,7 @@ from .models.loading import check_model, load_policy, load_tokenizer
 from .plugins.discovery import load, resolve_build
 from .prompts.stream import PromptEncoder
 from .protocols import RolloutEngine
-from .rewards import RewardScorer, reward_spec
+from .rewards.scorer import RewardScorer, reward_spec
 from .types import GenerationRequest, Prompt, SamplingParams
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from .errors import RlhfError
 from .hooks.relay import HookRelay
 from .protocols import RolloutEngine
-from .rewards import RewardScorer, Scores
+from .rewards.scorer import RewardScorer, Scores
 from .types import BufferItem, Completion, GenerationRequest, PhaseTimes, Prompt, Rollout, RolloutGroup, SamplingParams
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from .checkpoint import CheckpointStore, write_error
 from .config.sections import CheckpointConfig
 from .hooks.relay import HookRelay
 from .protocols import ExperienceChannel
-from .rewards import RewardCombiner
+from .rewards.scorer import RewardCombiner
 from .run_state import RunState, load_channel_state, load_run_state, read_run_state, save_run_state
 from .strategy import Strategy, Trained
 

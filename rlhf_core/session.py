@@ -21,7 +21,7 @@ from .live_control import LiveControl
 from .models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
 from .models.loading import save_plain_model
 from .oversight import Oversight, RollBack
-from .rewards import RewardCombiner
+from .rewards.scorer import RewardCombiner
 from .run_state import RunState
 from .runfolder import RunFolder
 from .saving import Saving

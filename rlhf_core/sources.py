@@ -10,7 +10,7 @@ from .algorithm import DatasetAlgorithm, RolloutAlgorithm
 from .batching import collate, split
 from .errors import RlhfError
 from .protocols import ExperienceChannel
-from .rewards import RewardCombiner
+from .rewards.scorer import RewardCombiner
 from .trainer import EpisodeBatches
 from .types import BufferItem, MadeEpisode
 

@@ -103,7 +103,7 @@ def _first_problem(error: ValidationError) -> str:
 def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     """Three made-up answers. One that raises may miss metadata that a run would bring; a wrong answer is wrong."""
     from rlhf_core.contexts import reward_context
-    from rlhf_core.reward_values import BadScore, RewardFault, read_scores
+    from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
     from rlhf_core.testing.models import POLICY_PATH
     from rlhf_core.testing.rollouts import make_rollout
 

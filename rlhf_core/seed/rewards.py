@@ -15,7 +15,7 @@ from ..contexts import reward_context
 from ..errors import UserInputError
 from ..models.loading import disable_dropout, is_lora
 from ..plugins.discovery import load
-from ..rewards import RewardSpec, reward_spec
+from ..rewards.scorer import RewardSpec, reward_spec
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from ..maker import PolicyExperienceMaker
 from ..models.loading import load_policy, load_tokenizer
 from ..prompts.stream import PromptStream
 from ..protocols import RolloutEngine, WeightSync
-from ..rewards import RewardScorer
+from ..rewards.scorer import RewardScorer
 from ..session import SessionParts, TrainerSession
 from ..strategy import Strategy
 from ..sync import CopiedWeights, NoReceiver, SharedWeights

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ...config.sections import RewardPolicy
 from ...contexts import reward_context
 from ...plugins.discovery import Selected
-from ...rewards import RewardScorer, reward_spec
+from ...rewards.scorer import RewardScorer, reward_spec
 from ...types import Rollout
 from ..models import POLICY_PATH
 from ..rollouts import awkward_rollouts

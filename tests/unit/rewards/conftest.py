@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.config.sections import RewardPolicy
-from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 
 # `faulty_rewards` must be importable by name, here and in the processes of isolated rewards.
 sys.path.append(str(Path(__file__).parent))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.errors import ConfigError, RewardError
-from rlhf_core.reward_cache import ScoreCache, cache_key, reward_identity
-from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.rewards.cache import ScoreCache, cache_key, reward_identity
+from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 
 
 def counting():

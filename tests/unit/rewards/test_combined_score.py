@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.reward_combiner import RewardCombiner, combined_score
+from rlhf_core.rewards.combiner import RewardCombiner, combined_score
 
 numbers = st.floats(-10, 10, width=32)
 

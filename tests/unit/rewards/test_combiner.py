@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import RewardError
-from rlhf_core.reward_combiner import RewardCombiner, RunningMoments
+from rlhf_core.rewards.combiner import RewardCombiner, RunningMoments
 
 floats = st.floats(-1e3, 1e3, width=32)
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.errors import ConfigError, RewardError
-from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 
 OWN = {"r": 0.0}
 
@@ -135,7 +135,7 @@ def test_one_reward_that_drops_drops_the_sample(score, rollouts):
 
 
 def test_retries_until_it_works(score, rollouts, monkeypatch):
-    monkeypatch.setattr("rlhf_core.reward_runner._FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("rlhf_core.rewards.runner._FIRST_WAIT_SECONDS", 0.0)
     answers = iter([OSError("busy"), [1.0, float("nan"), 1.0, 1.0], [1.0] * 4])
 
     def reward(batch):
@@ -154,7 +154,7 @@ def test_retries_until_it_works(score, rollouts, monkeypatch):
 
 
 def test_retries_end(score, rollouts, monkeypatch):
-    monkeypatch.setattr("rlhf_core.reward_runner._FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("rlhf_core.rewards.runner._FIRST_WAIT_SECONDS", 0.0)
     with pytest.raises(RewardError, match="no such model"):
         score(faulty.raises, rollouts, retries=3)
 
@@ -204,7 +204,7 @@ def test_an_own_timeout_error_is_an_error_of_the_reward(score, rollouts):
 
 
 def test_hung_threads_are_bounded(score, monkeypatch, rollouts):
-    monkeypatch.setattr("rlhf_core.reward_runner.MAX_ABANDONED", 2)
+    monkeypatch.setattr("rlhf_core.rewards.runner.MAX_ABANDONED", 2)
     release = threading.Event()
     calls = []
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rlhf_core.reward_threads import CallThread
+from rlhf_core.rewards.threads import CallThread
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.reward_values import LARGEST, BadScore, RewardFault, read_scores
+from rlhf_core.rewards.values import LARGEST, BadScore, RewardFault, read_scores
 
 
 @given(st.lists(st.floats(-LARGEST, LARGEST) | st.integers(-(2**80), 2**80) | st.booleans()))

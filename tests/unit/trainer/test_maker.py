@@ -7,7 +7,7 @@ from rlhf_core.errors import RewardError, RlhfError
 from rlhf_core.evaluate import FIRST_SAMPLE_ID, PolicyEvaluator
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.maker import PolicyExperienceMaker
-from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import SamplingParams

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlhf_core.batching import split
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional.masking import masked_whiten
-from rlhf_core.rewards import RewardCombiner
+from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import Experience
 from rlhf_core.update import Updater

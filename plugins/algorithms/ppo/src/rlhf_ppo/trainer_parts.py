@@ -20,7 +20,7 @@ from rlhf_core.models.loading import adapter_off, is_lora
 from rlhf_core.models.reference_pass import ScoringPass
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
-from rlhf_core.rewards import RewardCombiner, RewardScorer
+from rlhf_core.rewards.scorer import RewardCombiner, RewardScorer
 from rlhf_core.seed.rewards import NeuralReward, seed_reward
 from rlhf_core.sources import BatchPlan, RolloutSource
 from rlhf_core.strategy import Strategy, Trained

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rlhf_core.rewards import RewardScorer
+    from rlhf_core.rewards.scorer import RewardScorer
     from rlhf_core.types import Rollout
 
     from .server import RewardServer, Score, ServerLimits
@@ -94,7 +94,7 @@ def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) ->
     from rlhf_core.config.resolve import resolve_reward
     from rlhf_core.contexts import reward_context
     from rlhf_core.errors import ConfigError
-    from rlhf_core.rewards import RewardScorer, reward_spec
+    from rlhf_core.rewards.scorer import RewardScorer, reward_spec
 
     entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, options)), "name": name}
     problems = Problems()

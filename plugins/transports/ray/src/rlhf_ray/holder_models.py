@@ -19,7 +19,7 @@ from rlhf_core.models.loading import adapter_off, disable_dropout, is_lora
 from rlhf_core.models.reference_pass import ScoringPass
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
-from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 from rlhf_core.seed.rewards import seed_reward
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import SamplingParams

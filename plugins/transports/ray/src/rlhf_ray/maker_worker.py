@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.protocols import RolloutEngine
-from rlhf_core.rewards import RewardScorer
+from rlhf_core.rewards.scorer import RewardScorer
 from rlhf_core.sync import ModuleReceiver
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 

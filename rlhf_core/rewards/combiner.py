@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import RewardError
+from ..errors import RewardError
 
 if TYPE_CHECKING:
     from torch import Tensor

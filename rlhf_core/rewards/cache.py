@@ -15,8 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from .errors import RewardError
-from .types import Rollout
+from ..errors import RewardError
+from ..types import Rollout
 
 _BUSY_SECONDS = 30.0
 _KEYS_A_QUERY = 500

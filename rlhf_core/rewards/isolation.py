@@ -18,9 +18,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from .reward_threads import DeadlinePassed
-from .reward_values import BadScore, RewardFault
-from .types import Rollout
+from ..types import Rollout
+from .threads import DeadlinePassed
+from .values import BadScore, RewardFault
 
 START_SECONDS = 300.0
 """Deadline for a new process to import and build its reward (a neural reward loads weights)."""
@@ -128,7 +128,7 @@ class _Worker:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_core.reward_worker", str(theirs.fileno())],
+                [sys.executable, "-m", "rlhf_core.rewards.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,  # what a reward prints must not mix with the command's output

@@ -16,8 +16,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from .errors import RewardError
-from .reward_values import RewardFault
+from ..errors import RewardError
+from .values import RewardFault
 
 T = TypeVar("T")
 MAX_ABANDONED = 32

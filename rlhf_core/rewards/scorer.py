@@ -19,15 +19,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .components import RewardContext
-from .config.sections import RewardPolicy
-from .errors import ConfigError
-from .plugins.discovery import Selected, load, resolve_build
-from .reward_cache import ScoreCache
-from .reward_combiner import Combined, RewardCombiner
-from .reward_runner import RewardRunner, RewardSpec
-from .reward_threads import DaemonPool
-from .types import Rollout
+from ..components import RewardContext
+from ..config.sections import RewardPolicy
+from ..errors import ConfigError
+from ..plugins.discovery import Selected, load, resolve_build
+from ..types import Rollout
+from .cache import ScoreCache
+from .combiner import Combined, RewardCombiner
+from .runner import RewardRunner, RewardSpec
+from .threads import DaemonPool
 
 __all__ = ["Combined", "RewardCombiner", "RewardRecipe", "RewardScorer", "RewardSpec", "Scores", "reward_spec"]
 

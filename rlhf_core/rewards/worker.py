@@ -1,4 +1,4 @@
-"""The process an isolated reward runs in: `python -m rlhf_core.reward_worker FD`.
+"""The process an isolated reward runs in: `python -m rlhf_core.rewards.worker FD`.
 
 It reads what to build from the connection, then answers batches of rollouts until the other side is gone.
 """
@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .distributed.parent_watch import end_with_parent
-from .reward_values import BadScore, RewardFault, read_scores
-from .types import Rollout
+from ..distributed.parent_watch import end_with_parent
+from ..types import Rollout
+from .values import BadScore, RewardFault, read_scores
 
 
 def main(descriptor: int) -> None:

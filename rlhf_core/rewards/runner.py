@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from .config.sections import RewardPolicy
-from .errors import RewardError
-from .reward_cache import ScoreCache, cache_key, reward_identity
-from .reward_isolation import IsolatedReward
-from .reward_threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
-from .reward_values import BadScore, RewardFault, read_scores
-from .types import Rollout
+from ..config.sections import RewardPolicy
+from ..errors import RewardError
+from ..types import Rollout
+from .cache import ScoreCache, cache_key, reward_identity
+from .isolation import IsolatedReward
+from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
+from .values import BadScore, RewardFault, read_scores
 
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
