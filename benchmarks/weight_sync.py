@@ -20,8 +20,8 @@ import ray
 import torch
 from torch import nn
 
+from rlhf_core.rollout.weight_sync import ModuleReceiver
 from rlhf_core.strategy import Trained
-from rlhf_core.sync import ModuleReceiver
 from rlhf_core.util.weight_files import state_dict_shards_of
 from rlhf_ray.cluster import connected
 from rlhf_ray.config import RayConfig

@@ -16,7 +16,6 @@ from .algorithm import Algorithm, RolloutAlgorithm
 from .config.resolve import Configured, ResolvedRun
 from .config.sections import OptimizerConfig, TrainConfig
 from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
-from .evaluate import PolicyEvaluator, Ranks
 from .models.loading import adapter_off, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ScoringPass
@@ -24,6 +23,7 @@ from .plugins.discovery import resolve_build
 from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
+from .rollout.evaluate import PolicyEvaluator, Ranks
 from .strategies.lr_schedule import make_scheduler
 from .strategy import Strategy, Trained
 

@@ -10,12 +10,12 @@ from .config.resolve import SelectedReward
 from .config.sections import ModelConfig
 from .contexts import engine_context, own_device, prompts_context, reward_context
 from .hooks.relay import HookRelay
-from .maker import PolicyExperienceMaker
 from .models.loading import check_model, load_policy, load_tokenizer
 from .plugins.discovery import load, resolve_build
 from .prompts.stream import PromptEncoder
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
+from .rollout.maker import PolicyExperienceMaker
 from .types import GenerationRequest, Prompt, SamplingParams
 
 if TYPE_CHECKING:

@@ -17,17 +17,17 @@ from ..build import (
     build_trained_models,
     model_dtype,
 )
-from ..channel import LocalChannel
 from ..config.resolve import ResolvedRun
-from ..coordinator import RolloutCoordinator
-from ..maker import PolicyExperienceMaker
 from ..models.loading import load_policy, load_tokenizer
 from ..prompts.stream import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer
+from ..rollout.channel import LocalChannel
+from ..rollout.coordinator import RolloutCoordinator
+from ..rollout.maker import PolicyExperienceMaker
+from ..rollout.weight_sync import CopiedWeights, NoReceiver, SharedWeights
 from ..session import SessionParts, TrainerSession
 from ..strategy import Strategy
-from ..sync import CopiedWeights, NoReceiver, SharedWeights
 from ..transport import FitResult, RunRequest
 from ..types import RolloutGroup
 

@@ -231,7 +231,7 @@ class EngineContract(ComponentContract):
 
 def _weights(bench: Bench, *, seed: int) -> dict[str, Any]:
     """Another policy's weights, by state-dict name, on the CPU."""
-    from ...sync import named_weights
+    from ...rollout.weight_sync import named_weights
 
     other = copy.deepcopy(bench.twin)
     perturb(other, seed=seed)

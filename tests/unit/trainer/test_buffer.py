@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.buffer import BatchBuffer
 from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.rollout.buffer import BatchBuffer
 
 SOON = 20.0
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.coordinator import RolloutCoordinator
 from rlhf_core.errors import RlhfError
-from rlhf_core.group_trees import coordinator_from_tree, coordinator_to_tree
+from rlhf_core.rollout.coordinator import RolloutCoordinator
+from rlhf_core.rollout.groups import coordinator_from_tree, coordinator_to_tree
 from rlhf_core.testing.samples import make_group
 from rlhf_core.types import RolloutGroup
 

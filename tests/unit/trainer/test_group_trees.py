@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from rlhf_core.group_trees import group_from_tree, group_to_tree
+from rlhf_core.rollout.groups import group_from_tree, group_to_tree
 from rlhf_core.testing.samples import make_group
 from rlhf_core.types import RolloutGroup
 from rlhf_core.util.tensor_trees import load_tree, save_tree

@@ -4,10 +4,10 @@ import pytest
 
 from rlhf_core.config.sections import RewardPolicy
 from rlhf_core.errors import RewardError, RlhfError
-from rlhf_core.evaluate import FIRST_SAMPLE_ID, PolicyEvaluator
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
+from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, PolicyEvaluator
+from rlhf_core.rollout.maker import PolicyExperienceMaker
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import SamplingParams
@@ -93,7 +93,7 @@ def test_what_truncated_sampling_chose_from_travels_padded(make_maker):
         assert item.support_ids.shape == (item.num_response_tokens, 2)
         assert item.support_ids[:, 0].tolist() == item.response_ids.tolist()
     ragged = [[5], [6, 7, 8], []]
-    from rlhf_core.maker import _support_tensor
+    from rlhf_core.rollout.maker import _support_tensor
 
     assert _support_tensor(ragged).tolist() == [[5, -1, -1], [6, 7, 8], [-1, -1, -1]]
 

@@ -9,7 +9,14 @@ from torch import nn
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import SyncError
 from rlhf_core.models.loading import add_lora, is_adapter_weight
-from rlhf_core.sync import Checksum, CopiedWeights, ModuleReceiver, SharedWeights, named_weights, with_checksum
+from rlhf_core.rollout.weight_sync import (
+    Checksum,
+    CopiedWeights,
+    ModuleReceiver,
+    SharedWeights,
+    named_weights,
+    with_checksum,
+)
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.util.weight_files import state_dict_shards_of

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.models.builtin import build_llama
-from rlhf_core.sync import CopiedWeights
+from rlhf_core.rollout.weight_sync import CopiedWeights
 from rlhf_core.testing.contracts.engine import make_requests
 from rlhf_core.testing.contracts.tiny import contract_policy, perturb
 from rlhf_core.testing.models import tiny_tokenizer

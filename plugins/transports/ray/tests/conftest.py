@@ -97,7 +97,7 @@ def rlhf_maker_loop_end(maker):
     """Leave the maker's last weights where the test looks for them."""
     if not is_struck("maker-saves"):
         return
-    from rlhf_core.sync import named_weights
+    from rlhf_core.rollout.weight_sync import named_weights
     from safetensors.torch import save_file
 
     weights = named_weights(STAGED[-1]._targets["policy"].module)

@@ -212,7 +212,7 @@ def maker(local_ray: None) -> Iterator[Any]:
 
 
 def named_weights_of(model: Any) -> dict[str, torch.Tensor]:
-    from rlhf_core.sync import named_weights
+    from rlhf_core.rollout.weight_sync import named_weights
 
     return {name: tensor.detach() for name, tensor in named_weights(model).items()}
 

@@ -13,8 +13,8 @@ import torch
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
-from rlhf_core.evaluate import EvaluationRow
-from rlhf_core.group_trees import group_to_tree
+from rlhf_core.rollout.evaluate import EvaluationRow
+from rlhf_core.rollout.groups import group_to_tree
 from rlhf_core.types import BufferItem, PhaseTimes, Rollout, RolloutGroup
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
 from rlhf_ray.evaluation_jobs import EvaluationJobs

@@ -14,17 +14,17 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.models.batched_forward import with_trainer_log_probs
 from rlhf_core.models.loading import adapter_off, is_lora
 from rlhf_core.models.reference_pass import ScoringPass
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards.scorer import RewardCombiner, RewardScorer
+from rlhf_core.rollout.maker import PolicyExperienceMaker
+from rlhf_core.rollout.weight_sync import CopiedWeights, SharedWeights
 from rlhf_core.seed.rewards import NeuralReward, seed_reward
 from rlhf_core.sources import BatchPlan, RolloutSource
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.sync import CopiedWeights, SharedWeights
 from rlhf_core.types import BufferItem, Experience
 from rlhf_core.update import Updater
 

@@ -110,7 +110,7 @@ class VllmEngine:
 
     def receiver(self) -> WeightReceiver:
         """Whole versions for the module, checked and swapped in place at commit, then given to vLLM."""
-        from rlhf_core.sync import ModuleReceiver
+        from rlhf_core.rollout.weight_sync import ModuleReceiver
 
         return ModuleReceiver(self._module, on_commit=self.weights_updated)
 

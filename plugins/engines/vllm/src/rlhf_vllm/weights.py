@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from rlhf_core.models.loading import is_lora, merged_weights
-from rlhf_core.sync import named_weights
+from rlhf_core.rollout.weight_sync import named_weights
 from rlhf_core.util.weight_files import group_into_shards
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rlhf_core.coordinator import RolloutCoordinator
 from rlhf_core.errors import DeadlineError, RlhfError
-from rlhf_core.evaluate import EvaluationRow
+from rlhf_core.rollout.coordinator import RolloutCoordinator
+from rlhf_core.rollout.evaluate import EvaluationRow
 from rlhf_core.types import PhaseTimes
 
 from .evaluation_jobs import EvaluationJobs

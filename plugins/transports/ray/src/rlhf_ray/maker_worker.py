@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.maker import PolicyExperienceMaker
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards.scorer import RewardScorer
-from rlhf_core.sync import ModuleReceiver
+from rlhf_core.rollout.maker import PolicyExperienceMaker
+from rlhf_core.rollout.weight_sync import ModuleReceiver
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 
 from .holder_weights import StagedWeights, WeightTarget

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlhf_core.models.forward import next_token_logits
+from rlhf_core.rollout.weight_sync import Checksum
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.sync import Checksum
 from rlhf_core.util.weight_files import group_into_shards
 
 from .calls import answer, ask

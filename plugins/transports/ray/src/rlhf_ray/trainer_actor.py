@@ -16,9 +16,9 @@ from rlhf_core.build import build_algorithm, build_run_prompts, build_strategy, 
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.models.loading import load_tokenizer
+from rlhf_core.rollout.weight_sync import NoReceiver
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.session import SessionParts, TrainerSession
-from rlhf_core.sync import NoReceiver
 from rlhf_core.transport import FitResult
 
 from .actor_context import ActorContext, ActorSpec

@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from .errors import SyncError
-from .protocols import RolloutEngine, WeightReceiver
-from .util.weight_files import plain_tensor, untied_names
+from ..errors import SyncError
+from ..protocols import RolloutEngine, WeightReceiver
+from ..util.weight_files import plain_tensor, untied_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

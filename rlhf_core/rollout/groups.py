@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from .types import BufferItem, Rollout, RolloutGroup
+from ..types import BufferItem, Rollout, RolloutGroup
 
 
 def group_to_tree(group: RolloutGroup) -> dict[str, Any]:

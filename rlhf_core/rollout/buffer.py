@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from .errors import DeadlineError, RlhfError
+from ..errors import DeadlineError, RlhfError
 
 T = TypeVar("T")
 

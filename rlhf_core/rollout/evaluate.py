@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .hooks.relay import HookRelay
+from ..hooks.relay import HookRelay
+from ..protocols import RolloutEngine
+from ..rewards.scorer import RewardScorer
+from ..types import Prompt, SamplingParams
 from .maker import PolicyExperienceMaker
-from .protocols import RolloutEngine
-from .rewards.scorer import RewardScorer
-from .types import Prompt, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

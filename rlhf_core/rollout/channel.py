@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .errors import RlhfError
-from .group_trees import coordinator_from_tree, coordinator_to_tree
-from .protocols import ExperienceMaker
-from .strategy import Strategy
-from .types import MadeEpisode, PhaseTimes, Prompt, RolloutGroup
+from ..errors import RlhfError
+from ..protocols import ExperienceMaker
+from ..strategy import Strategy
+from ..types import MadeEpisode, PhaseTimes, Prompt, RolloutGroup
+from .groups import coordinator_from_tree, coordinator_to_tree
 
 if TYPE_CHECKING:
     from .coordinator import RolloutCoordinator

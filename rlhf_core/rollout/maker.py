@@ -13,16 +13,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .errors import RlhfError
-from .hooks.relay import HookRelay
-from .protocols import RolloutEngine
-from .rewards.scorer import RewardScorer, Scores
-from .types import BufferItem, Completion, GenerationRequest, PhaseTimes, Prompt, Rollout, RolloutGroup, SamplingParams
+from ..errors import RlhfError
+from ..hooks.relay import HookRelay
+from ..protocols import RolloutEngine
+from ..rewards.scorer import RewardScorer, Scores
+from ..types import BufferItem, Completion, GenerationRequest, PhaseTimes, Prompt, Rollout, RolloutGroup, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .models.reference_pass import ScoringPass
+    from ..models.reference_pass import ScoringPass
 
 
 SCORED_TOGETHER = 64

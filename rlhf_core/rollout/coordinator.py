@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from .errors import RewardError, RlhfError
+from ..errors import RewardError, RlhfError
 
 
 class Group(Protocol):

@@ -1,0 +1,1 @@
+"""Rollouts: who makes which prompt, the maker, and how samples and weights travel in one process."""
