@@ -22,7 +22,7 @@ from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.live_control import LiveControl
 from rlhf_core.oversight import Oversight
-from rlhf_core.samples import SampleWriter
+from rlhf_core.runfolder.samples import SampleWriter
 from rlhf_core.saving import Saving
 
 BOUND = 0.03

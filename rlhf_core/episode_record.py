@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any
 
 from .hooks.relay import HookRelay
-from .metrics import MetricsWriter, PhaseTimer
-from .runfolder import RunFolder
-from .samples import Keep, SampleRecord, SampleWriter
+from .runfolder.folder import RunFolder
+from .runfolder.metrics import MetricsWriter, PhaseTimer
+from .runfolder.samples import Keep, SampleRecord, SampleWriter
 from .strategy import Strategy
 from .types import BufferItem, MadeEpisode, sum_by_key
 from .update import GAP_KEY

@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from .control import Command, ControlBox
 from .errors import RlhfError
-from .runfolder import RunFolder
+from .runfolder.control_box import Command, ControlBox
+from .runfolder.folder import RunFolder
 from .strategy import Strategy
 
 logger = logging.getLogger("rlhf")

@@ -11,8 +11,8 @@ from .errors import GuardStop
 from .guards import GuardsConfig, make_guards
 from .hooks.relay import HookRelay
 from .hookspecs import Verdict
-from .run_state import RunState
-from .runfolder import RunFolder
+from .runfolder.checkpoint_state import RunState
+from .runfolder.folder import RunFolder
 from .strategy import Strategy
 from .trainer import BatchSource, EpisodeBatches, SkippedUpdate
 from .util.jsonl import read_lines

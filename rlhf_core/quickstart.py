@@ -11,7 +11,7 @@ from typing import Any
 
 from .config.resolve import resolve
 from .errors import InterruptedRun, UserInputError
-from .runfolder import RunFolder, default_path, find_newest
+from .runfolder.folder import RunFolder, default_path, find_newest
 from .training import TrainResult, find_checkpoint, train
 
 WARM_START = "warm-start"

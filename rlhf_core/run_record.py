@@ -11,12 +11,12 @@ from typing import Any
 
 from .config.changes import config_changes
 from .config.resolve import ResolvedRun
-from .control import ControlBox
 from .distributed.launch_env import read_launch_env
 from .errors import RlhfError, UserInputError
 from .hooks.relay import HookRelay
-from .manifest import collect_manifest, full_command
-from .runfolder import RunFolder
+from .runfolder.control_box import ControlBox
+from .runfolder.folder import RunFolder
+from .runfolder.manifest import collect_manifest, full_command
 from .transport import RunRequest
 from .util.redact import redact_mapping
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
 from .batching import default_tokens
 from .build import TrainerModels, build_reference, offloads_reference, updates_per_episode
-from .checkpoint import CheckpointStore
 from .config.resolve import ResolvedRun
 from .episode_record import EpisodeRecord
 from .errors import DivergenceError, InterruptedRun
@@ -22,8 +21,9 @@ from .models.batched_forward import no_reference, reference_pass, with_trainer_l
 from .models.loading import save_plain_model
 from .oversight import Oversight, RollBack
 from .rewards.scorer import RewardCombiner
-from .run_state import RunState
-from .runfolder import RunFolder
+from .runfolder.checkpoint_state import RunState
+from .runfolder.checkpoints import CheckpointStore
+from .runfolder.folder import RunFolder
 from .saving import Saving
 from .sources import BatchPlan, DatasetSource, RolloutSource, TrainBatch
 from .strategy import Strategy

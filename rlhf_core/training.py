@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from .algorithm import Algorithm
-from .checkpoint import CheckpointStore, find_damage
 from .config.load import Override, load_run
 from .config.resolve import ResolvedRun, check_processes, resolve
 from .distributed.interrupts import InterruptFlag
@@ -27,8 +26,9 @@ from .oversight import ROLLBACK
 from .plugins.discovery import resolve_build
 from .prompts.stream import PromptStream
 from .run_record import FirstScore, begin_record, failed_when_refused, register_run_hooks, undone_when_refused
-from .run_state import read_run_state
-from .runfolder import RunFolder, Status, default_path, find_newest
+from .runfolder.checkpoint_state import read_run_state
+from .runfolder.checkpoints import CheckpointStore, find_damage
+from .runfolder.folder import RunFolder, Status, default_path, find_newest
 from .transport import RunRequest, Transport
 from .util.host_memory import set_up_host_memory
 

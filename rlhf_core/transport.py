@@ -11,7 +11,7 @@ from .config.resolve import ResolvedRun
 from .hooks.relay import HookRelay
 from .prompts.stream import PromptStream
 from .protocols import ExperienceChannel, WeightSync
-from .runfolder import RunFolder
+from .runfolder.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ class RunRequest:
             return self.run_file if self.run_file is not None else quickstart_run(self.algorithm)
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
-        from rlhf_core.runfolder import RunFolder
+        from rlhf_core.runfolder.folder import RunFolder
 
         folder = RunFolder.read(self.origin)
         return folder.read_config()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..runfolder import RunFolder
+from ..runfolder.folder import RunFolder
 from ..util.jsonl import read_lines
 from ..util.redact import redact_mapping
 from .samples import SampleChoice, choose_samples

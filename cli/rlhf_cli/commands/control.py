@@ -29,9 +29,9 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
       rlhf control runs/first set lr=5e-7
       rlhf control runs/first stop
     """
-    from rlhf_core.control import ControlBox, parse_command
     from rlhf_core.errors import UserInputError
-    from rlhf_core.runfolder import RunFolder
+    from rlhf_core.runfolder.control_box import ControlBox, parse_command
+    from rlhf_core.runfolder.folder import RunFolder
 
     command = parse_command(words)
     folder = RunFolder.read(run_dir)

@@ -37,7 +37,7 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
     """
     from rlhf_core.errors import UserInputError
     from rlhf_core.report.samples import choose_samples
-    from rlhf_core.runfolder import RunFolder
+    from rlhf_core.runfolder.folder import RunFolder
     from rlhf_core.util.jsonl import read_lines
 
     folder = RunFolder.read(run_dir)

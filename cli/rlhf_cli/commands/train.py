@@ -87,7 +87,7 @@ def _processes_of(request: RunRequest) -> int:
     """As many as the run that is made again had; else one."""
     if request.origin is None:
         return 1
-    from rlhf_core.runfolder import RunFolder
+    from rlhf_core.runfolder.folder import RunFolder
 
     folder = RunFolder.read(request.origin)
     return int(folder.read_json(folder.manifest).get("num_processes", 1))

@@ -11,7 +11,7 @@ import pytest
 
 from ...errors import RewardError
 from ...plugins.discovery import Selected
-from ...runfolder import RunFolder
+from ...runfolder.folder import RunFolder
 from ...training import TrainResult, train
 from ..runs import tiny_run
 from .base import ComponentContract

@@ -5,7 +5,7 @@ import torch
 
 from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.runfolder import RunFolder
+from rlhf_core.runfolder.folder import RunFolder
 from rlhf_core.types import MadeEpisode, PhaseTimes
 
 

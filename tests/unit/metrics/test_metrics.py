@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import CheckpointError, RlhfError
-from rlhf_core.metrics import MetricsWriter, PhaseTimer, truncate_after
+from rlhf_core.runfolder.metrics import MetricsWriter, PhaseTimer, truncate_after
 
 
 def lines(path: Path) -> list[dict]:
@@ -119,7 +119,7 @@ def test_resume_refuses_a_file_that_lost_lines(tmp_path: Path):
 
 def test_phases_are_exclusive_and_start_anew(monkeypatch: pytest.MonkeyPatch):
     clock = iter([0.0, 1.0, 4.0, 6.0, 10.0, 12.0])
-    monkeypatch.setattr("rlhf_core.metrics.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("rlhf_core.runfolder.metrics.time.perf_counter", lambda: next(clock))
     synchronised = []
     timer = PhaseTimer(synchronize=lambda: synchronised.append(True))
     with timer.phase("rollout"), timer.phase("reward"):  # 0 .. 6, of which 1 .. 4 is the reward's

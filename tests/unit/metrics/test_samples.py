@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.errors import DeadlineError, RlhfError
-from rlhf_core.samples import SampleRecord, SampleWriter, choose
+from rlhf_core.runfolder.samples import SampleRecord, SampleWriter, choose
 from rlhf_core.types import Rollout
 
 

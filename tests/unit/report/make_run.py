@@ -7,7 +7,7 @@ import math
 import random
 from pathlib import Path
 
-from rlhf_core.runfolder import RunFolder
+from rlhf_core.runfolder.folder import RunFolder
 
 
 def make_run(path: Path, *, episodes: int = 60, seed: int = 0, completion: str | None = None) -> Path:

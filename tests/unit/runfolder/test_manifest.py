@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.manifest import collect_manifest, digest_file, git_revision
+from rlhf_core.runfolder.manifest import collect_manifest, digest_file, git_revision
 from rlhf_core.util.redact import redact_command
 
 
@@ -24,7 +24,7 @@ def test_it_is_json_and_says_what_made_the_run(tmp_path: Path):
 
 def test_nothing_heavy_is_imported_for_it():
     code = (
-        "import sys; from rlhf_core.manifest import collect_manifest\n"
+        "import sys; from rlhf_core.runfolder.manifest import collect_manifest\n"
         "collect_manifest(seed=0, command=[], data_digest=None)\n"
         "assert not {'torch', 'transformers', 'ray', 'numpy'} & set(sys.modules)"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.errors import DataError, UserInputError
-from rlhf_core.runfolder import RunFolder, default_path, find_newest
+from rlhf_core.runfolder.folder import RunFolder, default_path, find_newest
 
 
 def test_create_then_write_then_open_again(tmp_path: Path):
@@ -60,7 +60,7 @@ def test_a_file_in_the_way_is_an_error(tmp_path: Path):
 HOLD = """
 import sys
 from pathlib import Path
-from rlhf_core.runfolder import RunFolder
+from rlhf_core.runfolder.folder import RunFolder
 folder = RunFolder.create(Path(sys.argv[1]))
 print("locked", flush=True)
 sys.stdin.read()

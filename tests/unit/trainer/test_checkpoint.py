@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_core import checkpoint
-from rlhf_core.checkpoint import CheckpointStore, find_damage
 from rlhf_core.errors import CheckpointError
+from rlhf_core.runfolder import checkpoints as checkpoint
+from rlhf_core.runfolder.checkpoints import CheckpointStore, find_damage
 
 
 def write(store, step, text="x"):

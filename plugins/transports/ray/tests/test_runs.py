@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rlhf_core import train
-from rlhf_core.control import ControlBox, parse_command
 from rlhf_core.errors import ConfigError, InterruptedRun, RlhfError
+from rlhf_core.runfolder.control_box import ControlBox, parse_command
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -20,7 +20,7 @@ from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.models.loading import disable_dropout
-from rlhf_core.run_state import RunState
+from rlhf_core.runfolder.checkpoint_state import RunState
 from rlhf_core.seed.generation import sampling_params, set_eos
 from rlhf_core.seed.loaders import CycledLoader
 from rlhf_core.seed.prompts import BatchReader

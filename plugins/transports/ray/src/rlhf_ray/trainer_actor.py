@@ -17,7 +17,7 @@ from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.rollout.weight_sync import NoReceiver
-from rlhf_core.runfolder import RunFolder
+from rlhf_core.runfolder.folder import RunFolder
 from rlhf_core.session import SessionParts, TrainerSession
 from rlhf_core.transport import FitResult
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from .errors import DeadlineError, RlhfError, UserInputError
-from .util.did_you_mean import suggestion
-from .util.jsonl import write_json
+from ..errors import DeadlineError, RlhfError, UserInputError
+from ..util.did_you_mean import suggestion
+from ..util.jsonl import write_json
 
 Kind = Literal["pause", "resume", "checkpoint", "stop", "set"]
 KEYS = {

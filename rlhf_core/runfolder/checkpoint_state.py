@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import CheckpointError
-from .strategy import Strategy, Trained
-from .util.tensor_trees import load_tree, save_tree
+from ..errors import CheckpointError
+from ..strategy import Strategy, Trained
+from ..util.tensor_trees import load_tree, save_tree
 
 _STATE = "state.json"
 _CHANNEL = "channel.safetensors"

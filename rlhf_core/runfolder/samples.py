@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from .errors import DeadlineError, RlhfError
-from .types import FinishReason, Rollout
-from .util.jsonl import dump_line, truncate_lines
+from ..errors import DeadlineError, RlhfError
+from ..types import FinishReason, Rollout
+from ..util.jsonl import dump_line, truncate_lines
 
 Keep = Literal["all", "none"] | int
 """Which samples of an episode are written: all, none, or at most so many, spread over the episode."""

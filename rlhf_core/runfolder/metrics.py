@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, SupportsFloat, SupportsIndex
 
-from .errors import CheckpointError, RlhfError
-from .util.jsonl import dump_line, truncate_lines
+from ..errors import CheckpointError, RlhfError
+from ..util.jsonl import dump_line, truncate_lines
 
 Number = SupportsFloat | SupportsIndex
 Line = dict[str, Any]

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
-from .util.redact import redact_command
+from ..util.redact import redact_command
 
 LIBRARIES = (
     "torch",

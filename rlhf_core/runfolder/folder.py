@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from .errors import ConfigError, DataError, UserInputError
-from .util.jsonl import write_bytes, write_json
-from .util.yaml12 import dump_yaml, parse_yaml
+from ..errors import ConfigError, DataError, UserInputError
+from ..util.jsonl import write_bytes, write_json
+from ..util.yaml12 import dump_yaml, parse_yaml
 
 Status = Literal["done", "failed", "interrupted", "rolled-back-and-failed"]
 
