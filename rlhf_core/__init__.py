@@ -6,9 +6,9 @@ Importing it is cheap: no torch, ray or transformers until a run starts.
 from __future__ import annotations
 
 from .components import API_VERSION, Component
+from .entry.train import TrainResult, train
 from .errors import RlhfError
 from .hookspecs import hookimpl
-from .training import TrainResult, train
 from .types import Completion, Experience, GenerationRequest, Prompt, Rollout, RolloutGroup, SamplingParams
 
 __all__ = [

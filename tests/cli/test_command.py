@@ -49,8 +49,8 @@ def calls(monkeypatch):
 
         return start
 
-    provide(monkeypatch, "rlhf_core.training", train=record("train"))
-    provide(monkeypatch, "rlhf_core.quickstart", run_quickstart=record("quickstart"))
+    provide(monkeypatch, "rlhf_core.entry.train", train=record("train"))
+    provide(monkeypatch, "rlhf_core.entry.quickstart", run_quickstart=record("quickstart"))
     return made
 
 
@@ -87,7 +87,7 @@ def test_verbosity_decides_what_of_the_log_is_shown(run_file, monkeypatch, capsy
         logging.getLogger("rlhf.part").debug("DEBUG")
         logging.getLogger("rlhf.part").warning("WARN")
 
-    provide(monkeypatch, "rlhf_core.training", train=talk)
+    provide(monkeypatch, "rlhf_core.entry.train", train=talk)
     logger = logging.getLogger("rlhf")
     before = (logger.level, list(logger.handlers))
     try:
@@ -136,7 +136,7 @@ def test_errors_for_the_reader_have_no_traceback(run_file, monkeypatch, capsys, 
     def fail(*args, **options):
         raise error
 
-    provide(monkeypatch, "rlhf_core.training", train=fail)
+    provide(monkeypatch, "rlhf_core.entry.train", train=fail)
     assert run(["train", run_file]) == code
     assert capsys.readouterr().err.lstrip("\n") == text
 
@@ -154,7 +154,7 @@ def test_a_bug_keeps_its_traceback(run_file, monkeypatch, capsys, log):
             error.run_log = log
         raise error
 
-    provide(monkeypatch, "rlhf_core.training", train=fail)
+    provide(monkeypatch, "rlhf_core.entry.train", train=fail)
     assert run(["train", run_file]) == 1
     said = capsys.readouterr().err
     assert "error: ZeroDivisionError: oh" in said
@@ -275,7 +275,7 @@ def test_generate_prints_each_answer(monkeypatch, capsys):
         asked.update(model=model, sampling=sampling, seed=seed, engine=engine, device=device)
         return [text.upper() for text in prompts]
 
-    provide(monkeypatch, "rlhf_core.inference", generate_text=generate_text)
+    provide(monkeypatch, "rlhf_core.entry.inference", generate_text=generate_text)
     assert run(["generate", "--model", "m", "--prompt", "a", "--prompt", "b"]) == 0
     assert capsys.readouterr().out == "A\nB\n"
     assert asked["sampling"].greedy
@@ -292,7 +292,7 @@ def test_eval_scores_with_the_rewards_named(monkeypatch, capsys, tmp_path):
         asked.update(rewards=rewards, num_prompts=num_prompts)
         return {reward.name: reward.weight for reward in rewards}
 
-    provide(monkeypatch, "rlhf_core.inference", evaluate_folder=evaluate_folder)
+    provide(monkeypatch, "rlhf_core.entry.inference", evaluate_folder=evaluate_folder)
     arguments = ["eval", "--model", "m", "--prompts", str(tmp_path / "p.jsonl"), "--num-prompts", "3"]
     assert run([*arguments, "--reward", "fake-shout:0.5", "--reward", "fake-whisper", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"fake-shout": 0.5, "fake-whisper": 1.0}

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from rlhf_cli.plugin_trial import try_plugin
+from rlhf_core.entry.train import train
 from rlhf_core.plugins.discovery import discover
 from rlhf_core.testing.runs import tiny_run
-from rlhf_core.training import train
 
 SPIES = """
 import json, os

@@ -31,7 +31,7 @@ def begin(tmp_path, changes):
         assert time.monotonic() < deadline, "no update within 200 s"
         time.sleep(0.1)
     children = psutil.Process(process.pid).children(recursive=True)
-    return process, [each for each in children if "rlhf_core.launched" in " ".join(each.cmdline())]
+    return process, [each for each in children if "rlhf_core.entry.launched" in " ".join(each.cmdline())]
 
 
 def test_two_processes_make_the_run_of_one(tmp_path):

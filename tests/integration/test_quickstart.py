@@ -7,8 +7,8 @@ import signal
 import pytest
 from run_files import tree
 
+from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
-from rlhf_core.quickstart import run_quickstart
 from rlhf_core.testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")

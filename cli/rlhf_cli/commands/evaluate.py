@@ -51,7 +51,7 @@ def evaluate(
     """
     selected = _rewards(rewards)
 
-    from rlhf_core.inference import evaluate_folder
+    from rlhf_core.entry.inference import evaluate_folder
 
     scores = evaluate_folder(
         model,

@@ -22,7 +22,7 @@ def generate(model: str, prompts: tuple[str, ...], as_json: bool, seed: int, sam
       rlhf generate --model runs/first/model --prompt "31524>"
       rlhf generate --model runs/first/model --prompt "Hello" --temperature 0.8 --seed 3
     """
-    from rlhf_core.inference import generate_text
+    from rlhf_core.entry.inference import generate_text
 
     answers = generate_text(
         model,

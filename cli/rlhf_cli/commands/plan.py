@@ -25,8 +25,8 @@ def plan(request: RunRequest, num_processes: int, as_json: bool) -> None:
       rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
     """
     from rlhf_core.config.resolve import check_processes, resolve
+    from rlhf_core.entry.train import check_run
     from rlhf_core.plan import plan_run
-    from rlhf_core.training import check_run
 
     mapping, dropped = request.mapping()
     tell_dropped(dropped)

@@ -13,7 +13,7 @@ import click
 from ..run_request import RunRequest, is_quickstart, quickstart_stage, run_options, tell_dropped
 
 if TYPE_CHECKING:
-    from rlhf_core.training import TrainResult
+    from rlhf_core.entry.train import TrainResult
 
     from ..progress import PlainProgress
 
@@ -95,10 +95,10 @@ def _processes_of(request: RunRequest) -> int:
 
 def _start(request: RunRequest, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
     if is_quickstart(request, mapping):
-        from rlhf_core.quickstart import run_quickstart
+        from rlhf_core.entry.quickstart import run_quickstart
 
         return partial(run_quickstart, quickstart_stage("warm-start"))
-    from rlhf_core.training import train as start
+    from rlhf_core.entry.train import train as start
 
     return start if request.origin is None else partial(start, origin=request.origin)
 

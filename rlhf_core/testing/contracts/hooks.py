@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ...entry.train import train
 from ...hooks.relay import HookRelay
 from ...plugins.discovery import PluginRef, find, import_target
-from ...training import train
 from ..runs import tiny_run
 
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ...entry.train import TrainResult, train
 from ...errors import RewardError
 from ...plugins.discovery import Selected
 from ...runfolder.folder import RunFolder
-from ...training import TrainResult, train
 from ..runs import tiny_run
 from .base import ComponentContract
 

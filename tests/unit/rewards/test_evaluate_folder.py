@@ -4,7 +4,7 @@ import pytest
 
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_reward
-from rlhf_core.inference import evaluate_folder
+from rlhf_core.entry.inference import evaluate_folder
 from rlhf_core.types import SamplingParams
 
 pytest.importorskip("rlhf_hf")

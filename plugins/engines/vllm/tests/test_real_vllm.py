@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from rlhf_core.entry.train import train
 from rlhf_core.errors import RlhfError
 from rlhf_core.models.builtin import build_llama
 from rlhf_core.rollout.weight_sync import CopiedWeights
@@ -16,7 +17,6 @@ from rlhf_core.testing.contracts.engine import make_requests
 from rlhf_core.testing.contracts.tiny import contract_policy, perturb
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.runs import tiny_run
-from rlhf_core.training import train
 from rlhf_core.types import SamplingParams
 from rlhf_core.util.weight_files import state_dict_shards_of
 

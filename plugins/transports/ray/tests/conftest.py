@@ -165,7 +165,7 @@ def local_ray(site: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots take longer than these runs, and are tested elsewhere."""
-    monkeypatch.setattr("rlhf_core.run_record.ReportWriter.rlhf_run_end", lambda self, run_folder: None)
+    monkeypatch.setattr("rlhf_core.entry.run_record.ReportWriter.rlhf_run_end", lambda self, run_folder: None)
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def warm_start(tmp_path_factory: pytest.TempPathFactory) -> str:
         "logging": {"tensorboard": False},
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlhf_core.run_record.ReportWriter.rlhf_run_end", lambda self, run_folder: None)
+        patch.setattr("rlhf_core.entry.run_record.ReportWriter.rlhf_run_end", lambda self, run_folder: None)
         result = train(run, output=tmp_path_factory.mktemp("warm") / "run")
     assert result is not None
     return str(result.run_folder / "model")

@@ -1,6 +1,6 @@
 """Several training processes on this machine (`--num-processes N`), started and watched by torch elastic.
 
-Each process runs `python -m rlhf_core.launched REQUEST`, which calls `train` as a launcher's process. What goes wrong
+Each process runs `python -m rlhf_core.entry.launched REQUEST`, which calls `train` as a launcher's process. What goes wrong
 in one of them is written down by it and raised here, with its rank.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .config.resolve import ResolvedRun
-from .distributed.interrupts import INTERRUPT_FILE
-from .errors import RlhfError
+from ..config.resolve import ResolvedRun
+from ..distributed.interrupts import INTERRUPT_FILE
+from ..errors import RlhfError
 
 
 def run_in_processes(
@@ -68,7 +68,7 @@ def run_in_processes(
         interrupted = Path(scratch) / "interrupted"
         with _interrupts_as_file(interrupted), _threads_shared(num_processes), _quiet_elastic():
             try:
-                elastic_launch(config, sys.executable)("-m", "rlhf_core.launched", str(request))
+                elastic_launch(config, sys.executable)("-m", "rlhf_core.entry.launched", str(request))
             except SignalException as error:
                 raise KeyboardInterrupt from error
             except ChildFailedError as error:

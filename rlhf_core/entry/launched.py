@@ -1,4 +1,4 @@
-"""One of the training processes that `launch` starts: `python -m rlhf_core.launched REQUEST`."""
+"""One of the training processes that `launch` starts: `python -m rlhf_core.entry.launched REQUEST`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 import traceback
 from pathlib import Path
 
-from .errors import InterruptedRun, RlhfError
-from .training import train
+from ..errors import InterruptedRun, RlhfError
+from .train import train
 
 _PR_SET_PDEATHSIG = 1
 """`prctl`'s request for a signal at the parent's death (linux/prctl.h)."""

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, cast
 
-from .config.resolve import SelectedReward
-from .config.sections import ModelConfig
-from .contexts import engine_context, own_device, prompts_context, reward_context
-from .hooks.relay import HookRelay
-from .models.loading import check_model, load_policy, load_tokenizer
-from .plugins.discovery import load, resolve_build
-from .prompts.stream import PromptEncoder
-from .protocols import RolloutEngine
-from .rewards.scorer import RewardScorer, reward_spec
-from .rollout.maker import PolicyExperienceMaker
-from .types import GenerationRequest, Prompt, SamplingParams
+from ..config.resolve import SelectedReward
+from ..config.sections import ModelConfig
+from ..contexts import engine_context, own_device, prompts_context, reward_context
+from ..hooks.relay import HookRelay
+from ..models.loading import check_model, load_policy, load_tokenizer
+from ..plugins.discovery import load, resolve_build
+from ..prompts.stream import PromptEncoder
+from ..protocols import RolloutEngine
+from ..rewards.scorer import RewardScorer, reward_spec
+from ..rollout.maker import PolicyExperienceMaker
+from ..types import GenerationRequest, Prompt, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

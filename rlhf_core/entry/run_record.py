@@ -9,16 +9,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .config.changes import config_changes
-from .config.resolve import ResolvedRun
-from .distributed.launch_env import read_launch_env
-from .errors import RlhfError, UserInputError
-from .hooks.relay import HookRelay
-from .runfolder.control_box import ControlBox
-from .runfolder.folder import RunFolder
-from .runfolder.manifest import collect_manifest, full_command
-from .transport import RunRequest
-from .util.redact import redact_mapping
+from ..config.changes import config_changes
+from ..config.resolve import ResolvedRun
+from ..distributed.launch_env import read_launch_env
+from ..errors import RlhfError, UserInputError
+from ..hooks.relay import HookRelay
+from ..runfolder.control_box import ControlBox
+from ..runfolder.folder import RunFolder
+from ..runfolder.manifest import collect_manifest, full_command
+from ..transport import RunRequest
+from ..util.redact import redact_mapping
 
 logger = logging.getLogger("rlhf")
 
@@ -135,7 +135,7 @@ class ReportWriter:
     """Writes `report.html` when a run ends, however it ends."""
 
     def rlhf_run_end(self, run_folder: Path) -> None:
-        from .report import build_report
+        from ..report import build_report
 
         build_report([run_folder])
 
@@ -154,7 +154,7 @@ class FirstScore:
 
 def register_run_hooks(relay: HookRelay, resolved: ResolvedRun) -> None:
     """TensorBoard and W&B where asked for, the performance evaluator and the report always."""
-    from .loggers import PerformanceEvaluator, TensorBoardLogger, WandbLogger
+    from ..loggers import PerformanceEvaluator, TensorBoardLogger, WandbLogger
 
     options = resolved.run.logging
     # Registered first, run last: pluggy calls the newest first, and the report reads what the others wrote.

@@ -9,10 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .config.resolve import resolve
-from .errors import InterruptedRun, UserInputError
-from .runfolder.folder import RunFolder, default_path, find_newest
-from .training import TrainResult, find_checkpoint, train
+from ..config.resolve import resolve
+from ..errors import InterruptedRun, UserInputError
+from ..runfolder.folder import RunFolder, default_path, find_newest
+from .train import TrainResult, find_checkpoint, train
 
 WARM_START = "warm-start"
 logger = logging.getLogger("rlhf")

@@ -13,24 +13,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from .algorithm import Algorithm
-from .config.load import Override, load_run
-from .config.resolve import ResolvedRun, check_processes, resolve
-from .distributed.interrupts import InterruptFlag
-from .distributed.launch_env import read_launch_env
-from .errors import ConfigError, InterruptedRun, UserInputError
-from .hooks.installed import load_hook_plugins
-from .hooks.relay import HookRelay
-from .models.loading import check_model
-from .oversight import ROLLBACK
-from .plugins.discovery import resolve_build
-from .prompts.stream import PromptStream
+from ..algorithm import Algorithm
+from ..config.load import Override, load_run
+from ..config.resolve import ResolvedRun, check_processes, resolve
+from ..distributed.interrupts import InterruptFlag
+from ..distributed.launch_env import read_launch_env
+from ..errors import ConfigError, InterruptedRun, UserInputError
+from ..hooks.installed import load_hook_plugins
+from ..hooks.relay import HookRelay
+from ..models.loading import check_model
+from ..oversight import ROLLBACK
+from ..plugins.discovery import resolve_build
+from ..prompts.stream import PromptStream
+from ..runfolder.checkpoint_state import read_run_state
+from ..runfolder.checkpoints import CheckpointStore, find_damage
+from ..runfolder.folder import RunFolder, Status, default_path, find_newest
+from ..transport import RunRequest, Transport
+from ..util.host_memory import set_up_host_memory
 from .run_record import FirstScore, begin_record, failed_when_refused, register_run_hooks, undone_when_refused
-from .runfolder.checkpoint_state import read_run_state
-from .runfolder.checkpoints import CheckpointStore, find_damage
-from .runfolder.folder import RunFolder, Status, default_path, find_newest
-from .transport import RunRequest, Transport
-from .util.host_memory import set_up_host_memory
 
 logger = logging.getLogger("rlhf")
 
@@ -140,9 +140,9 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
 
     Returns the run's prompts, which were read and checked on the way.
     """
-    from .algorithm import DatasetAlgorithm
-    from .build import build_algorithm, build_prompts, build_run_prompts
-    from .models.loading import load_tokenizer
+    from ..algorithm import DatasetAlgorithm
+    from ..build import build_algorithm, build_prompts, build_run_prompts
+    from ..models.loading import load_tokenizer
 
     check_model(resolved.run.model)
     for selected in (resolved.strategy, resolved.engine, resolved.transport, *(r.selected for r in resolved.rewards)):
