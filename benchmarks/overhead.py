@@ -18,12 +18,12 @@ from typing import Any
 
 from rlhf_cli.run_request import quickstart_stage
 from rlhf_core import train
-from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.live_control import LiveControl
-from rlhf_core.oversight import Oversight
 from rlhf_core.runfolder.samples import SampleWriter
-from rlhf_core.saving import Saving
+from rlhf_core.training.checkpoint_saver import Saving
+from rlhf_core.training.control_loop import LiveControl
+from rlhf_core.training.guard_runner import Oversight
+from rlhf_core.training.record import EpisodeRecord
 
 BOUND = 0.03
 PARTS: dict[str, tuple[type, tuple[str, ...]]] = {

@@ -25,7 +25,7 @@ from rlhf_core.config.resolve import SHARED_OPTIONS
 from rlhf_core.plugins.discovery import Selected, discover, load_ref
 from rlhf_core.protocols import PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
-from rlhf_core.transport import RunRequest, Transport
+from rlhf_core.training.request import RunRequest, Transport
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"

@@ -17,7 +17,7 @@ from ..hooks.relay import HookRelay
 from ..runfolder.control_box import ControlBox
 from ..runfolder.folder import RunFolder
 from ..runfolder.manifest import collect_manifest, full_command
-from ..transport import RunRequest
+from ..training.request import RunRequest
 from ..util.redact import redact_mapping
 
 logger = logging.getLogger("rlhf")

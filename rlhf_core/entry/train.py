@@ -22,13 +22,13 @@ from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins
 from ..hooks.relay import HookRelay
 from ..models.loading import check_model
-from ..oversight import ROLLBACK
 from ..plugins.discovery import resolve_build
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..runfolder.folder import RunFolder, Status, default_path, find_newest
-from ..transport import RunRequest, Transport
+from ..training.guard_runner import ROLLBACK
+from ..training.request import RunRequest, Transport
 from ..util.host_memory import set_up_host_memory
 from .run_record import FirstScore, begin_record, failed_when_refused, register_run_hooks, undone_when_refused
 

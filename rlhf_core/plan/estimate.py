@@ -18,10 +18,10 @@ from ..algorithm import Algorithm, RolloutAlgorithm
 from ..batching import default_tokens
 from ..build import build_algorithm, build_strategy, model_dtype
 from ..config.resolve import ResolvedRun
-from ..episode_record import peak_memory_bytes
 from ..models.loading import load_tokenizer
 from ..prompts.stream import PromptStream
 from ..strategy import StateBytes
+from ..training.record import peak_memory_bytes
 from .machine import Machine, measure
 from .shape import ModelShape, model_shape
 

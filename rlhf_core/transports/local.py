@@ -26,9 +26,9 @@ from ..rollout.channel import LocalChannel
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.weight_sync import CopiedWeights, NoReceiver, SharedWeights
-from ..session import SessionParts, TrainerSession
 from ..strategy import Strategy
-from ..transport import FitResult, RunRequest
+from ..training.request import FitResult, RunRequest
+from ..training.session import SessionParts, TrainerSession
 from ..types import RolloutGroup
 
 if TYPE_CHECKING:

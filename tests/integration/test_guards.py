@@ -111,7 +111,7 @@ def test_a_skip_leaves_out_the_rest_of_the_episode(tmp_path):
 @pytest.fixture
 def poisoned(monkeypatch):
     """A run whose third batch has a loss that is not a number."""
-    from rlhf_core.update import _Meter
+    from rlhf_core.training.updater import _Meter
 
     calls = iter(range(1000))
     finite = _Meter.first_not_finite

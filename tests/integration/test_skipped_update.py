@@ -15,7 +15,7 @@ from rlhf_core.batching import masked
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_item
-from rlhf_core.update import Updater
+from rlhf_core.training.updater import Updater
 
 STRATEGIES = ["ddp", "fsdp", "low-level-zero", "gemini"]
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.runfolder.folder import RunFolder
+from rlhf_core.training.record import EpisodeRecord
 from rlhf_core.types import MadeEpisode, PhaseTimes
 
 

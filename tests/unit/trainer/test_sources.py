@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.sources import BatchPlan
+from rlhf_core.training.sources import BatchPlan
 
 
 @given(

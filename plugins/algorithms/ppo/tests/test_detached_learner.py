@@ -26,8 +26,8 @@ from rlhf_core.models.loading import add_lora
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rollout.weight_sync import Checksum
 from rlhf_core.strategy import Strategy
+from rlhf_core.training.updater import Updater
 from rlhf_core.types import BufferItem, Experience
-from rlhf_core.update import Updater
 from rlhf_ppo import Critic
 from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig

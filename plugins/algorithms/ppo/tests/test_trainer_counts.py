@@ -35,7 +35,7 @@ class Watch:
         self.batches.append(experience.sample_ids.tolist())
 
     def of(self, trainer: PPOTrainer, monkeypatch: pytest.MonkeyPatch) -> PPOTrainer:
-        from rlhf_core.update import Updater
+        from rlhf_core.training.updater import Updater
 
         update = Updater.update
 

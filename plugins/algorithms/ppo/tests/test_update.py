@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rlhf_core.batching import masked
 from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.training.updater import Updater
 from rlhf_core.types import BufferItem
-from rlhf_core.update import Updater
 from rlhf_ppo import Critic
 from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig

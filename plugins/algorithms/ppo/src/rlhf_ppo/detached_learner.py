@@ -16,8 +16,8 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.functional.masking import masked_whiten
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.strategy import Strategy
+from rlhf_core.training.updater import Updater
 from rlhf_core.types import Experience
-from rlhf_core.update import Updater
 
 from .algorithm import PPO
 from .config import PPOConfig

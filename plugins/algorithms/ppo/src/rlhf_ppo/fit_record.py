@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.loggers import TensorBoardLogger, WandbLogger
 from rlhf_core.runfolder.metrics import MetricsWriter
+from rlhf_core.training.record import EpisodeRecord
 from rlhf_core.util.jsonl import read_lines
 
 _METRICS = "metrics.jsonl"

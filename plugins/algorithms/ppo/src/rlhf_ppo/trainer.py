@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.batching import collate, split
-from rlhf_core.episode_record import EpisodeRecord
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
@@ -24,6 +23,7 @@ from rlhf_core.runfolder.checkpoint_state import RunState
 from rlhf_core.seed.generation import sampling_params, set_eos
 from rlhf_core.seed.loaders import CycledLoader
 from rlhf_core.seed.prompts import BatchReader
+from rlhf_core.training.record import EpisodeRecord
 from rlhf_core.types import BufferItem, Experience, MadeEpisode
 
 from .collection import SampleBuffer

@@ -23,10 +23,10 @@ from rlhf_core.rewards.scorer import RewardCombiner, RewardScorer
 from rlhf_core.rollout.maker import PolicyExperienceMaker
 from rlhf_core.rollout.weight_sync import CopiedWeights, SharedWeights
 from rlhf_core.seed.rewards import NeuralReward, seed_reward
-from rlhf_core.sources import BatchPlan, RolloutSource
 from rlhf_core.strategy import Strategy, Trained
+from rlhf_core.training.sources import BatchPlan, RolloutSource
+from rlhf_core.training.updater import Updater
 from rlhf_core.types import BufferItem, Experience
-from rlhf_core.update import Updater
 
 from .algorithm import PPO
 from .collection import CollectedEpisodes, ExperienceSource, RandomBatches, SampleBuffer

@@ -16,7 +16,7 @@ from rlhf_core.batching import to_device
 from rlhf_core.errors import DeadlineError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo
-from rlhf_core.trainer import Metrics, Trainer
+from rlhf_core.training.loop import Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience
 
 from .detached_actors import NamedActors, get_named_actor, own_name
@@ -41,7 +41,7 @@ class DetachedTrainer(ABC):
         })
         class MyTrainer(DetachedTrainer): ...
 
-    Start it under a name, by which the makers find it. The loop is `rlhf_core.trainer.Trainer`; makers are looked up
+    Start it under a name, by which the makers find it. The loop is `rlhf_core.training.loop.Trainer`; makers are looked up
     when they are first needed, since makers and trainers name each other.
     """
 

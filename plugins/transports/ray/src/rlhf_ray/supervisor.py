@@ -11,7 +11,7 @@ import ray
 
 from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.transport import FitResult, RunRequest
+from rlhf_core.training.request import FitResult, RunRequest
 
 from .calls import ask
 from .crew import Crew, Maker

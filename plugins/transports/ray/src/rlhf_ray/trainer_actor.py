@@ -18,8 +18,8 @@ from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.rollout.weight_sync import NoReceiver
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_core.session import SessionParts, TrainerSession
-from rlhf_core.transport import FitResult
+from rlhf_core.training.request import FitResult
+from rlhf_core.training.session import SessionParts, TrainerSession
 
 from .actor_context import ActorContext, ActorSpec
 from .calls import ask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ray
 
-from rlhf_core.transport import FitResult, RunRequest
+from rlhf_core.training.request import FitResult, RunRequest
 
 from .cluster import connected
 from .config import RayConfig

@@ -8,31 +8,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
-from .batching import default_tokens
-from .build import TrainerModels, build_reference, offloads_reference, updates_per_episode
-from .config.resolve import ResolvedRun
-from .episode_record import EpisodeRecord
-from .errors import DivergenceError, InterruptedRun
-from .hooks.relay import HookRelay
-from .hookspecs import FitInfo
-from .live_control import LiveControl
-from .models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
-from .models.loading import save_plain_model
-from .oversight import Oversight, RollBack
-from .rewards.scorer import RewardCombiner
-from .runfolder.checkpoint_state import RunState
-from .runfolder.checkpoints import CheckpointStore
-from .runfolder.folder import RunFolder
-from .saving import Saving
+from ..algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
+from ..batching import default_tokens
+from ..build import TrainerModels, build_reference, offloads_reference, updates_per_episode
+from ..config.resolve import ResolvedRun
+from ..errors import DivergenceError, InterruptedRun
+from ..hooks.relay import HookRelay
+from ..hookspecs import FitInfo
+from ..models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
+from ..models.loading import save_plain_model
+from ..rewards.scorer import RewardCombiner
+from ..runfolder.checkpoint_state import RunState
+from ..runfolder.checkpoints import CheckpointStore
+from ..runfolder.folder import RunFolder
+from ..strategy import Strategy
+from ..types import BufferItem
+from .checkpoint_saver import Saving
+from .control_loop import LiveControl
+from .guard_runner import Oversight, RollBack
+from .live_options import Tuning
+from .loop import BatchSource, Metrics, Trainer
+from .record import EpisodeRecord
+from .request import FitResult
+from .request import SessionParts as SessionParts
 from .sources import BatchPlan, DatasetSource, RolloutSource, TrainBatch
-from .strategy import Strategy
-from .trainer import BatchSource, Metrics, Trainer
-from .transport import FitResult
-from .transport import SessionParts as SessionParts
-from .tuning import Tuning
-from .types import BufferItem
-from .update import Updater
+from .updater import Updater
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .algorithm import Algorithm
-from .config.sections import OptimizerConfig
-from .errors import UserInputError
-from .strategies.lr_schedule import LearningRates
-from .strategy import Trained
+from ..algorithm import Algorithm
+from ..config.sections import OptimizerConfig
+from ..errors import UserInputError
+from ..strategies.lr_schedule import LearningRates
+from ..strategy import Trained
 
 
 class Tuning:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from .hooks.relay import HookRelay
-from .hookspecs import FitInfo
+from ..hooks.relay import HookRelay
+from ..hookspecs import FitInfo
 
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)

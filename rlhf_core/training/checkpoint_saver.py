@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .algorithm import Algorithm
-from .config.sections import CheckpointConfig
-from .hooks.relay import HookRelay
-from .protocols import ExperienceChannel
-from .rewards.scorer import RewardCombiner
-from .runfolder.checkpoint_state import RunState, load_channel_state, load_run_state, read_run_state, save_run_state
-from .runfolder.checkpoints import CheckpointStore, write_error
-from .strategy import Strategy, Trained
+from ..algorithm import Algorithm
+from ..config.sections import CheckpointConfig
+from ..hooks.relay import HookRelay
+from ..protocols import ExperienceChannel
+from ..rewards.scorer import RewardCombiner
+from ..runfolder.checkpoint_state import RunState, load_channel_state, load_run_state, read_run_state, save_run_state
+from ..runfolder.checkpoints import CheckpointStore, write_error
+from ..strategy import Strategy, Trained
 
 
 class Saving:

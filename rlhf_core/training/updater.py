@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .algorithm import Algorithm, LossOutput, Max, Mean
-from .batching import plan_micro_batches
-from .errors import DivergenceError, OutOfMemoryError
-from .models.fast_passes import CompiledBlocks, fast_passes
-from .strategy import Strategy, Trained
-from .types import Experience
+from ..algorithm import Algorithm, LossOutput, Max, Mean
+from ..batching import plan_micro_batches
+from ..errors import DivergenceError, OutOfMemoryError
+from ..models.fast_passes import CompiledBlocks, fast_passes
+from ..strategy import Strategy, Trained
+from ..types import Experience
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .config.resolve import ResolvedRun
-from .hooks.relay import HookRelay
-from .prompts.stream import PromptStream
-from .protocols import ExperienceChannel, WeightSync
-from .runfolder.folder import RunFolder
+from ..config.resolve import ResolvedRun
+from ..hooks.relay import HookRelay
+from ..prompts.stream import PromptStream
+from ..protocols import ExperienceChannel, WeightSync
+from ..runfolder.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from .errors import GuardStop
-from .guards import GuardsConfig, make_guards
-from .hooks.relay import HookRelay
-from .hookspecs import Verdict
-from .runfolder.checkpoint_state import RunState
-from .runfolder.folder import RunFolder
-from .strategy import Strategy
-from .trainer import BatchSource, EpisodeBatches, SkippedUpdate
-from .util.jsonl import read_lines
+from ..errors import GuardStop
+from ..guards import GuardsConfig, make_guards
+from ..hooks.relay import HookRelay
+from ..hookspecs import Verdict
+from ..runfolder.checkpoint_state import RunState
+from ..runfolder.folder import RunFolder
+from ..strategy import Strategy
+from ..util.jsonl import read_lines
+from .loop import BatchSource, EpisodeBatches, SkippedUpdate
 
 logger = logging.getLogger("rlhf")
 

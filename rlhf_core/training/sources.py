@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .algorithm import DatasetAlgorithm, RolloutAlgorithm
-from .batching import collate, split
-from .errors import RlhfError
-from .protocols import ExperienceChannel
-from .rewards.scorer import RewardCombiner
-from .trainer import EpisodeBatches
-from .types import BufferItem, MadeEpisode
+from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
+from ..batching import collate, split
+from ..errors import RlhfError
+from ..protocols import ExperienceChannel
+from ..rewards.scorer import RewardCombiner
+from ..types import BufferItem, MadeEpisode
+from .loop import EpisodeBatches
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from .hooks.relay import HookRelay
-from .runfolder.folder import RunFolder
-from .runfolder.metrics import MetricsWriter, PhaseTimer
-from .runfolder.samples import Keep, SampleRecord, SampleWriter
-from .strategy import Strategy
-from .types import BufferItem, MadeEpisode, sum_by_key
-from .update import GAP_KEY
-from .util.host_memory import peak_resident_bytes
+from ..hooks.relay import HookRelay
+from ..runfolder.folder import RunFolder
+from ..runfolder.metrics import MetricsWriter, PhaseTimer
+from ..runfolder.samples import Keep, SampleRecord, SampleWriter
+from ..strategy import Strategy
+from ..types import BufferItem, MadeEpisode, sum_by_key
+from ..util.host_memory import peak_resident_bytes
+from .updater import GAP_KEY
 
 
 class EpisodeRecord:

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from .errors import RlhfError
-from .runfolder.control_box import Command, ControlBox
-from .runfolder.folder import RunFolder
-from .strategy import Strategy
+from ..errors import RlhfError
+from ..runfolder.control_box import Command, ControlBox
+from ..runfolder.folder import RunFolder
+from ..strategy import Strategy
 
 logger = logging.getLogger("rlhf")
 

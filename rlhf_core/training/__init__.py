@@ -1,0 +1,1 @@
+"""The one training loop and the session around it."""
