@@ -1,28 +1,9 @@
 """The core of the rlhf framework: types, protocols, hooks, configuration and one training loop.
 
-Importing it is cheap: no torch, ray or transformers until a run starts.
+Names are imported when they are first used (`__init__.pyi` lists them): `import rlhf_core` loads nothing else of core.
+What a plugin may import is in `docs/plugin-api.md`; everything else is private and may move.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from .components import API_VERSION, Component
-from .entry.train import TrainResult, train
-from .errors import RlhfError
-from .hookspecs import hookimpl
-from .types import Completion, Experience, GenerationRequest, Prompt, Rollout, RolloutGroup, SamplingParams
-
-__all__ = [
-    "API_VERSION",
-    "Completion",
-    "Component",
-    "Experience",
-    "GenerationRequest",
-    "Prompt",
-    "RlhfError",
-    "Rollout",
-    "RolloutGroup",
-    "SamplingParams",
-    "TrainResult",
-    "hookimpl",
-    "train",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

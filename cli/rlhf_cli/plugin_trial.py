@@ -79,8 +79,8 @@ def _try_component(ref: PluginRef) -> Verdict:
 def _try_other(ref: PluginRef) -> Verdict:
     import click
 
+    from rlhf_core.config.named_functions import bind_function
     from rlhf_core.hooks.relay import HookRelay
-    from rlhf_core.plugins.named_functions import bind_function
 
     if ref.kind in ("advantages", "policy_losses"):
         bind_function(ref.kind, ref.name, where="plugins check")  # type: ignore[arg-type]

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import Selected, load
 from ..plugins.functions import is_file_reward
-from ..plugins.named_functions import NamesFunctions, check_functions
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
 from .load import PLUGIN_SECTIONS, expand
+from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
 from .sections import EngineConfig, PromptsConfig, RewardEntry, RewardPolicy, RunConfig
 

@@ -1,7 +1,7 @@
 """Several training processes on this machine (`--num-processes N`), started and watched by torch elastic.
 
-Each process runs `python -m rlhf_core.entry.launched REQUEST`, which calls `train` as a launcher's process. What goes wrong
-in one of them is written down by it and raised here, with its rank.
+Each process runs `python -m rlhf_core.entry.launched REQUEST`, which calls `train` as a launcher's process.
+What goes wrong in one of them is written down by it and raised here, with its rank.
 """
 
 from __future__ import annotations

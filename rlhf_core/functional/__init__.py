@@ -4,8 +4,6 @@ Legend: B sequences, S prompt and response tokens, A response tokens, V vocabula
 for what True means. Log-probs are in nats and float32.
 """
 
-from ..models.chunked import LogProbsAndEntropy, chunked_log_probs_and_entropy
-from ..models.forward import PolicyOutput, causal_lm_logits, innermost, policy_forward, value_forward
 from .advantages import (
     AdvantageInput,
     Advantages,
@@ -63,20 +61,16 @@ __all__ = [
     "ImportanceWeights",
     "KLController",
     "KLEstimator",
-    "LogProbsAndEntropy",
     "OffPolicyCorrection",
     "PairLoss",
     "PolicyLoss",
     "PolicyLossInput",
-    "PolicyOutput",
     "RatioLevel",
     "SampledTokens",
     "ValueLoss",
     "aggregate_count",
     "aggregate_sum",
     "bradley_terry_loss",
-    "causal_lm_logits",
-    "chunked_log_probs_and_entropy",
     "cispo_policy_loss",
     "clamp_log_ratio",
     "dpo_loss",
@@ -88,7 +82,6 @@ __all__ = [
     "group_normalised",
     "group_spread",
     "importance_ratio",
-    "innermost",
     "inverse_cdf_sample",
     "kl_estimate",
     "last_true_index",
@@ -103,7 +96,6 @@ __all__ = [
     "off_policy_correction",
     "overlong_penalty",
     "philox4x32",
-    "policy_forward",
     "position_ids_of",
     "ppo_policy_loss",
     "response_logits",
@@ -114,6 +106,5 @@ __all__ = [
     "token_rewards",
     "truncated_importance_weights",
     "uniforms",
-    "value_forward",
     "value_loss",
 ]

@@ -35,6 +35,6 @@ def test_every_option_is_on_the_page(algorithm: str) -> None:
 def test_every_metric_is_on_a_page(folder: str, pages: list[str]) -> None:
     files = [*PLUGINS.glob(f"{folder}/src/*/*.py")]
     if folder == "group":
-        files.append(PLUGINS.parents[1] / "rlhf_core" / "policy_metrics.py")
+        files.append(PLUGINS.parents[1] / "rlhf_core" / "functional" / "policy_metrics.py")
     metrics = {name for path in files for name in METRIC.findall(path.read_text("utf-8"))}
     assert metrics and not metrics - quoted(pages)

@@ -93,7 +93,7 @@ class ComponentContract:
             if any(problem["loc"] == ("no_such_option",) for problem in error.errors()):
                 return
         pytest.fail(
-            f"{selected.label}: a misspelled option goes unseen; derive its config from rlhf_core.config.sections.Section "
+            f"{selected.label}: a misspelled option goes unseen; derive its config from rlhf_core.Section "
             '(or set model_config = ConfigDict(extra="forbid"))'
         )
 

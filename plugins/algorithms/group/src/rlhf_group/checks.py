@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlhf_core.components import AlgorithmContext
+from rlhf_core.config.named_functions import FunctionChoice
 from rlhf_core.errors import ConfigError
-from rlhf_core.plugins.named_functions import FunctionChoice
 from rlhf_core.util.did_you_mean import fold
 
 from .config import CriticFreeConfig

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.components import AlgorithmContext
+from rlhf_core.config.named_functions import bind_use
 from rlhf_core.functional.advantages import AdvantageInput, group_spread, token_rewards
 from rlhf_core.functional.kl import kl_estimate
 from rlhf_core.functional.losses import PolicyLoss, PolicyLossInput
@@ -16,7 +17,6 @@ from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_
 from rlhf_core.functional.off_policy import overlong_penalty
 from rlhf_core.functional.policy_metrics import policy_metrics
 from rlhf_core.models.forward import policy_forward
-from rlhf_core.plugins.named_functions import bind_use
 from rlhf_core.types import Experience, Role, RolloutGroup
 
 from .checks import check_sampling

@@ -41,8 +41,8 @@ class DetachedTrainer(ABC):
         })
         class MyTrainer(DetachedTrainer): ...
 
-    Start it under a name, by which the makers find it. The loop is `rlhf_core.training.loop.Trainer`; makers are looked up
-    when they are first needed, since makers and trainers name each other.
+    Start it under a name, by which the makers find it. The loop is `rlhf_core.training.loop.Trainer`; makers are
+    looked up when they are first needed, since makers and trainers name each other.
     """
 
     def __init__(

@@ -139,7 +139,8 @@ class StagedWeights:
     def commit(self, version: int, checksums: Mapping[str, str] | None = None, *, sender: str = "") -> None:
         """The version is complete: check it, then swap, now or at the end of the batch that is being made.
 
-        checksums: role -> checksum of what was sent (`rlhf_core.rollout.weight_sync.Checksum`); names all roles of the version.
+        checksums: role -> checksum of what was sent (`rlhf_core.rollout.weight_sync.Checksum`); names all roles of
+            the version.
         Raises `SyncError` and keeps the live weights when anything is missing, unknown or different.
         """
         with self._changed:

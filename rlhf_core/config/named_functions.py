@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from ..config.problems import Problems
 from ..errors import ConfigError, PluginError
-from .discovery import find, import_target
-from .functions import options_model
+from ..plugins.discovery import find, import_target
+from ..plugins.functions import options_model
+from .problems import Problems
 
 FunctionKind = Literal["advantages", "policy_losses"]
 FunctionChoice = str | dict[str, Any]
