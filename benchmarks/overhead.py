@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlhf_cli.run_request import quickstart_stage
+from rlhf_cli.run_arguments import quickstart_stage
 from rlhf_core import train
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.runfolder.samples import SampleWriter
-from rlhf_core.training.checkpoint_saver import Saving
-from rlhf_core.training.control_loop import LiveControl
-from rlhf_core.training.guard_runner import Oversight
+from rlhf_core.training.checkpoint_saver import CheckpointSaver
+from rlhf_core.training.control_loop import ControlLoop
+from rlhf_core.training.guard_runner import GuardRunner
 from rlhf_core.training.record import EpisodeRecord
 
 BOUND = 0.03
@@ -32,9 +32,9 @@ PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
         EpisodeRecord, ("rollouts", "start_episode", "update", "end_episode", "evaluation", "flush"),
     ),
     "samples' thread": (SampleWriter, ("_do",)),
-    "guards": (Oversight, ("after_update",)),
-    "live control": (LiveControl, ("after_update",)),
-    "checkpoints": (Saving, ("save", "improves")),
+    "guards": (GuardRunner, ("after_update",)),
+    "live control": (ControlLoop, ("after_update",)),
+    "checkpoints": (CheckpointSaver, ("save", "improves")),
 }  # fmt: skip
 
 

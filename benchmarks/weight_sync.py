@@ -28,7 +28,7 @@ from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.ray_sync import RayWeightSync, SyncOptions
-from rlhf_ray.weight_inbox import WeightInbox
+from rlhf_ray.weight_puller import WeightPuller
 
 SIDE = 512
 LAYER_BYTES = 4 * SIDE * SIDE
@@ -54,12 +54,12 @@ class Receiver:
         model = make_model(megabytes).requires_grad_(False)
         target = WeightTarget(ModuleReceiver(model, on_commit=lambda version: None), model, adapter_of(model))
         self._weights = StagedWeights({"policy": target})
-        self._inbox = WeightInbox(name, coordinator, self._weights, poll_seconds=5, timeout_seconds=120)
+        self._puller = WeightPuller(name, coordinator, self._weights, poll_seconds=5, timeout_seconds=120)
         ray.get(coordinator.register.remote(name, 0, "here", 0), timeout=60)
-        self._inbox.start()
+        self._puller.start()
 
     def wait_for(self, version: int) -> None:
-        self._inbox.wait_for(version)
+        self._puller.wait_for(version)
 
 
 class OneProcess:

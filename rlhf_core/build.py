@@ -18,7 +18,7 @@ from .config.sections import OptimizerConfig, TrainConfig
 from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
 from .models.loading import adapter_off, is_lora, load_policy
 from .models.reference import Reference
-from .models.reference_pass import ScoringPass
+from .models.reference_pass import ReferencePass
 from .plugins.discovery import resolve_build
 from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
@@ -219,16 +219,16 @@ def offloads_reference(resolved: ResolvedRun, strategy: Strategy) -> bool:
     return options.offload_reference and options.lora is None and not strategy.shards_parameters
 
 
-def build_scoring_pass(
+def build_reference_pass(
     resolved: ResolvedRun,
     algorithm: RolloutAlgorithm,
     strategy: Strategy,
     policy: nn.Module,
     critic: nn.Module | None,
-) -> ScoringPass:
+) -> ReferencePass:
     """Of the models that look at finished samples: the reference, where the algorithm needs one, and the critic."""
     reference = build_reference(resolved, algorithm, strategy, policy)
-    return ScoringPass(
+    return ReferencePass(
         strategy,
         temperature=resolved.sampling.temperature,
         reference=None if reference is None else reference.model,

@@ -21,7 +21,7 @@ from typing import Any
 from rlhf_core.errors import RlhfError
 from rlhf_core.plugins.discovery import PluginRef, discover
 
-from .plugin_trial import Verdict, try_plugin
+from .plugin_trial import TrialOutcome, try_plugin
 
 TRIAL_SECONDS = 120.0
 """Deadline of one plugin: importing a large library on a busy machine takes its time."""
@@ -30,7 +30,7 @@ _FEW = 3
 """Up to so many plugins it is quicker to import only what they need."""
 
 
-def probe(refs: Sequence[PluginRef], *, trial_seconds: float = TRIAL_SECONDS) -> list[Verdict]:
+def probe(refs: Sequence[PluginRef], *, trial_seconds: float = TRIAL_SECONDS) -> list[TrialOutcome]:
     """A verdict for each plugin, in order. Raises `RlhfError` when the prober itself fails."""
     wanted = json.dumps([[ref.kind, ref.name] for ref in refs])
     command = [sys.executable, "-m", __name__, wanted, str(trial_seconds)]
@@ -40,7 +40,7 @@ def probe(refs: Sequence[PluginRef], *, trial_seconds: float = TRIAL_SECONDS) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env=environment)
     if done.returncode != 0:
         raise RlhfError(f"the process that tries plugins ended with {done.returncode}", hint=done.stderr[-2000:])
-    return [Verdict(*each) for each in json.loads(done.stdout)]
+    return [TrialOutcome(*each) for each in json.loads(done.stdout)]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ def _fold(name: str) -> str:
     return fold(name)
 
 
-def _forked(ref: PluginRef, trial_seconds: float) -> Verdict:
+def _forked(ref: PluginRef, trial_seconds: float) -> TrialOutcome:
     """`try_plugin` in a child process."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -77,13 +77,13 @@ def _forked(ref: PluginRef, trial_seconds: float) -> Verdict:
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     if answer is None:
-        return Verdict("broken", f"did not come to an end within {trial_seconds:.0f} seconds")
+        return TrialOutcome("broken", f"did not come to an end within {trial_seconds:.0f} seconds")
     if not answer:
         code = os.waitstatus_to_exitcode(status)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return Verdict("broken", f"its process ended {how}")
+        return TrialOutcome("broken", f"its process ended {how}")
     found: Any = json.loads(answer)
-    return Verdict(*found)
+    return TrialOutcome(*found)
 
 
 def _answer(ref: PluginRef, writing: int) -> None:
@@ -94,7 +94,7 @@ def _answer(ref: PluginRef, writing: int) -> None:
     try:
         verdict = try_plugin(ref)
     except Exception as error:  # a bug of ours; it must not look like a crash of the plugin
-        verdict = Verdict("broken", f"trying it failed: {type(error).__name__}: {error}")
+        verdict = TrialOutcome("broken", f"trying it failed: {type(error).__name__}: {error}")
     with os.fdopen(writing, "w", encoding="utf-8") as stream_out:
         json.dump(verdict, stream_out)
     os._exit(0)

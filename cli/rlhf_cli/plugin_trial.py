@@ -27,13 +27,13 @@ from rlhf_core.plugins.discovery import (
     missing_modules,
 )
 
-Status = Literal["ok", "not installed", "broken"]
+TrialStatus = Literal["ok", "not installed", "broken"]
 
 
-class Verdict(NamedTuple):
+class TrialOutcome(NamedTuple):
     """How one plugin does."""
 
-    status: Status
+    status: TrialStatus
     detail: str
 
 
@@ -41,42 +41,42 @@ class Wrong(Exception):
     """The plugin ran and did what core cannot use; the text says what."""
 
 
-def try_plugin(ref: PluginRef) -> Verdict:
+def try_plugin(ref: PluginRef) -> TrialOutcome:
     """Everything that can be tried of it."""
     try:
         check_clash(ref)
         return _try_component(ref) if ref.kind in KINDS else _try_other(ref)
     except PluginError as error:
-        return Verdict("broken", error.message)
+        return TrialOutcome("broken", error.message)
     except Wrong as error:
-        return Verdict("broken", str(error))
+        return TrialOutcome("broken", str(error))
 
 
-def _try_component(ref: PluginRef) -> Verdict:
+def _try_component(ref: PluginRef) -> TrialOutcome:
     selected = load_ref(ref)
     check_options(selected)
     selected.component.config.model_json_schema()
     missing = missing_modules(selected.component)
     if missing:
-        return Verdict("not installed", f"needs {', '.join(missing)}: {install_line(selected.component, missing)}")
+        return TrialOutcome("not installed", f"needs {', '.join(missing)}: {install_line(selected.component, missing)}")
     build = find_build(selected)  # a verdict stands beside the name
     summary = selected.component.summary
     try:
         config = selected.component.config()
     except ValidationError as error:
-        return Verdict("ok", f"{summary} (not run: {_first_problem(error)})")
+        return TrialOutcome("ok", f"{summary} (not run: {_first_problem(error)})")
     try:
         _TRIALS[ref.kind](selected, build, config)
     except UserInputError as error:
-        return Verdict("ok", f"{summary} (not run: {error.message})")
+        return TrialOutcome("ok", f"{summary} (not run: {error.message})")
     except (PluginError, Wrong):
         raise
     except Exception as error:  # a stranger's plugin may raise anything
         raise Wrong(f"running it: {type(error).__name__}: {error}") from error
-    return Verdict("ok", summary)
+    return TrialOutcome("ok", summary)
 
 
-def _try_other(ref: PluginRef) -> Verdict:
+def _try_other(ref: PluginRef) -> TrialOutcome:
     import click
 
     from rlhf_core.config.named_functions import bind_function
@@ -84,13 +84,13 @@ def _try_other(ref: PluginRef) -> Verdict:
 
     if ref.kind in ("advantages", "policy_losses"):
         bind_function(ref.kind, ref.name, where="plugins check")  # type: ignore[arg-type]
-        return Verdict("ok", "")
+        return TrialOutcome("ok", "")
     found = import_target(ref)
     if ref.kind == "hooks":
         HookRelay().register(found, name=ref.name)
     elif not isinstance(found, click.Command):
         raise Wrong(f"{ref.target} is a {type(found).__name__}, not a click command")
-    return Verdict("ok", "")
+    return TrialOutcome("ok", "")
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -16,7 +16,7 @@ from ..util.did_you_mean import suggestion
 from .load import PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
-from .sections import EngineConfig, PromptsConfig, RewardEntry, RewardPolicy, RunConfig
+from .sections import EngineConfig, PromptsConfig, RewardCallOptions, RewardEntry, RunConfig
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "algorithm": "ppo",
@@ -58,7 +58,7 @@ class SelectedReward:
     name: str
     """Its label: the name in metrics and samples, unique in the run."""
     weight: float
-    policy: RewardPolicy
+    policy: RewardCallOptions
     selected: Configured
     config: BaseModel
 

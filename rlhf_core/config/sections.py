@@ -1,7 +1,7 @@
 """The core sections of a run file: every option with its type, bounds, unit and meaning.
 
 The sections of plugins (`algorithm`, `strategy`, `engine`, `transport`, `prompts`, each of `rewards`) bring
-their own models; what core itself reads of them is here: `EngineConfig`, `PromptsConfig`, `RewardPolicy`.
+their own models; what core itself reads of them is here: `EngineConfig`, `PromptsConfig`, `RewardCallOptions`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class OptimizerConfig(Section):
     max_grad_norm: float | None = Field(1.0, gt=0, description="Clip the gradient to this global norm; null is off.")
 
 
-class RewardPolicy(Section):
+class RewardCallOptions(Section):
     """How core runs a reward, whoever wrote it. These keys stand in the reward's own entry of `rewards`."""
 
     batch_size: Count | None = Field(None, description="Answers scored in one call; null takes all there are.")
@@ -135,12 +135,12 @@ class RewardPolicy(Section):
         None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
     )
 
-    def without_cache(self) -> RewardPolicy:
+    def without_cache(self) -> RewardCallOptions:
         """The same where no run folder is there to keep a cache in."""
         return self.model_copy(update={"cache": False})
 
 
-class RewardEntry(RewardPolicy):
+class RewardEntry(RewardCallOptions):
     """What core reads of one entry of `rewards`; the rest are options of the reward."""
 
     name: str = Field(min_length=1, description="An installed reward, or FILE.py:FUNCTION.")
@@ -149,9 +149,9 @@ class RewardEntry(RewardPolicy):
         None, min_length=1, description="Name in metrics and samples; null takes the reward's own name."
     )
 
-    def policy(self) -> RewardPolicy:
+    def policy(self) -> RewardCallOptions:
         """The part that says how the reward is run."""
-        return RewardPolicy(**{key: getattr(self, key) for key in RewardPolicy.model_fields})
+        return RewardCallOptions(**{key: getattr(self, key) for key in RewardCallOptions.model_fields})
 
 
 class RewardScaling(Section):

@@ -26,7 +26,7 @@ from ..plugins.discovery import resolve_build
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore, find_damage
-from ..runfolder.folder import RunFolder, Status, default_path, find_newest
+from ..runfolder.folder import RunFolder, RunStatus, default_path, find_newest
 from ..training.guard_runner import ROLLBACK
 from ..training.request import RunRequest, Transport
 from ..util.host_memory import set_up_host_memory
@@ -257,7 +257,7 @@ def run_as_main(request: RunRequest, origin: Path | None = None) -> None:
     relay.register(first, name="first-score")
     started = time.perf_counter()
     wall_before = 0.0 if earlier is None else earlier.wall_s
-    status: Status = "failed"
+    status: RunStatus = "failed"
     eval_after: float | None = None
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:

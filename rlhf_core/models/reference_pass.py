@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..strategy import Strategy
 
 
-class ScoringPass:
+class ReferencePass:
     """Adds `reference_log_probs` and `values` to items, without gradients.
 
     `reference_context` switches an adapter off around the reference forward when `reference` is the policy itself.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..config.sections import RewardPolicy
+from ..config.sections import RewardCallOptions
 from ..errors import RewardError
 from ..types import Rollout
 from .cache import ScoreCache, cache_key, reward_identity
@@ -28,7 +28,7 @@ class RewardSpec:
 
     name: str
     """In metrics and samples; unique in a run."""
-    policy: RewardPolicy
+    policy: RewardCallOptions
     weight: float = 1.0
     function: Callable[..., Any] | None = None
     """The reward, options bound. May be None where `recipe` is given."""

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..components import RewardContext
-from ..config.sections import RewardPolicy
+from ..config.sections import RewardCallOptions
 from ..errors import ConfigError
 from ..plugins.discovery import Selected, load, resolve_build
 from ..types import Rollout
@@ -60,7 +60,7 @@ def reward_spec(
     selected: Selected,
     config: BaseModel,
     context: RewardContext,
-    policy: RewardPolicy,
+    policy: RewardCallOptions,
     *,
     name: str | None = None,
     weight: float = 1.0,

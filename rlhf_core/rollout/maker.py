@@ -22,7 +22,7 @@ from ..types import BufferItem, Completion, GenerationRequest, PhaseTimes, Promp
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..models.reference_pass import ScoringPass
+    from ..models.reference_pass import ReferencePass
 
 
 SCORED_TOGETHER = 64
@@ -61,7 +61,7 @@ class PolicyExperienceMaker:
         samples_per_prompt: int,
         scorer: RewardScorer,
         hooks: HookRelay,
-        scoring_pass: ScoringPass | None = None,
+        reference_pass: ReferencePass | None = None,
         kl_coef: float | None = None,
         number: Callable[[int, int], int] | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class PolicyExperienceMaker:
         self._samples_per_prompt = samples_per_prompt
         self._scorer = scorer
         self._hooks = hooks
-        self._scoring_pass = scoring_pass
+        self._scoring_pass = reference_pass
         self._kl_coef = kl_coef
         self._number = number or (lambda position, k: position * samples_per_prompt + k)
         self.times = PhaseTimes()

@@ -21,7 +21,7 @@ from ..errors import ConfigError, DataError, UserInputError
 from ..util.jsonl import write_bytes, write_json
 from ..util.yaml12 import dump_yaml, parse_yaml
 
-Status = Literal["done", "failed", "interrupted", "rolled-back-and-failed"]
+RunStatus = Literal["done", "failed", "interrupted", "rolled-back-and-failed"]
 
 DEFAULT_RUNS = Path("runs")
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -190,7 +190,7 @@ class RunFolder:
     def write_summary(
         self,
         *,
-        status: Status,
+        status: RunStatus,
         eval_before: float | None,
         eval_after: float | None,
         wall_s: float,

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..config.sections import RewardPolicy
+from ..config.sections import RewardCallOptions
 from ..contexts import reward_context
 from ..errors import UserInputError
 from ..models.loading import disable_dropout, is_lora
@@ -48,15 +48,15 @@ def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: in
     if isinstance(reward, str):
         selected = load("rewards", reward)
         config = selected.component.config.model_validate({})
-        return reward_spec(selected, config, reward_context(device, seed=seed, model_path=None), RewardPolicy())
+        return reward_spec(selected, config, reward_context(device, seed=seed, model_path=None), RewardCallOptions())
     if isinstance(reward, nn.Module):
-        policy = RewardPolicy(timeout_seconds=_NEURAL_TIMEOUT_SECONDS)
+        policy = RewardCallOptions(timeout_seconds=_NEURAL_TIMEOUT_SECONDS)
         function = NeuralReward(reward, device, offload=offload, where=where)
         return RewardSpec(name="model", policy=policy, function=function, plugin=type(reward).__name__)
     if callable(reward):
         name = getattr(reward, "__name__", None) or type(reward).__name__
         scores = _as_function(reward, device, where)
-        return RewardSpec(name=name.strip("<>"), policy=RewardPolicy(), function=scores, plugin="reward_model")
+        return RewardSpec(name=name.strip("<>"), policy=RewardCallOptions(), function=scores, plugin="reward_model")
     raise UserInputError(f"a {type(reward).__name__} as reward model cannot score answers", where=where, hint=_FORMS)
 
 

@@ -18,7 +18,7 @@ from ..runfolder.checkpoints import CheckpointStore, write_error
 from ..strategy import Strategy, Trained
 
 
-class Saving:
+class CheckpointSaver:
     """Saves and restores models, optimizers, schedules, algorithm, reward normaliser and channel. Collective."""
 
     def __init__(

@@ -21,7 +21,7 @@ Setter = Callable[[float], str]
 """Takes the new value, returns what it means; raises `RlhfError` where it cannot be set."""
 
 
-class LiveControl:
+class ControlLoop:
     """Takes commands on rank 0 and has every rank do them at the same place."""
 
     def __init__(self, folder: RunFolder, strategy: Strategy, setters: Mapping[str, Setter]) -> None:

@@ -36,7 +36,7 @@ class RollBack(Exception):
         self.episode = episode
 
 
-class Oversight:
+class GuardRunner:
     """Asks the hooks of rank 0 after each update, and does what they say on every rank."""
 
     def __init__(self, strategy: Strategy, hooks: HookRelay, config: GuardsConfig, folder: RunFolder) -> None:

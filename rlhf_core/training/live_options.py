@@ -12,7 +12,7 @@ from ..strategies.lr_schedule import LearningRates
 from ..strategy import Trained
 
 
-class Tuning:
+class LiveOptions:
     """Sets them on this rank, and keeps account of what is not as the run file says, for checkpoints."""
 
     def __init__(self, config: OptimizerConfig, trained: Mapping[str, Trained], algorithm: Algorithm[Any, Any]) -> None:
@@ -27,7 +27,7 @@ class Tuning:
             "optimizer.critic_lr": self._set_critic_lr,
             "algorithm.kl_coef": self._set_kl_coef,
         }
-        """As `LiveControl` takes them."""
+        """As `ControlLoop` takes them."""
 
     @property
     def lr_factors(self) -> dict[str, float]:

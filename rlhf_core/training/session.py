@@ -23,10 +23,10 @@ from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.folder import RunFolder
 from ..strategy import Strategy
 from ..types import BufferItem
-from .checkpoint_saver import Saving
-from .control_loop import LiveControl
-from .guard_runner import Oversight, RollBack
-from .live_options import Tuning
+from .checkpoint_saver import CheckpointSaver
+from .control_loop import ControlLoop
+from .guard_runner import GuardRunner, RollBack
+from .live_options import LiveOptions
 from .loop import BatchSource, Metrics, Trainer
 from .record import EpisodeRecord
 from .request import FitResult
@@ -67,7 +67,7 @@ class TrainerSession:
             clip=resolved.run.reward_scaling.clip,
             normalise=resolved.run.reward_scaling.normalise,
         )
-        self._saving = Saving(
+        self._saver = CheckpointSaver(
             CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep),
             strategy=strategy,
             trained=models.trained,
@@ -77,9 +77,9 @@ class TrainerSession:
             hooks=hooks,
             config=resolved.run.checkpoint,
         )
-        self._tuning = Tuning(resolved.run.optimizer, models.trained, algorithm)
-        self._oversight = Oversight(strategy, hooks, resolved.run.guards, folder)
-        self._control = LiveControl(folder, strategy, self._tuning.setters)
+        self._live_options = LiveOptions(resolved.run.optimizer, models.trained, algorithm)
+        self._guard_runner = GuardRunner(strategy, hooks, resolved.run.guards, folder)
+        self._control = ControlLoop(folder, strategy, self._live_options.setters)
         self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type)
         self._updater = Updater(
             algorithm,
@@ -122,9 +122,9 @@ class TrainerSession:
             keep_samples=self._resolved.run.logging.samples,
         ) as record:
             self._record = record
-            self._oversight.restart()
+            self._guard_runner.restart()
             self._trainer = Trainer(
-                self._oversight.watch(self._source(record)),
+                self._guard_runner.watch(self._source(record)),
                 self._train_step,
                 hooks=self._hooks,
                 recorder=self,
@@ -149,7 +149,7 @@ class TrainerSession:
         assert self._record is not None and self._trainer is not None
         self._record.update(metrics)
         step = self._trainer.num_updates
-        self._oversight.after_update(step, self._episode, self._record.values)
+        self._guard_runner.after_update(step, self._episode, self._record.values)
         self._control.after_update(step, self._episode)
 
     def end_episode(self, episode: int) -> Metrics:
@@ -167,7 +167,7 @@ class TrainerSession:
             results = self._evaluate(self._trainer.num_updates)
             self._record.evaluation(results)
             self._eval_after = results.get("eval/score") if last else None
-        best = self._saving.improves({**metrics, **results})
+        best = self._saver.improves({**metrics, **results})
         asked = self._control.checkpoint_asked
         due = best is not None or last or interrupted or asked or _due(episode, run.checkpoint.every_episodes)
         self._record.flush(durable=due)
@@ -183,7 +183,7 @@ class TrainerSession:
 
     def save(self, episode: int, step: int, best_value: float | None = None) -> None:
         """Write the checkpoint that follows `episode`; `best_value`: it is the best so far. Collective."""
-        self._saving.save(
+        self._saver.save(
             RunState(
                 step=step,
                 next_episode=episode + 1,
@@ -192,9 +192,9 @@ class TrainerSession:
                 algorithm=self._algorithm.state_dict(),
                 combiner=self._combiner.state_dict(),
                 wall_s=self.wall_seconds,
-                lr_factors=self._tuning.lr_factors,
-                settings=self._tuning.settings,
-                rollbacks=self._oversight.rollbacks,
+                lr_factors=self._live_options.lr_factors,
+                settings=self._live_options.settings,
+                rollbacks=self._guard_runner.rollbacks,
             ),
             best_value,
         )
@@ -210,8 +210,8 @@ class TrainerSession:
             state = self._load(resume)
             self._eval_before = state.eval_before
             self._wall_before = state.wall_s
-            self._oversight.rollbacks = state.rollbacks
-            if self._strategy.is_main and (changed := self._tuning.describe()):
+            self._guard_runner.rollbacks = state.rollbacks
+            if self._strategy.is_main and (changed := self._live_options.describe()):
                 logger.warning("as it was changed before the checkpoint: %s", changed)
             return state.next_episode, state.step
         self._publish(0)
@@ -221,25 +221,25 @@ class TrainerSession:
         return 0, 0
 
     def _load(self, path: Path) -> RunState:
-        state = self._saving.load(path)
-        self._tuning.restore(state.lr_factors, state.settings)
+        state = self._saver.load(path)
+        self._live_options.restore(state.lr_factors, state.settings)
         self._version = state.policy_version
         self._publish(state.policy_version)
         return state
 
     def _roll_back(self, request: RollBack) -> tuple[int, int]:
         """Go back to the last good checkpoint with smaller learning rates. Returns as `_begin` does. Collective."""
-        path = self._saving.last_good(request.episode)
-        self._oversight.allow_rollback(request, path)
+        path = self._saver.last_good(request.episode)
+        self._guard_runner.allow_rollback(request, path)
         assert path is not None
-        factors, settings = dict(self._tuning.lr_factors), dict(self._tuning.settings)
+        factors, settings = dict(self._live_options.lr_factors), dict(self._live_options.settings)
         for trained in self._models.trained.values():
             self._strategy.drop_gradients(trained)
         state = self._load(path)
-        self._tuning.restore(factors, settings)
-        self._tuning.slow_down(self._resolved.run.guards.rollback.lr_factor)
+        self._live_options.restore(factors, settings)
+        self._live_options.slow_down(self._resolved.run.guards.rollback.lr_factor)
         self._evaluated_at = None
-        self._oversight.tell_rollback(request, state, self._tuning.lr_factors)
+        self._guard_runner.tell_rollback(request, state, self._live_options.lr_factors)
         return state.next_episode, state.step
 
     def _source(self, record: EpisodeRecord) -> BatchSource[TrainBatch]:
@@ -307,7 +307,7 @@ class TrainerSession:
             with self._record.timer.phase("train"):
                 return self._updater.update(batch.items, gap_version=batch.gap_version)
         except DivergenceError as error:
-            skipped = self._oversight.after_failed_update(
+            skipped = self._guard_runner.after_failed_update(
                 self._trainer.num_updates, self._episode, self._record.values, error
             )
             for trained in self._models.trained.values():

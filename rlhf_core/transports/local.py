@@ -11,8 +11,8 @@ from ..build import (
     build_algorithm,
     build_engine,
     build_evaluator,
+    build_reference_pass,
     build_scorer,
-    build_scoring_pass,
     build_strategy,
     build_trained_models,
     model_dtype,
@@ -127,7 +127,7 @@ class _LocalParts:
         assert isinstance(algorithm, RolloutAlgorithm)
         train = resolved.run.train
         critic = self._models.trained.get("critic")
-        scoring = build_scoring_pass(
+        scoring = build_reference_pass(
             resolved, algorithm, strategy, self._models.policy, None if critic is None else critic.model
         )
         maker = PolicyExperienceMaker(
@@ -137,7 +137,7 @@ class _LocalParts:
             samples_per_prompt=train.samples_per_prompt,
             scorer=scorer,
             hooks=self._request.hooks,
-            scoring_pass=scoring,
+            reference_pass=scoring,
         )
         coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
             num_episodes=train.episodes, prompts_per_episode=train.prompts_per_episode, max_staleness=0

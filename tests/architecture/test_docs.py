@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.components import KINDS
-from rlhf_core.config.sections import RewardPolicy, RunConfig
+from rlhf_core.config.sections import RewardCallOptions, RunConfig
 from rlhf_core.hookspecs import SPECS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def test_every_section_of_a_run_file_is_on_its_page() -> None:
 
 
 def test_every_key_of_how_a_reward_is_run_is_on_its_page() -> None:
-    assert set(RewardPolicy.model_fields) <= expanded(page("rewards.md"))
+    assert set(RewardCallOptions.model_fields) <= expanded(page("rewards.md"))
 
 
 def test_every_kind_of_plugin_is_on_its_page() -> None:

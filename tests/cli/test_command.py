@@ -363,7 +363,7 @@ def test_the_flags_of_train_are_the_contract():
 
 
 def test_the_quickstart_files_hold_what_the_design_says():
-    from rlhf_cli.run_request import QUICKSTART_MODEL, quickstart_stage
+    from rlhf_cli.run_arguments import QUICKSTART_MODEL, quickstart_stage
 
     warm_start, ppo = quickstart_stage("warm-start"), quickstart_stage("ppo")
     assert (warm_start["algorithm"]["name"], ppo["algorithm"]["name"]) == ("sft", "ppo")
@@ -379,9 +379,9 @@ def test_the_quickstart_files_hold_what_the_design_says():
 def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
     result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
     assert result.exit_code == 0, result.output
-    from rlhf_cli.run_request import RunRequest
+    from rlhf_cli.run_arguments import RunArguments
 
-    mapping, _ = RunRequest(algorithm=algorithm).mapping()
+    mapping, _ = RunArguments(algorithm=algorithm).mapping()
     assert "critic_lr" not in mapping["optimizer"] and mapping["train"]["samples_per_prompt"] > 1
 
 

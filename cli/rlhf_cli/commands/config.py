@@ -6,7 +6,7 @@ import click
 
 from ..lazy import LazyCommand, LazyGroup
 from ..output import print_json, print_yaml
-from ..run_request import RunRequest, run_options, tell_dropped
+from ..run_arguments import RunArguments, run_options, tell_dropped
 
 config = LazyGroup(
     "config",
@@ -28,7 +28,7 @@ Examples:
 
 @click.command("show")
 @run_options
-def show(request: RunRequest) -> None:
+def show(request: RunArguments) -> None:
     """Print the run as it will be used: file, flags, --set and every default, as YAML.
 
     With no RUN.yaml, the quickstart's second stage.
@@ -47,7 +47,7 @@ def show(request: RunRequest) -> None:
 
 @click.command("check")
 @run_options
-def check(request: RunRequest) -> None:
+def check(request: RunArguments) -> None:
     """Check a run file with its flags: every option, every plugin. Exits 2 and lists what is wrong.
 
     \b

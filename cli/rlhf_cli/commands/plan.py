@@ -6,14 +6,14 @@ import click
 
 from ..output import print_json, print_table
 from ..progress import clock
-from ..run_request import RunRequest, run_options, tell_dropped
+from ..run_arguments import RunArguments, run_options, tell_dropped
 
 
 @click.command("plan")
 @run_options
 @click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan(request: RunRequest, num_processes: int, as_json: bool) -> None:
+def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
     """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
 
     Only the model's config is read, and this machine's speed measured for a moment. Answers are taken to be as long

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ..run_request import RunRequest, is_quickstart, quickstart_stage, run_options, tell_dropped
+from ..run_arguments import RunArguments, is_quickstart, quickstart_stage, run_options, tell_dropped
 
 if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
@@ -52,7 +52,7 @@ Examples:
 @click.option("--verbose", "verbosity", flag_value="verbose", help="Show the log, too.")
 @click.option("--quiet", "verbosity", flag_value="quiet", help="Say only how the run ended.")
 def train(
-    request: RunRequest,
+    request: RunArguments,
     num_processes: int | None,
     output: Path | None,
     resume: str | None,
@@ -83,7 +83,7 @@ def train(
         click.echo(f"ok: {request.where} can run; nothing was written")
 
 
-def _processes_of(request: RunRequest) -> int:
+def _processes_of(request: RunArguments) -> int:
     """As many as the run that is made again had; else one."""
     if request.origin is None:
         return 1
@@ -93,7 +93,7 @@ def _processes_of(request: RunRequest) -> int:
     return int(folder.read_json(folder.manifest).get("num_processes", 1))
 
 
-def _start(request: RunRequest, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
+def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:
     if is_quickstart(request, mapping):
         from rlhf_core.entry.quickstart import run_quickstart
 

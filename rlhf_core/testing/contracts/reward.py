@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from pydantic import BaseModel
 
-from ...config.sections import RewardPolicy
+from ...config.sections import RewardCallOptions
 from ...contexts import reward_context
 from ...plugins.discovery import Selected
 from ...rewards.scorer import RewardScorer, reward_spec
@@ -48,7 +48,7 @@ class RewardContract(ComponentContract):
 
     @classmethod
     def _scorer(cls, selected: Selected, config: BaseModel, device: str, *, isolate: bool) -> RewardScorer:
-        policy = RewardPolicy(timeout_seconds=cls.timeout_seconds, isolate=isolate)
+        policy = RewardCallOptions(timeout_seconds=cls.timeout_seconds, isolate=isolate)
         context = reward_context(device, seed=0, model_path=POLICY_PATH)
         return RewardScorer([reward_spec(selected, config, context, policy, name="it")])
 

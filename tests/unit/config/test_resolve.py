@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rlhf_core.config.json_schema import run_schema
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import check_processes, option_names, resolve
-from rlhf_core.config.sections import EngineConfig, RewardPolicy
+from rlhf_core.config.sections import EngineConfig, RewardCallOptions
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import SamplingParams
 
@@ -32,7 +32,7 @@ def test_every_section_is_selected_and_typed(fake_run):
     assert resolved.run.eval is None
     assert resolved.eval_prompts is None
     (reward,) = resolved.rewards
-    assert (reward.name, reward.weight, reward.policy) == ("fake-shout", 0.5, RewardPolicy())
+    assert (reward.name, reward.weight, reward.policy) == ("fake-shout", 0.5, RewardCallOptions())
     assert reward.config.loudness == 1
 
 

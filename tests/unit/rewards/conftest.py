@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.config.sections import RewardPolicy
+from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 
 # `faulty_rewards` must be importable by name, here and in the processes of isolated rewards.
@@ -27,7 +27,7 @@ def score(tmp_path):
     def run(rewards, rollouts, *, recipe=None, plugin="dist 1.0", **policy):
         rewards = rewards if isinstance(rewards, dict) else {"r": rewards}
         specs = [
-            RewardSpec(name=name, function=function, recipe=recipe, plugin=plugin, policy=RewardPolicy(**policy))
+            RewardSpec(name=name, function=function, recipe=recipe, plugin=plugin, policy=RewardCallOptions(**policy))
             for name, function in rewards.items()
         ]
         scorer = RewardScorer(specs, cache_folder=tmp_path)

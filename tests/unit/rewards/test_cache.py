@@ -10,7 +10,7 @@ from faulty_rewards import make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config.sections import RewardPolicy
+from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import ConfigError, RewardError
 from rlhf_core.rewards.cache import ScoreCache, cache_key, reward_identity
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
@@ -108,7 +108,7 @@ def test_many_keys(tmp_path):
 
 def test_a_broken_file_is_named(tmp_path, rollouts):
     (tmp_path / "rewards.sqlite").write_text("no database " * 100)
-    spec = RewardSpec(name="r", function=faulty.right, policy=RewardPolicy(cache=True))
+    spec = RewardSpec(name="r", function=faulty.right, policy=RewardCallOptions(cache=True))
     with pytest.raises(RewardError, match=r"rewards.sqlite cannot be used") as caught:
         RewardScorer([spec], cache_folder=tmp_path)
     assert "delete" in caught.value.hint

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rlhf_core.components import RewardContext
-from rlhf_core.config.sections import RewardPolicy
+from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.plugins.discovery import load
 from rlhf_core.rewards.scorer import RewardScorer, reward_spec
 
@@ -16,7 +16,7 @@ CONTEXT = RewardContext(device="cpu", seed=0)
 def make(path, policy=None, **options):
     selected = load("rewards", f"{path}:brevity")
     config = selected.component.config(**options)
-    return reward_spec(selected, config, CONTEXT, policy or RewardPolicy(), weight=0.5)
+    return reward_spec(selected, config, CONTEXT, policy or RewardCallOptions(), weight=0.5)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_file_reward_with_options(file, rollouts, isolate):
-    spec = make(file, RewardPolicy(isolate=isolate), target_tokens=4)
+    spec = make(file, RewardCallOptions(isolate=isolate), target_tokens=4)
     assert (spec.name, spec.weight, spec.plugin) == ("brevity", 0.5, "my_reward.py file")
     assert (spec.function is None) == isolate
     scorer = RewardScorer([spec])
@@ -46,7 +46,7 @@ def test_an_edited_file_is_another_reward_to_the_cache(file):
 
 def test_an_installed_reward(rollouts):
     selected = load("rewards", "exact-match")
-    spec = reward_spec(selected, selected.component.config(), CONTEXT, RewardPolicy(isolate=True), name="right")
+    spec = reward_spec(selected, selected.component.config(), CONTEXT, RewardCallOptions(isolate=True), name="right")
     assert spec.name == "right"
     assert spec.plugin.startswith("rlhf-reward-rules ")
     answered = [dataclasses.replace(rollout, answer="2") for rollout in rollouts]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_core.config.sections import RewardPolicy
+from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import RewardError, RlhfError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
@@ -29,7 +29,7 @@ def scorer():
 
     def make(*functions, **policy):
         specs = [
-            RewardSpec(name=f.__name__, weight=1.0, policy=RewardPolicy(**policy), function=f, plugin="tests 1")
+            RewardSpec(name=f.__name__, weight=1.0, policy=RewardCallOptions(**policy), function=f, plugin="tests 1")
             for f in functions
         ]
         opened.append(RewardScorer(specs))

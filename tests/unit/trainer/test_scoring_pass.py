@@ -5,7 +5,7 @@ import torch
 
 from rlhf_core.batching import collate
 from rlhf_core.models.forward import policy_forward, value_forward
-from rlhf_core.models.reference_pass import ScoringPass
+from rlhf_core.models.reference_pass import ReferencePass
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_group
 from rlhf_core.types import RolloutGroup
@@ -19,7 +19,7 @@ def groups():
 @pytest.mark.parametrize("batch_tokens", [None, 1, 13, 30])
 def test_equals_a_forward_of_each_sample_alone(setup, groups, batch_tokens):
     reference, critic = tiny_model(seed=9).eval(), setup.trained["critic"].model
-    scoring = ScoringPass(
+    scoring = ReferencePass(
         setup.strategy, temperature=0.7, reference=reference, critic=critic, batch_tokens=batch_tokens
     )
     done = scoring.run(groups)
@@ -39,7 +39,7 @@ def test_equals_a_forward_of_each_sample_alone(setup, groups, batch_tokens):
 
 def test_empty_groups_and_no_groups_pass_through(setup, groups):
     empty = RolloutGroup(position=50, rollouts=(), items=())
-    scoring = ScoringPass(setup.strategy, temperature=1.0, critic=setup.trained["critic"].model)
+    scoring = ReferencePass(setup.strategy, temperature=1.0, critic=setup.trained["critic"].model)
     done = scoring.run([groups[0], empty, groups[1]])
     assert [len(group.items) for group in done] == [2, 0, 2]
     assert all(item.values is not None for group in done for item in group.items)
@@ -47,18 +47,18 @@ def test_empty_groups_and_no_groups_pass_through(setup, groups):
 
 
 def test_without_models_nothing_is_added(setup, groups):
-    assert ScoringPass(setup.strategy, temperature=1.0).run(groups) == groups
+    assert ReferencePass(setup.strategy, temperature=1.0).run(groups) == groups
 
 
 def test_the_mode_of_the_model_comes_back(setup, groups):
     critic = setup.trained["critic"].model.train()
-    ScoringPass(setup.strategy, temperature=1.0, critic=critic).run(groups)
+    ReferencePass(setup.strategy, temperature=1.0, critic=critic).run(groups)
     assert critic.training
 
 
 def test_an_offloaded_reference_is_on_the_device_for_its_pass_only(setup, groups, monkeypatch):
     reference, places = setup.trained["policy"].model, []
     monkeypatch.setattr(type(reference), "to", lambda self, device: places.append(str(device)))
-    done = ScoringPass(setup.strategy, temperature=0.7, reference=reference, offload=True).run(groups)
+    done = ReferencePass(setup.strategy, temperature=0.7, reference=reference, offload=True).run(groups)
     assert places == [str(setup.strategy.device), "cpu"]
     assert all(item.reference_log_probs is not None for group in done for item in group.items)

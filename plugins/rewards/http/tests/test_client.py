@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rlhf_core.components import RewardContext
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_reward
-from rlhf_core.config.sections import RewardPolicy
+from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import ConfigError, RewardError, UserInputError
 from rlhf_core.plugins.discovery import load
 from rlhf_core.rewards.scorer import RewardScorer, reward_spec
@@ -196,7 +196,7 @@ def test_core_judges_what_the_server_said_and_closes_the_connections():
     selected = load("rewards", "http")
     with answering(scores("good", 1.0), scores(0.5, None)) as (url, _):
         config = selected.component.config.model_validate({"url": url})
-        for policy, expected in [(RewardPolicy(on_failure="zero"), [0.0, 1.0]), (RewardPolicy(), None)]:
+        for policy, expected in [(RewardCallOptions(on_failure="zero"), [0.0, 1.0]), (RewardCallOptions(), None)]:
             scorer = RewardScorer([reward_spec(selected, config, CONTEXT, policy)])
             try:
                 if expected is None:

@@ -20,10 +20,10 @@ from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
 from rlhf_ray.evaluation_jobs import EvaluationJobs
 from rlhf_ray.failures import ActorLostError, explain, first_cause
 from rlhf_ray.group_wire import PackedGroup, pack_group, unpack_group
-from rlhf_ray.maker_roster import MakerRoster
+from rlhf_ray.maker_registry import MakerRegistry
 from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver, WeightChunk, WeightEnd
 from rlhf_ray.status_file import read_status
-from rlhf_ray.weight_board import WeightBoard
+from rlhf_ray.weight_store import WeightStore
 
 
 def group(position: int) -> RolloutGroup:
@@ -79,51 +79,51 @@ def test_a_group_arrives_as_it_was_sent() -> None:
     assert_same(group_to_tree(unpack_group(packed)), group_to_tree(sent))
 
 
-class TestWeightBoard:
+class TestWeightStore:
     def test_parts_come_in_order_and_then_the_end(self) -> None:
-        board = WeightBoard()
-        board.begin(3, adapter_only=True)
-        assert board.next_for(-1, 0) is None
-        board.add(3, "policy", ["a"])
-        board.add(3, "critic", ["b"])
-        first = board.next_for(-1, 0)
+        store = WeightStore()
+        store.begin(3, adapter_only=True)
+        assert store.next_for(-1, 0) is None
+        store.add(3, "policy", ["a"])
+        store.add(3, "critic", ["b"])
+        first = store.next_for(-1, 0)
         assert isinstance(first, WeightChunk)
         assert (first.role, first.reference, first.adapter_only) == ("policy", ["a"], True)
-        second = board.next_for(first.serial, 1)
+        second = store.next_for(first.serial, 1)
         assert isinstance(second, WeightChunk) and second.role == "critic"
-        assert board.next_for(first.serial, 2) is None
-        board.finish(3, checksums={"policy": "x"}, canary=None)
-        end = board.next_for(first.serial, 2)
+        assert store.next_for(first.serial, 2) is None
+        store.finish(3, checksums={"policy": "x"}, canary=None)
+        end = store.next_for(first.serial, 2)
         assert isinstance(end, WeightEnd) and end.version == 3
-        assert board.next_for(first.serial, 3) is None
+        assert store.next_for(first.serial, 3) is None
 
     def test_a_new_version_replaces_a_half_sent_one(self) -> None:
-        board = WeightBoard()
-        board.begin(1, adapter_only=False)
-        board.add(1, "policy", ["old"])
-        first = board.next_for(-1, 0)
+        store = WeightStore()
+        store.begin(1, adapter_only=False)
+        store.add(1, "policy", ["old"])
+        first = store.next_for(-1, 0)
         assert first is not None
-        board.begin(2, adapter_only=False)
-        board.add(2, "policy", ["new"])
-        part = board.next_for(first.serial, 1)
+        store.begin(2, adapter_only=False)
+        store.add(2, "policy", ["new"])
+        part = store.next_for(first.serial, 1)
         assert isinstance(part, WeightChunk)
         assert (part.index, part.reference) == (0, ["new"])
         with pytest.raises(SyncError, match="part of version 1 came while 2 is open"):
-            board.add(1, "policy", ["late"])
+            store.add(1, "policy", ["late"])
 
     def test_who_has_it_and_who_refuses_it(self) -> None:
-        board = WeightBoard()
-        board.begin(1, adapter_only=False)
-        board.finish(1, checksums={}, canary=None)
-        end = board.next_for(-1, 0)
+        store = WeightStore()
+        store.begin(1, adapter_only=False)
+        store.finish(1, checksums={}, canary=None)
+        end = store.next_for(-1, 0)
         assert end is not None
-        board.acknowledge("maker-0", end.serial, None)
-        assert board.waits_for(["maker-0", "maker-1"]) == ["maker-1"]
-        board.acknowledge("maker-1", end.serial - 1, None)
-        assert board.waits_for(["maker-0", "maker-1"]) == ["maker-1"]
-        board.acknowledge("maker-1", end.serial, SyncError("wrong shape", where="weight sync", hint="same model"))
+        store.acknowledge("maker-0", end.serial, None)
+        assert store.waits_for(["maker-0", "maker-1"]) == ["maker-1"]
+        store.acknowledge("maker-1", end.serial - 1, None)
+        assert store.waits_for(["maker-0", "maker-1"]) == ["maker-1"]
+        store.acknowledge("maker-1", end.serial, SyncError("wrong shape", where="weight sync", hint="same model"))
         with pytest.raises(SyncError, match="maker-1, weight sync: wrong shape"):
-            board.waits_for(["maker-0", "maker-1"])
+            store.waits_for(["maker-0", "maker-1"])
 
 
 class TestEvaluationJobs:
@@ -149,36 +149,36 @@ class TestEvaluationJobs:
         return [EvaluationRow({"exact": 1.0}, number, False)]
 
 
-class TestMakerRoster:
+class TestMakerRegistry:
     def test_silence_and_long_work_are_noticed(self) -> None:
         now = [0.0]
-        roster = MakerRoster(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
-        roster.register("a", 1, "n")
-        roster.register("b", 2, "n")
-        roster.begins("a", RolloutWork((4, 5), 0))
+        registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
+        registry.register("a", 1, "n")
+        registry.register("b", 2, "n")
+        registry.begins("a", RolloutWork((4, 5), 0))
         now[0] = 9
-        roster.seen("a")
+        registry.seen("a")
         now[0] = 15
-        assert roster.stuck() == {"b": "gave no sign of life for 15 s"}
+        assert registry.stuck() == {"b": "gave no sign of life for 15 s"}
         now[0] = 101
-        roster.seen("a")
-        assert roster.stuck()["a"] == "makes 2 prompts from 4 since 101 s"
-        roster.forget("a")
-        assert roster.registered == {"b"}
+        registry.seen("a")
+        assert registry.stuck()["a"] == "makes 2 prompts from 4 since 101 s"
+        registry.forget("a")
+        assert registry.registered == {"b"}
 
     def test_idle_fraction(self) -> None:
         now = [0.0]
-        roster = MakerRoster(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
-        roster.register("a", 1, "n")
+        registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
+        registry.register("a", 1, "n")
         now[0] = 3
-        roster.begins("a", RolloutWork((0,), 0))
+        registry.begins("a", RolloutWork((0,), 0))
         now[0] = 4
-        assert roster.take_idle_fraction() == pytest.approx(0.75)
+        assert registry.take_idle_fraction() == pytest.approx(0.75)
         now[0] = 8
-        assert roster.take_idle_fraction() == 0
-        roster.begins("a", None)
+        assert registry.take_idle_fraction() == 0
+        registry.begins("a", None)
         now[0] = 10
-        assert roster.take_idle_fraction() == 1
+        assert registry.take_idle_fraction() == 1
 
 
 def run(scenario: Callable[[Coordinator], Any], **changes: Any) -> None:

@@ -47,7 +47,7 @@ def tensor_parallel_size(booster: object) -> int:
     return int(getattr(getattr(booster, "plugin", None), "tp_size", 1) or 1)
 
 
-class BoosterStrategy(GroupStrategy):
+class BoosterAdapter(GroupStrategy):
     """One Booster and the model and optimizer it boosted.
 
     Clipping is the plugin's business, as everywhere in ColossalAI.

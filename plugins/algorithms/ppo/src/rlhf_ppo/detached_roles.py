@@ -15,7 +15,7 @@ from rlhf_core.models.loading import disable_dropout
 from rlhf_core.strategies.parts import make_adamw
 from rlhf_core.strategy import Strategy, Trained
 
-from .booster import BoosterStrategy, is_booster
+from .booster import BoosterAdapter, is_booster
 from .role_strategies import RoleStrategies
 
 _WITH_HYBRID_ADAM = ("GeminiPlugin", "LowLevelZeroPlugin")
@@ -61,7 +61,7 @@ def prepare_roles(
         return made, {role: _prepare(made, model, role, options) for role, model in models.items()}
     trained = {role: _boost(made, model, role, options) for role, model in models.items()}
     strategies: dict[str, Strategy] = {
-        role: BoosterStrategy(made, each.model, each.optimizer) for role, each in trained.items()
+        role: BoosterAdapter(made, each.model, each.optimizer) for role, each in trained.items()
     }
     return RoleStrategies(strategies, trained), trained
 

@@ -16,7 +16,7 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.strategy import ReduceOp, Strategy, Trained
 from rlhf_core.util.tensor_trees import load_tree, save_tree
 
-from .booster import BoosterStrategy, is_booster
+from .booster import BoosterAdapter, is_booster
 
 _SCHEDULE_FILE = "scheduler.safetensors"
 
@@ -26,7 +26,7 @@ def as_strategy(booster: object, trained: Trained, *, where: str) -> Strategy:
     if isinstance(booster, Strategy):
         return booster
     if is_booster(booster):
-        return BoosterStrategy(booster, trained.model, trained.optimizer)
+        return BoosterAdapter(booster, trained.model, trained.optimizer)
     raise UserInputError(
         f"{type(booster).__name__} is neither a strategy nor a ColossalAI Booster",
         where=where,

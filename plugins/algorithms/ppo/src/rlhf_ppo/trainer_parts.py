@@ -16,7 +16,7 @@ from rlhf_core.components import EngineContext
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.models.batched_forward import with_trainer_log_probs
 from rlhf_core.models.loading import adapter_off, is_lora
-from rlhf_core.models.reference_pass import ScoringPass
+from rlhf_core.models.reference_pass import ReferencePass
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards.scorer import RewardCombiner, RewardScorer
@@ -96,7 +96,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
         samples_per_prompt=rollouts.samples_per_prompt,
         scorer=scorer,
         hooks=context.hooks,
-        scoring_pass=_scoring_pass(context),
+        reference_pass=_scoring_pass(context),
     )
     return Generation(maker, sync, scorer, reward.function if isinstance(reward.function, NeuralReward) else None)
 
@@ -178,7 +178,7 @@ def _empty_copy(model: nn.Module) -> nn.Module:
     return inference
 
 
-def _scoring_pass(context: TrainerContext) -> ScoringPass:
+def _scoring_pass(context: TrainerContext) -> ReferencePass:
     models, strategy = context.models, context.strategy
     reference: nn.Module | None = None
     reference_context: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -191,7 +191,7 @@ def _scoring_pass(context: TrainerContext) -> ScoringPass:
             reference = models.initial.eval().requires_grad_(False)
             if not offload and not strategy.shards_parameters:
                 reference.to(strategy.device)
-    return ScoringPass(
+    return ReferencePass(
         strategy,
         temperature=context.rollouts.sampling.temperature,
         reference=reference,

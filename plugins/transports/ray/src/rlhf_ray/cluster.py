@@ -16,7 +16,7 @@ import ray
 from rlhf_core.errors import RlhfError
 
 from .config import RayConfig
-from .undertaker import watched
+from .orphan_reaper import watched
 
 logger = logging.getLogger("rlhf.ray")
 

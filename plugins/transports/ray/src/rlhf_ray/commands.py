@@ -11,7 +11,7 @@ import click
 
 from rlhf_core.errors import DeadlineError, UserInputError
 
-from .status_file import Status, read_status
+from .status_file import RunningJob, read_status
 
 _RUN = click.argument("run", type=click.Path(path_type=Path))
 
@@ -66,7 +66,7 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
     click.echo(f"{run}: stopped")
 
 
-def _going_on(run: Path) -> Status | None:
+def _going_on(run: Path) -> RunningJob | None:
     """The run's state; None, after saying so, where none is going on. What a killed driver left is removed."""
     found = read_status(run)
     if found is None:
@@ -80,7 +80,7 @@ def _going_on(run: Path) -> Status | None:
     return found
 
 
-def _wait(found: Status, timeout_seconds: float) -> None:
+def _wait(found: RunningJob, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while found.is_running:
         if time.monotonic() > deadline:

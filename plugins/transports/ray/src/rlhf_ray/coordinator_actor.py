@@ -22,7 +22,7 @@ from rlhf_core.types import PhaseTimes
 from .evaluation_jobs import EvaluationJobs
 from .event_relay import EventInbox
 from .group_wire import PackedGroup
-from .maker_roster import MakerRoster
+from .maker_registry import MakerRegistry
 from .messages import (
     Canary,
     EvaluationWork,
@@ -37,7 +37,7 @@ from .messages import (
     WeightEnd,
     Work,
 )
-from .weight_board import WeightBoard
+from .weight_store import WeightStore
 
 _REPORT_SECONDS = 20.0
 """How long an event waits for one that it overtook."""
@@ -71,9 +71,9 @@ class Coordinator:
             lease_seconds=2 * settings.lease_seconds,
         )
         self._changed = asyncio.Condition()
-        self._makers = MakerRoster(settings.heartbeat_seconds, settings.lease_seconds)
+        self._makers = MakerRegistry(settings.heartbeat_seconds, settings.lease_seconds)
         self._trainers_seen: dict[str, float] = {}
-        self._weights = WeightBoard()
+        self._weights = WeightStore()
         self._evaluation = EvaluationJobs()
         self._num_evaluation_prompts = 0
         self._published = False

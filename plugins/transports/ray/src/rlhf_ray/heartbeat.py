@@ -1,4 +1,4 @@
-"""A trainer's sign of life. Makers give theirs by asking for weights (`weight_inbox`)."""
+"""A trainer's sign of life. Makers give theirs by asking for weights (`weight_puller`)."""
 
 from __future__ import annotations
 

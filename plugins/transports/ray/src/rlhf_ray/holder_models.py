@@ -11,12 +11,12 @@ from typing import Any, cast
 from torch import nn
 
 from rlhf_core.components import EngineContext
-from rlhf_core.config.sections import RewardPolicy
+from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.models.loading import adapter_off, disable_dropout, is_lora
-from rlhf_core.models.reference_pass import ScoringPass
+from rlhf_core.models.reference_pass import ReferencePass
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
@@ -142,8 +142,8 @@ def make_worker(
     selected = load("engines", engine)
     context = EngineContext(model=models.actor, tokenizer=tokenizer, device=strategy.device, seed=seed)
     built = resolve_build(selected)(selected.component.config.model_validate(dict(engine_options)), context)
-    policy = RewardPolicy(timeout_seconds=reward_timeout_seconds)
-    scoring_pass = ScoringPass(
+    policy = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
+    reference_pass = ReferencePass(
         strategy,
         temperature=sampling.temperature,
         reference=models.reference,
@@ -161,7 +161,7 @@ def make_worker(
         critic=models.critic,
         policy_adapter=models.actor_adapter,
         critic_adapter=models.critic_adapter,
-        scoring_pass=scoring_pass,
+        reference_pass=reference_pass,
         kl_coef=kl_coef,
         number=lambda position, k: position,
         sync_idle_seconds=sync_idle_seconds,

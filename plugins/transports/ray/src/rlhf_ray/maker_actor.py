@@ -21,7 +21,7 @@ from .calls import ask
 from .group_wire import pack_group
 from .maker_parts import MakerParts, build_maker
 from .messages import EvaluationWork, Made, RolloutWork, RunOver, Work
-from .weight_inbox import WeightInbox
+from .weight_puller import WeightPuller
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -52,7 +52,7 @@ class MakerActor:
             sync_timeout_seconds=self._config.sync_timeout_seconds,
             cache_folder=self._context.cache_folder,
         )
-        inbox = WeightInbox(
+        puller = WeightPuller(
             self._name,
             self._coordinator,
             parts.worker.weights,
@@ -62,27 +62,27 @@ class MakerActor:
         with ExitStack() as stack:
             stack.callback(self._context.sender.flush)
             stack.callback(parts.worker.close)
-            stack.callback(inbox.stop)
+            stack.callback(puller.stop)
             node = ray.get_runtime_context().get_node_id()
             held_out = 0 if parts.evaluator is None else parts.evaluator.num_prompts
             ask(self._coordinator, "register", self._name, os.getpid(), node, held_out)
-            inbox.start()
+            puller.start()
             sender = stack.enter_context(GroupSender(self._name, self._coordinator, hooks))
             with hooks.span("maker_loop", maker=self._index):
-                self._loop(parts, inbox, sender)
+                self._loop(parts, puller, sender)
 
-    def _loop(self, parts: MakerParts, inbox: WeightInbox, sender: GroupSender) -> None:
+    def _loop(self, parts: MakerParts, puller: WeightPuller, sender: GroupSender) -> None:
         poll = min(10.0, self._config.heartbeat_seconds / 4)
         while True:
-            inbox.check()
+            puller.check()
             sender.check()
             work: Work | None = ask(self._coordinator, "next_work", self._name, poll, wait_seconds=poll)
             if isinstance(work, RunOver):
                 return
             if work is None:
                 continue  # the run goes on for as long as coordinator, driver and trainers live: they are watched
-            inbox.wait_for(work.version)
-            self._compare(parts, inbox)
+            puller.wait_for(work.version)
+            self._compare(parts, puller)
             if isinstance(work, RolloutWork):
                 groups = parts.worker.make([parts.prompt(position) for position in work.positions])
                 keep = [not group.is_empty and parts.keep(group) for group in groups]
@@ -96,12 +96,12 @@ class MakerActor:
             rows = parts.evaluator.rows(work.start, work.stop)
         ask(self._coordinator, "submit_evaluation", self._name, work, rows)
 
-    def _compare(self, parts: MakerParts, inbox: WeightInbox) -> None:
+    def _compare(self, parts: MakerParts, puller: WeightPuller) -> None:
         """Answer the canary prompts of a version that has just come in, and compare with what the trainer says."""
         worker = parts.worker
         with worker.weights.making():
             version = worker.weights.newest
-            canary = None if version is None else inbox.take_canary(version)
+            canary = None if version is None else puller.take_canary(version)
             if canary is None:
                 return
             requests = [

@@ -13,9 +13,9 @@ from rlhf_core.build import (
     build_algorithm,
     build_engine,
     build_evaluator,
+    build_reference_pass,
     build_run_prompts,
     build_scorer,
-    build_scoring_pass,
     build_strategy,
     model_dtype,
 )
@@ -107,7 +107,7 @@ def build_maker(
         place.prepare_inference(model)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     rollouts = algorithm if isinstance(algorithm, RolloutAlgorithm) else None
-    scoring = None if rollouts is None else build_scoring_pass(resolved, rollouts, place, policy, critic)
+    scoring = None if rollouts is None else build_reference_pass(resolved, rollouts, place, policy, critic)
     engine = build_engine(resolved, policy, tokenizer, place)
     worker = MakerWorker(
         engine=engine,
@@ -120,7 +120,7 @@ def build_maker(
         critic=critic,
         policy_adapter=adapters["policy"],
         critic_adapter=adapters.get("critic", frozenset()),
-        scoring_pass=scoring,
+        reference_pass=scoring,
         sync_idle_seconds=sync_timeout_seconds,
     )
     prompts = build_run_prompts(resolved, tokenizer)

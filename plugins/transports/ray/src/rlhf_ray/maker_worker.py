@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from rlhf_core.models.reference_pass import ScoringPass
+    from rlhf_core.models.reference_pass import ReferencePass
 
 
 class MakerWorker:
@@ -40,13 +40,13 @@ class MakerWorker:
         critic: nn.Module | None = None,
         policy_adapter: frozenset[str] = frozenset(),
         critic_adapter: frozenset[str] = frozenset(),
-        scoring_pass: ScoringPass | None = None,
+        reference_pass: ReferencePass | None = None,
         kl_coef: float | None = None,
         number: Callable[[int, int], int] | None = None,
         sync_idle_seconds: float = 600.0,
     ) -> None:
         """policy: the module the engine generates with, where it is of this process; versions are then checked
-        on arrival and may be adapter-only. critic: the module of `scoring_pass` that takes new weights.
+        on arrival and may be adapter-only. critic: the module of `reference_pass` that takes new weights.
         policy_adapter, critic_adapter: names of an adapter-only version (see `trained_names`).
         """
         self.engine = engine
@@ -58,7 +58,7 @@ class MakerWorker:
             samples_per_prompt=samples_per_prompt,
             scorer=scorer,
             hooks=hooks,
-            scoring_pass=scoring_pass,
+            reference_pass=reference_pass,
             kl_coef=kl_coef,
             number=number,
         )

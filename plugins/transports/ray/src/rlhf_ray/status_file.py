@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.errors import UserInputError
 from rlhf_core.util.jsonl import write_json
 
-from .undertaker import start_time
+from .orphan_reaper import start_time
 
 if TYPE_CHECKING:
-    from .crew import Crew
+    from .actors import Actors
     from .messages import Overview
 
 logger = logging.getLogger("rlhf.ray")
@@ -44,13 +44,13 @@ class StatusFile:
         }
         self._written = float("-inf")
 
-    def write(self, view: Overview, crew: Crew) -> None:
+    def write(self, view: Overview, actors: Actors) -> None:
         """The newest state, unless the last is fresh."""
         if time.monotonic() - self._written < _WRITE_SECONDS:
             return
-        restarts = {maker.id: maker.attempt for maker in crew.makers}
+        restarts = {maker.id: maker.attempt for maker in actors.makers}
         makers = [{**maker, "restarts": restarts.get(maker["name"], 0)} for maker in view.makers]
-        trainers = [{"name": t.name, "pid": t.pid, "node": t.node} for t in crew.trainers]
+        trainers = [{"name": t.name, "pid": t.pid, "node": t.node} for t in actors.trainers]
         state = {"version": view.version, "progress": view.progress, "trainers": trainers, "makers": makers}
         write_json(self._path, {**self._fixed, "updated": time.time(), **state})
         self._written = time.monotonic()
@@ -60,7 +60,7 @@ class StatusFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class RunningJob:
     """What a status file says."""
 
     path: Path
@@ -99,7 +99,7 @@ class Status:
         return True
 
 
-def read_status(folder: Path) -> Status | None:
+def read_status(folder: Path) -> RunningJob | None:
     """None where no detached run goes on in `folder`, or it has ended in good order."""
     path = folder / NAME
     if not folder.is_dir():
@@ -110,4 +110,4 @@ def read_status(folder: Path) -> Status | None:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserInputError(f"is no JSON: {error}", where=str(path)) from error
-    return Status(path, values)
+    return RunningJob(path, values)

@@ -13,8 +13,8 @@ from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.training.request import FitResult, RunRequest
 
+from .actors import Actors, Maker
 from .calls import ask
-from .crew import Crew, Maker
 from .event_relay import replay
 from .failures import ActorLostError, explain, first_cause, is_lost
 from .messages import Overview
@@ -30,10 +30,10 @@ _GRACE_SECONDS = 5.0
 
 
 class Supervisor:
-    """Runs a crew to its end."""
+    """Runs a actors to its end."""
 
-    def __init__(self, crew: Crew, request: RunRequest, hooks: HookRelay, status: StatusFile) -> None:
-        self._crew = crew
+    def __init__(self, actors: Actors, request: RunRequest, hooks: HookRelay, status: StatusFile) -> None:
+        self._actors = actors
         self._request = request
         self._hooks = hooks
         self._status = status
@@ -42,7 +42,7 @@ class Supervisor:
     def run(self) -> FitResult:
         """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
         try:
-            fits = self._crew.fit()
+            fits = self._actors.fit()
             while not self._finished(fits):
                 view = self._look(_POLL_SECONDS)
                 self._pass_interrupt_on()
@@ -50,7 +50,7 @@ class Supervisor:
                 self._watch_trainers(view, fits)
             result = self._result(fits)
             self._look(0.0)
-            self._crew.finish()
+            self._actors.finish()
             return result
         finally:
             # What the actors had to say last; the coordinator itself may be what is gone.
@@ -58,16 +58,16 @@ class Supervisor:
                 self._look(0.0)
 
     def _look(self, wait_seconds: float) -> Overview:
-        crew = self._crew
-        view: Overview = ask(crew.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
+        actors = self._actors
+        view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
-        self._status.write(view, crew)
+        self._status.write(view, actors)
         return view
 
     def _pass_interrupt_on(self) -> None:
         if self._request.interrupted() and not self._told_to_stop:
             self._told_to_stop = True
-            self._crew.coordinator.interrupt.remote()
+            self._actors.coordinator.interrupt.remote()
 
     def _finished(self, fits: dict[Any, str]) -> bool:
         """True when every rank has ended, or one has failed and the others had time to say why."""
@@ -109,8 +109,9 @@ class Supervisor:
             )
 
     def _watch_makers(self, view: Overview) -> None:
-        ended, _ = ray.wait([maker.work for maker in self._crew.makers], num_returns=len(self._crew.makers), timeout=0)
-        for maker in self._crew.makers:
+        makers = self._actors.makers
+        ended, _ = ray.wait([maker.work for maker in makers], num_returns=len(makers), timeout=0)
+        for maker in makers:
             if maker.work in ended:
                 self._take_end(maker)
             elif maker.id in view.stuck:
@@ -127,7 +128,7 @@ class Supervisor:
         raise RlhfError("its loop ended before the run did", where=maker.name)
 
     def _replace(self, maker: Maker, reason: str) -> None:
-        if maker.attempt >= self._crew.config.max_restarts:
+        if maker.attempt >= self._actors.config.max_restarts:
             raise ActorLostError(
                 f"{reason}; it was started anew {maker.attempt} times already",
                 where=maker.name,
@@ -135,5 +136,5 @@ class Supervisor:
             )
         logger.warning("%s: %s", maker.name, reason)
         started = time.monotonic()
-        self._crew.restart(maker)
+        self._actors.restart(maker)
         logger.info("%s replaced in %.2f s", maker.name, time.monotonic() - started)

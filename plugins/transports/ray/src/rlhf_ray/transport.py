@@ -6,9 +6,9 @@ import ray
 
 from rlhf_core.training.request import FitResult, RunRequest
 
+from .actors import Actors, check
 from .cluster import connected
 from .config import RayConfig
-from .crew import Crew, check
 from .status_file import StatusFile
 from .supervisor import Supervisor
 
@@ -33,11 +33,11 @@ class RayTransport:
         hooks = request.hooks.of_this_process()
         listened = frozenset(event for event in hooks.events if hooks.listens(event)) - _OF_THE_DRIVER
         with connected(self._config) as namespace:
-            crew = Crew(request, self._config, namespace, listened)
+            actors = Actors(request, self._config, namespace, listened)
             status = StatusFile(request.folder.path, ray.get_runtime_context().gcs_address, namespace)
             try:
-                crew.start()
-                return Supervisor(crew, request, hooks, status).run()
+                actors.start()
+                return Supervisor(actors, request, hooks, status).run()
             finally:
-                crew.close()
+                actors.close()
                 status.remove()

@@ -10,7 +10,7 @@ from rlhf_core.errors import RlhfError, SyncError
 from .messages import Canary, WeightChunk, WeightEnd
 
 
-class WeightBoard:
+class WeightStore:
     """One publication at a time; a new one takes the place of the old, finished or not.
 
     The chunks of the newest stay, so that a maker that starts later gets them too. Each publication has a serial

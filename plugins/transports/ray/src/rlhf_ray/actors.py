@@ -62,7 +62,7 @@ class TrainerPlace:
 
 
 @dataclass(slots=True)
-class Crew:
+class Actors:
     """All actors of one run, in a namespace of its own."""
 
     request: RunRequest

@@ -45,7 +45,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunArguments:
     """A run as asked for on the command line."""
 
     run_file: str | None = None
@@ -111,11 +111,11 @@ class RunRequest:
 
 def run_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the run file and the flags that change it to a command, which gets them as its `request`."""
-    names = [each.name for each in fields(RunRequest)]
+    names = [each.name for each in fields(RunArguments)]
 
     @wraps(function)
     def with_request(**values: Any) -> None:
-        request = RunRequest(**{name: values.pop(name) for name in names})
+        request = RunArguments(**{name: values.pop(name) for name in names})
         function(request=request, **values)
 
     for option in reversed(_OPTIONS):
@@ -143,7 +143,7 @@ def quickstart_stage(name: str) -> dict[str, Any]:
         return load_run(path)
 
 
-def is_quickstart(request: RunRequest, run: Mapping[str, Any]) -> bool:
+def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
     """True where the warm start comes first: no run file, and the model is still the quickstart's own."""
     model = run.get("model")
     return (

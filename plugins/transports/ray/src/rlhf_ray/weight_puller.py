@@ -18,7 +18,7 @@ from .weight_wire import unpack
 logger = logging.getLogger("rlhf.ray")
 
 
-class WeightInbox:
+class WeightPuller:
     """Brings every version that the coordinator has to `weights`, which swaps it in between two batches.
 
     Asking for the next part is also the maker's sign of life. What goes wrong here is raised by `check`.
@@ -36,7 +36,7 @@ class WeightInbox:
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._canaries: dict[int, Canary] = {}
-        self._thread = threading.Thread(target=self._run, name="weight-inbox", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="weight-puller", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -32,13 +32,13 @@ Process = tuple[int, str]
 def watched() -> Iterator[None]:
     """Every process below this one, started by now or later, is gone soon after this one is."""
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
-    undertaker = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    orphan_reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
-        assert undertaker.stdin is not None
-        undertaker.stdin.close()
-        undertaker.wait(_END_SECONDS)
+        assert orphan_reaper.stdin is not None
+        orphan_reaper.stdin.close()
+        orphan_reaper.wait(_END_SECONDS)
 
 
 def descendants(pid: int) -> set[Process]:

@@ -22,7 +22,7 @@ class _Maker:
     version: int | None = None
 
 
-class MakerRoster:
+class MakerRegistry:
     """The makers that are there. A maker that is gone is forgotten; the one in its place registers anew."""
 
     def __init__(
