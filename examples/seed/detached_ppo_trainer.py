@@ -13,7 +13,7 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.seed.strategies import strategy_by_name
+from rlhf_core.seed import strategy_by_name
 from rlhf_ppo import Critic, DetachedPPOTrainer
 from rlhf_ray import ExperienceMakerHolder
 

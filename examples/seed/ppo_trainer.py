@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import ConstantLR
 from torch.utils.data import DataLoader
 
 from rlhf_core import Rollout
-from rlhf_core.models.builtin import build_character_tokenizer, build_llama
-from rlhf_core.seed.strategies import strategy_by_name
+from rlhf_core.models import build_character_tokenizer, build_llama
+from rlhf_core.seed import strategy_by_name
 from rlhf_ppo import Critic, PPOTrainer
 
 

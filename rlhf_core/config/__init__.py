@@ -1,1 +1,5 @@
 """The run file: its sections, reading and resolving it, and the problems it can have."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

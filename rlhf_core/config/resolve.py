@@ -58,12 +58,12 @@ class SelectedReward:
     name: str
     """Its label: the name in metrics and samples, unique in the run."""
     weight: float
-    policy: RewardCallOptions
+    options: RewardCallOptions
     selected: Configured
     config: BaseModel
 
     def to_mapping(self) -> dict[str, Any]:
-        core = {"weight": self.weight, "label": self.name, **self.policy.model_dump(mode="json")}
+        core = {"weight": self.weight, "label": self.name, **self.options.model_dump(mode="json")}
         return {"name": self.selected.name, **core, **self.config.model_dump(mode="json")}
 
 
@@ -258,7 +258,7 @@ def resolve_reward(entry: Any, problems: Problems, path: str) -> SelectedReward 
         return None
     is_file = is_file_reward(core.name)
     label = core.label or (selected.name.rpartition(":")[2] if is_file else selected.name)
-    return SelectedReward(label, core.weight, core.policy(), selected, selected.config)
+    return SelectedReward(label, core.weight, core.call_options(), selected, selected.config)
 
 
 def _check_score(given: Mapping[str, Any], rewards: Sequence[SelectedReward], problems: Problems) -> None:

@@ -149,7 +149,7 @@ class RewardEntry(RewardCallOptions):
         None, min_length=1, description="Name in metrics and samples; null takes the reward's own name."
     )
 
-    def policy(self) -> RewardCallOptions:
+    def call_options(self) -> RewardCallOptions:
         """The part that says how the reward is run."""
         return RewardCallOptions(**{key: getattr(self, key) for key in RewardCallOptions.model_fields})
 

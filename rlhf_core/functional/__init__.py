@@ -48,6 +48,7 @@ from .masking import (
 )
 from .noise import SampledTokens, greedy_sample, inverse_cdf_sample, philox4x32, uniforms
 from .off_policy import OffPolicyCorrection, off_policy_correction, overlong_penalty
+from .policy_metrics import policy_metrics
 from .preference import DPOKind, PairLoss, bradley_terry_loss, dpo_loss
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "off_policy_correction",
     "overlong_penalty",
     "philox4x32",
+    "policy_metrics",
     "position_ids_of",
     "ppo_policy_loss",
     "response_logits",

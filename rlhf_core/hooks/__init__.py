@@ -1,1 +1,5 @@
 """Calling hook plugins: the relay, those that are installed, and the callbacks of the seed classes."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

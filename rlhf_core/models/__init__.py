@@ -1,1 +1,5 @@
 """Models: loading, what a forward pass is given, and what makes it faster."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """Finding plugins by metadata, importing the selected one, and plain functions as plugins."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """Prompts: the endless stream of a run, and the sources that core brings."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

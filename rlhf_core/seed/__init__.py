@@ -1,1 +1,5 @@
 """What the seed's classes share: `**generate_kwargs`, batches of a prompt loader, reward models."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from rlhf_core import Component
-from rlhf_core.config.sections import Section
+from rlhf_core.config import Section
 
 
 class BestOfConfig(Section):

@@ -6,7 +6,7 @@ import torch
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.functional import masked_sum
-from rlhf_core.models.forward import policy_forward
+from rlhf_core.models import policy_forward
 
 
 class BestOf(RolloutAlgorithm):

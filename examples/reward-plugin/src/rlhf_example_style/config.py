@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rlhf_core.config.sections import Section
+from rlhf_core.config import Section
 
 
 class KeywordCoverageConfig(Section):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.config.named_functions import FunctionChoice
+from rlhf_core.config import FunctionChoice
 from rlhf_core.errors import ConfigError
-from rlhf_core.util.did_you_mean import fold
+from rlhf_core.util import fold
 
 from .config import CriticFreeConfig
 

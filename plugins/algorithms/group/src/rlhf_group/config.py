@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.named_functions import FunctionChoice as Choice
-from rlhf_core.config.named_functions import FunctionUse, NamesFunctions
-from rlhf_core.config.section import PolicyLossSection
+from rlhf_core.config import FunctionChoice as Choice
+from rlhf_core.config import FunctionUse, NamesFunctions, PolicyLossSection
 
 Bound = Annotated[float, Field(gt=0)]
 

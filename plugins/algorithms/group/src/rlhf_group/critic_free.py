@@ -9,14 +9,22 @@ from torch import Tensor, nn
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.config.named_functions import bind_use
-from rlhf_core.functional.advantages import AdvantageInput, group_spread, token_rewards
-from rlhf_core.functional.kl import kl_estimate
-from rlhf_core.functional.losses import PolicyLoss, PolicyLossInput
-from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum
-from rlhf_core.functional.off_policy import overlong_penalty
-from rlhf_core.functional.policy_metrics import policy_metrics
-from rlhf_core.models.forward import policy_forward
+from rlhf_core.config import bind_use
+from rlhf_core.functional import (
+    AdvantageInput,
+    PolicyLoss,
+    PolicyLossInput,
+    aggregate_count,
+    aggregate_sum,
+    group_spread,
+    kl_estimate,
+    masked_mean,
+    masked_sum,
+    overlong_penalty,
+    policy_metrics,
+    token_rewards,
+)
+from rlhf_core.models import policy_forward
 from rlhf_core.types import Experience, Role, RolloutGroup
 
 from .checks import check_sampling

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 if TYPE_CHECKING:  # checking a run file reads the options below; only losses need torch
-    from rlhf_core.functional.losses import PolicyLoss, PolicyLossInput
+    from rlhf_core.functional import PolicyLoss, PolicyLossInput
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -21,7 +21,7 @@ def clip(
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> PolicyLoss:
     """PPO's clipped ratio (Schulman 2017); `clip_eps_high` above `clip_eps` is DAPO's clip-higher (Yu 2025)."""
-    from rlhf_core.functional.losses import ppo_policy_loss
+    from rlhf_core.functional import ppo_policy_loss
 
     return ppo_policy_loss(
         batch.log_probs,
@@ -36,7 +36,7 @@ def clip(
 
 def gspo(batch: PolicyLossInput, *, clip_eps: Fraction = 3e-4, clip_eps_high: Positive | None = 4e-4) -> PolicyLoss:
     """The clip on the length-normalised ratio of the whole sequence (GSPO, Zheng 2025; its bounds, section 5.1)."""
-    from rlhf_core.functional.losses import ppo_policy_loss
+    from rlhf_core.functional import ppo_policy_loss
 
     return ppo_policy_loss(
         batch.log_probs,
@@ -59,7 +59,7 @@ def cispo(
 
     By default the ratio is bounded above only, at 5 (ScaleRL, Khatri 2025).
     """
-    from rlhf_core.functional.losses import cispo_policy_loss
+    from rlhf_core.functional import cispo_policy_loss
 
     return cispo_policy_loss(
         batch.log_probs,

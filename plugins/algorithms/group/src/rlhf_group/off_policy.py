@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlhf_core.functional.masking import masked_mean
-from rlhf_core.functional.off_policy import off_policy_correction
+from rlhf_core.functional import masked_mean, off_policy_correction
 from rlhf_core.types import Experience
 
 from .config import CriticFreeConfig

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional.preference import dpo_loss
+from rlhf_core.functional import dpo_loss
 from rlhf_core.types import Role
 
 from .config import DPOConfig

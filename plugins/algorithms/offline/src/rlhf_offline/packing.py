@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.forward import innermost
-from rlhf_core.models.own_lengths import own_lengths
-from rlhf_core.models.shared_pass import carries_state
+from rlhf_core.models import carries_state, innermost, own_lengths
 
 
 def plan_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean, Metric
 from rlhf_core.errors import DataError
-from rlhf_core.functional.masking import masked_sum
-from rlhf_core.functional.preference import PairLoss
+from rlhf_core.functional import PairLoss, masked_sum
 
 from .examples import Example, ExampleBatch, answer_example, collate_examples
 from .policy_only import PolicyOnly

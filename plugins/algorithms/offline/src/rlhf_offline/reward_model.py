@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.algorithm import LossOutput, ModelKind
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import UserInputError
-from rlhf_core.functional.preference import bradley_terry_loss
-from rlhf_core.models.own_lengths import own_lengths
+from rlhf_core.functional import bradley_terry_loss
+from rlhf_core.models import own_lengths
 
 from .config import RewardModelConfig
 from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, encode_pair, pair_output

@@ -10,12 +10,25 @@ from torch import Tensor, nn
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, RolloutAlgorithm
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional.advantages import explained_variance, gae, token_rewards
-from rlhf_core.functional.kl import AdaptiveKLController, FixedKLController, KLController, kl_estimate
-from rlhf_core.functional.losses import ppo_policy_loss, truncated_importance_weights, value_loss
-from rlhf_core.functional.masking import aggregate_count, aggregate_sum, masked_mean, masked_sum, masked_whiten
-from rlhf_core.functional.policy_metrics import policy_metrics
-from rlhf_core.models.forward import policy_forward, value_forward
+from rlhf_core.functional import (
+    AdaptiveKLController,
+    FixedKLController,
+    KLController,
+    aggregate_count,
+    aggregate_sum,
+    explained_variance,
+    gae,
+    kl_estimate,
+    masked_mean,
+    masked_sum,
+    masked_whiten,
+    policy_metrics,
+    ppo_policy_loss,
+    token_rewards,
+    truncated_importance_weights,
+    value_loss,
+)
+from rlhf_core.models import policy_forward, value_forward
 from rlhf_core.types import BufferItem, Experience, Role
 
 from .config import PPOConfig

@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlhf_core.distributed.process_group import ProcessGroup
+from rlhf_core.distributed import ProcessGroup
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.forward import innermost
-from rlhf_core.strategies.base import GroupStrategy
-from rlhf_core.strategies.parts import LossScale, diverged, torch_step
+from rlhf_core.models import innermost
+from rlhf_core.strategies import GroupStrategy, LossScale, diverged, torch_step
 from rlhf_core.strategy import Trained
-from rlhf_core.util.tensor_trees import load_tree, save_tree
-from rlhf_core.util.weight_files import group_into_shards, state_dict_shards_of
+from rlhf_core.util import group_into_shards, load_tree, save_tree, state_dict_shards_of
 
 _METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer", "load_optimizer")
 _SHARDING = frozenset({"GeminiPlugin"})

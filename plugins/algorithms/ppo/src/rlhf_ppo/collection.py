@@ -12,10 +12,9 @@ import torch
 
 from rlhf_core.batching import collate, split
 from rlhf_core.strategy import Strategy
-from rlhf_core.training.loop import EpisodeBatches
-from rlhf_core.training.sources import BatchPlan, RolloutSource, TrainBatch
+from rlhf_core.training import BatchPlan, EpisodeBatches, RolloutSource, TrainBatch
 from rlhf_core.types import BufferItem, Experience, MadeEpisode, PhaseTimes, RolloutGroup
-from rlhf_core.util.rng import permutation
+from rlhf_core.util import permutation
 
 logger = logging.getLogger("rlhf")
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.section import PolicyLossSection
+from rlhf_core.config import PolicyLossSection
 
 
 class PPOConfig(PolicyLossSection):

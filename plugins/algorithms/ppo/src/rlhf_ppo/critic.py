@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from rlhf_core.models.loading import is_lora, merged_weights
-from rlhf_core.models.packing import Packing, takes_packed_rows
+from rlhf_core.models import Packing, is_lora, merged_weights, takes_packed_rows
 
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before the names of a model that it wraps."""

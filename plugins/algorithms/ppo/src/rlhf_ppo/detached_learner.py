@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from rlhf_core.batching import split
 from rlhf_core.errors import UserInputError
-from rlhf_core.functional.masking import masked_whiten
-from rlhf_core.rewards.scorer import RewardCombiner
+from rlhf_core.functional import masked_whiten
+from rlhf_core.rewards import RewardCombiner
 from rlhf_core.strategy import Strategy
-from rlhf_core.training.updater import Updater
+from rlhf_core.training import Updater
 from rlhf_core.types import Experience
 
 from .algorithm import PPO

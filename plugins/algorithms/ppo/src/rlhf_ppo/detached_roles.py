@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.loading import disable_dropout
-from rlhf_core.strategies.parts import make_adamw
+from rlhf_core.models import disable_dropout
+from rlhf_core.strategies import make_adamw
 from rlhf_core.strategy import Strategy, Trained
 
 from .booster import BoosterAdapter, is_booster

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlhf_core.models.loading import is_lora, merged_weights, write_transformers_folder
+from rlhf_core.models import is_lora, merged_weights, write_transformers_folder
 from rlhf_core.strategy import Strategy
 
 from .critic import PEFT_PREFIX, Critic

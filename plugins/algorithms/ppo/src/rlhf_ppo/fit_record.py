@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.hooks import HookRelay
 from rlhf_core.loggers import TensorBoardLogger, WandbLogger
-from rlhf_core.runfolder.metrics import MetricsWriter
-from rlhf_core.training.record import EpisodeRecord
-from rlhf_core.util.jsonl import read_lines
+from rlhf_core.runfolder import MetricsWriter
+from rlhf_core.training import EpisodeRecord
+from rlhf_core.util import read_lines
 
 _METRICS = "metrics.jsonl"
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.errors import DataError
-from rlhf_core.functional.losses import masked_cross_entropy
-from rlhf_core.functional.masking import masked_sum
-from rlhf_core.models.forward import causal_lm_logits
+from rlhf_core.functional import masked_cross_entropy, masked_sum
+from rlhf_core.models import causal_lm_logits
 from rlhf_core.types import BufferItem, Experience
 
 

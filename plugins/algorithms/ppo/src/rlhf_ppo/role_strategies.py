@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.strategy import ReduceOp, Strategy, Trained
-from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util import load_tree, save_tree
 
 from .booster import BoosterAdapter, is_booster
 

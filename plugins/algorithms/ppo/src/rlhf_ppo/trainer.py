@@ -16,14 +16,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.batching import collate, split
 from rlhf_core.errors import RlhfError, UserInputError
-from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
-from rlhf_core.models.loading import disable_dropout
-from rlhf_core.runfolder.checkpoint_state import RunState
-from rlhf_core.seed.generation import sampling_params, set_eos
-from rlhf_core.seed.loaders import CycledLoader
-from rlhf_core.seed.prompts import BatchReader
-from rlhf_core.training.record import EpisodeRecord
+from rlhf_core.models import disable_dropout
+from rlhf_core.runfolder import RunState
+from rlhf_core.seed import BatchReader, CycledLoader, sampling_params, set_eos
+from rlhf_core.training import EpisodeRecord
 from rlhf_core.types import BufferItem, Experience, MadeEpisode
 
 from .collection import SampleBuffer

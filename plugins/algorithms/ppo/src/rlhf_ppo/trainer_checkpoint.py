@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.models.loading import is_lora
-from rlhf_core.runfolder.checkpoint_state import RunState, load_channel_state, load_run_state, save_run_state
-from rlhf_core.runfolder.checkpoints import CheckpointStore, find_damage
+from rlhf_core.models import is_lora
+from rlhf_core.runfolder import (
+    CheckpointStore,
+    RunState,
+    find_damage,
+    load_channel_state,
+    load_run_state,
+    save_run_state,
+)
 
 from .detached_saving import save_actor
 from .trainer_parts import TrainerContext

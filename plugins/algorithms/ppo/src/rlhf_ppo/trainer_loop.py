@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.training.loop import Trainer
-from rlhf_core.training.record import EpisodeRecord
+from rlhf_core.hooks import HookRelay
+from rlhf_core.training import EpisodeRecord, Trainer
 from rlhf_core.types import Experience
 
 from .collection import ExperienceSource

@@ -13,19 +13,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
-from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.models.batched_forward import with_trainer_log_probs
-from rlhf_core.models.loading import adapter_off, is_lora
-from rlhf_core.models.reference_pass import ReferencePass
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.hooks import HookRelay
+from rlhf_core.models import ReferencePass, adapter_off, is_lora, with_trainer_log_probs
+from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
-from rlhf_core.rewards.scorer import RewardCombiner, RewardScorer
-from rlhf_core.rollout.maker import PolicyExperienceMaker
-from rlhf_core.rollout.weight_sync import CopiedWeights, SharedWeights
-from rlhf_core.seed.rewards import NeuralReward, seed_reward
+from rlhf_core.rewards import RewardCombiner, RewardScorer
+from rlhf_core.rollout import CopiedWeights, PolicyExperienceMaker, SharedWeights
+from rlhf_core.seed import NeuralReward, seed_reward
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.training.sources import BatchPlan, RolloutSource
-from rlhf_core.training.updater import Updater
+from rlhf_core.training import BatchPlan, RolloutSource, Updater
 from rlhf_core.types import BufferItem, Experience
 
 from .algorithm import PPO

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.loading import is_lora
+from rlhf_core.models import is_lora
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.types import SamplingParams
 

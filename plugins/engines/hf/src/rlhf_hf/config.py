@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.sections import EngineConfig
+from rlhf_core.config import EngineConfig
 
 
 class HfEngineConfig(EngineConfig):

@@ -160,7 +160,7 @@ class HfEngine:
 
     def receiver(self) -> WeightReceiver:
         """Whole versions for this engine's module, swapped in place at commit."""
-        from rlhf_core.rollout.weight_sync import ModuleReceiver
+        from rlhf_core.rollout import ModuleReceiver
 
         self._owns_weights = True
         return ModuleReceiver(self._module, on_commit=self.weights_updated)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.models.shared_pass import RowLengths
+from rlhf_core.models import RowLengths
 
 
 def base_module(module: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlhf_core.models.fast_linear import MIN_MULTIPLICATIONS
+from rlhf_core.models import MIN_MULTIPLICATIONS
 
 Prepack = Literal["auto", "on", "off"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.errors import DivergenceError
-from rlhf_core.functional.noise import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
+from rlhf_core.functional import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
 from rlhf_core.types import SamplingParams
 
 from .rows import Row

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.sections import EngineConfig
+from rlhf_core.config import EngineConfig
 
 INSTALL = "make setup-vllm (without a GPU), or pip install vllm==0.32.0 (CUDA)"
 """What to type when vLLM is missing or broken."""

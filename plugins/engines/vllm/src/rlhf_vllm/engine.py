@@ -9,10 +9,10 @@ from typing import Any
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
-from rlhf_core.models.loading import is_lora
+from rlhf_core.models import is_lora
 from rlhf_core.protocols import WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_core.util.rng import derive_seed
+from rlhf_core.util import derive_seed
 
 from .backend import Job, VllmBackend
 from .config import VllmEngineConfig, truncation_problem
@@ -110,7 +110,7 @@ class VllmEngine:
 
     def receiver(self) -> WeightReceiver:
         """Whole versions for the module, checked and swapped in place at commit, then given to vLLM."""
-        from rlhf_core.rollout.weight_sync import ModuleReceiver
+        from rlhf_core.rollout import ModuleReceiver
 
         return ModuleReceiver(self._module, on_commit=self.weights_updated)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.types import Completion, SamplingParams
-from rlhf_core.util.tensor_trees import write_tensors
+from rlhf_core.util import write_tensors
 
 from .backend import Job
 from .start import WHERE, Settings

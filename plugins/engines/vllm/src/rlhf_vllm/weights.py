@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from rlhf_core.models.loading import is_lora, merged_weights
-from rlhf_core.rollout.weight_sync import named_weights
-from rlhf_core.util.weight_files import group_into_shards
+from rlhf_core.models import is_lora, merged_weights
+from rlhf_core.rollout import named_weights
+from rlhf_core.util import group_into_shards
 
 
 def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:

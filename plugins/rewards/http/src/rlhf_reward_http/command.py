@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rlhf_core.rewards.scorer import RewardScorer
+    from rlhf_core.rewards import RewardScorer
     from rlhf_core.types import Rollout
 
     from .server import RewardServer, Score, ServerLimits
@@ -90,28 +90,27 @@ def _token(variable: str | None, host: str) -> str | None:
 
 
 def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) -> RewardScorer:
-    from rlhf_core.config.problems import Problems
-    from rlhf_core.config.resolve import resolve_reward
+    from rlhf_core.config import Problems, resolve_reward
     from rlhf_core.contexts import reward_context
     from rlhf_core.errors import ConfigError
-    from rlhf_core.rewards.scorer import RewardScorer, reward_spec
+    from rlhf_core.rewards import RewardScorer, reward_spec
 
     entry: dict[str, Any] = {"concurrency": concurrency, **dict(map(_parse_option, options)), "name": name}
     problems = Problems()
     reward = resolve_reward(entry, problems, name)
     problems.raise_if_any("rlhf serve-reward")
     assert reward is not None
-    if reward.policy.cache:
+    if reward.options.cache:
         raise ConfigError(
             "a server keeps no cache", where="--option cache", hint="say cache: true in the entry of the run that asks"
         )
     context = reward_context(device, seed=0, model_path=None)
-    return RewardScorer([reward_spec(reward.selected, reward.config, context, reward.policy, name=reward.name)])
+    return RewardScorer([reward_spec(reward.selected, reward.config, context, reward.options, name=reward.name)])
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
     from rlhf_core.errors import ConfigError
-    from rlhf_core.util.yaml12 import parse_yaml
+    from rlhf_core.util import parse_yaml
 
     key, equals, value = text.partition("=")
     if not key or not equals:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.prompts.stream import PromptEncoder
+from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import Rollout
 
 Encoding = Literal["auto", "tokens", "continuation", "conversation"]

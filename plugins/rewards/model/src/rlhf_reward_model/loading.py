@@ -16,9 +16,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from rlhf_core.distributed.launch_env import read_launch_env
+from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategies.parts import resolve_device
+from rlhf_core.strategies import resolve_device
 
 WHERE = 'reward "model"'
 

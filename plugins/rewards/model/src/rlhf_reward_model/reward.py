@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_core.components import RewardContext
-from rlhf_core.config.sections import ModelConfig
-from rlhf_core.models.loading import load_tokenizer as load_policy_tokenizer
-from rlhf_core.models.own_lengths import own_lengths
+from rlhf_core.config import ModelConfig
+from rlhf_core.models import load_tokenizer as load_policy_tokenizer
+from rlhf_core.models import own_lengths
 from rlhf_core.types import Rollout
 
 from .config import ModelRewardConfig

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed.launch_env import read_launch_env
-from rlhf_core.strategies.parts import resolve_device, resolve_precision
+from rlhf_core.distributed import read_launch_env
+from rlhf_core.strategies import resolve_device, resolve_precision
 
 from .booster_strategy import BoosterStrategy
 from .config import DdpConfig

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed.launch_env import read_launch_env
-from rlhf_core.strategies.base import Prepared
-from rlhf_core.strategies.parts import check_offload, resolve_device, resolve_precision, torch_dtype
+from rlhf_core.distributed import read_launch_env
+from rlhf_core.strategies import Prepared, check_offload, resolve_device, resolve_precision, torch_dtype
 from rlhf_core.strategy import StateBytes, Trained
 
 from .config import GeminiConfig

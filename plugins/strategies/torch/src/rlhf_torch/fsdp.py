@@ -8,10 +8,17 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed.launch_env import read_launch_env
-from rlhf_core.models.blocks import transformer_blocks
-from rlhf_core.strategies.base import Prepared, StrategyBase, grouped_names
-from rlhf_core.strategies.parts import check_offload, resolve_device, resolve_precision, torch_dtype
+from rlhf_core.distributed import read_launch_env
+from rlhf_core.models import transformer_blocks
+from rlhf_core.strategies import (
+    Prepared,
+    StrategyBase,
+    check_offload,
+    grouped_names,
+    resolve_device,
+    resolve_precision,
+    torch_dtype,
+)
 from rlhf_core.strategy import StateBytes, Trained
 
 from .config import FsdpConfig

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed.launch_env import read_launch_env
+from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategies.base import StrategyBase
-from rlhf_core.strategies.parts import resolve_device, resolve_precision
+from rlhf_core.strategies import StrategyBase, resolve_device, resolve_precision
 
 from .config import SingleConfig
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config.resolve import ResolvedRun, resolve
-from rlhf_core.hooks.installed import load_hook_plugins
-from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.config import ResolvedRun, resolve
+from rlhf_core.hooks import HookRelay, load_hook_plugins
 from rlhf_core.hookspecs import PREFIX
-from rlhf_core.util.host_memory import set_up_host_memory
+from rlhf_core.util import set_up_host_memory
 
 from .config import RayConfig
 from .event_relay import ActorLogHandler, EventSender

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from rlhf_core.errors import ConfigError, DeadlineError
-from rlhf_core.training.request import RunRequest
+from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
 from .calls import ask

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlhf_core.config.sections import Section
+from rlhf_core.config import Section
 
 
 class RayConfig(Section):

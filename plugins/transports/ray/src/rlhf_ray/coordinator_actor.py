@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rlhf_core.errors import DeadlineError, RlhfError
-from rlhf_core.rollout.coordinator import RolloutCoordinator
-from rlhf_core.rollout.evaluate import EvaluationRow
+from rlhf_core.rollout import EvaluationRow, RolloutCoordinator
 from rlhf_core.types import PhaseTimes
 
 from .evaluation_jobs import EvaluationJobs

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.training.loop import EpisodeBatches
+from rlhf_core.training import EpisodeBatches
 from rlhf_core.types import Experience
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_core.rollout.weight_sync import Checksum
+from rlhf_core.rollout import Checksum
 
 from .detached_actors import Call, NamedActors, collect
 from .failures import ActorLostError

@@ -14,9 +14,9 @@ import ray
 
 from rlhf_core.batching import to_device
 from rlhf_core.errors import DeadlineError
-from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
-from rlhf_core.training.loop import Metrics, Trainer
+from rlhf_core.training import Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience
 
 from .detached_actors import NamedActors, get_named_actor, own_name

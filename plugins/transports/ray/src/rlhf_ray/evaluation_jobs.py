@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf_core.rollout.evaluate import EvaluationRow
+from rlhf_core.rollout import EvaluationRow
 
 from .messages import EvaluationWork
 

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.hooks import HookRelay
 
 from .messages import Event, LogLine
 

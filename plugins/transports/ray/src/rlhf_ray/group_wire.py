@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_core.rollout.groups import group_from_tree, group_to_tree
+from rlhf_core.rollout import group_from_tree, group_to_tree
 from rlhf_core.types import RolloutGroup
 
 

@@ -11,16 +11,15 @@ from typing import Any, cast
 from torch import nn
 
 from rlhf_core.components import EngineContext
-from rlhf_core.config.sections import RewardCallOptions
+from rlhf_core.config import RewardCallOptions
 from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import UserInputError
-from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.models.loading import adapter_off, disable_dropout, is_lora
-from rlhf_core.models.reference_pass import ReferencePass
-from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.hooks import HookRelay
+from rlhf_core.models import ReferencePass, adapter_off, disable_dropout, is_lora
+from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
-from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
-from rlhf_core.seed.rewards import seed_reward
+from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.seed import seed_reward
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import SamplingParams
 
@@ -155,7 +154,7 @@ def make_worker(
         tokenizer=tokenizer,
         sampling=sampling,
         samples_per_prompt=1,
-        scorer=RewardScorer([replace(models.reward, name=REWARD_NAME, policy=policy)]),
+        scorer=RewardScorer([replace(models.reward, name=REWARD_NAME, options=policy)]),
         hooks=hooks,
         policy=models.actor,
         critic=models.critic,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rlhf_core.errors import DeadlineError, SyncError
 from rlhf_core.protocols import WeightReceiver
-from rlhf_core.rollout.weight_sync import Checksum, ModuleReceiver, named_weights, verify_weights
+from rlhf_core.rollout import Checksum, ModuleReceiver, named_weights, verify_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from rlhf_core.errors import DeadlineError, SyncError
-from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import MakerHooks
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
-from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.seed.generation import sampling_params, set_eos
-from rlhf_core.seed.loaders import batches_of
-from rlhf_core.seed.prompts import BatchReader
+from rlhf_core.hooks import HookRelay
+from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
 from rlhf_core.types import BufferItem, Prompt, RolloutGroup
 
 from .detached_actors import NamedActors, own_name, set_environment

@@ -19,11 +19,11 @@ from rlhf_core.build import (
     build_strategy,
     model_dtype,
 )
-from rlhf_core.config.resolve import ResolvedRun
-from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.models.loading import load_policy, load_tokenizer
-from rlhf_core.rollout.evaluate import PolicyEvaluator
-from rlhf_core.strategies.parts import autocast_for
+from rlhf_core.config import ResolvedRun
+from rlhf_core.hooks import HookRelay
+from rlhf_core.models import load_policy, load_tokenizer
+from rlhf_core.rollout import PolicyEvaluator
+from rlhf_core.strategies import autocast_for
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import Prompt, RolloutGroup
 

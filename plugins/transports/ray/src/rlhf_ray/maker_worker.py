@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.hooks import HookRelay
 from rlhf_core.protocols import RolloutEngine
-from rlhf_core.rewards.scorer import RewardScorer
-from rlhf_core.rollout.maker import PolicyExperienceMaker
-from rlhf_core.rollout.weight_sync import ModuleReceiver
+from rlhf_core.rewards import RewardScorer
+from rlhf_core.rollout import ModuleReceiver, PolicyExperienceMaker
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 
 from .holder_weights import StagedWeights, WeightTarget
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from rlhf_core.models.reference_pass import ReferencePass
+    from rlhf_core.models import ReferencePass
 
 
 class MakerWorker:

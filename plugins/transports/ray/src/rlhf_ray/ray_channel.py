@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlhf_core.rollout.evaluate import evaluation_metrics
-from rlhf_core.rollout.groups import coordinator_from_tree, coordinator_to_tree, with_groups
+from rlhf_core.rollout import coordinator_from_tree, coordinator_to_tree, evaluation_metrics, with_groups
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import MadeEpisode, PhaseTimes
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_core.models.forward import next_token_logits
-from rlhf_core.rollout.weight_sync import Checksum
+from rlhf_core.models import next_token_logits
+from rlhf_core.rollout import Checksum
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.util.weight_files import group_into_shards
+from rlhf_core.util import group_into_shards
 
 from .calls import answer, ask
 from .messages import Canary

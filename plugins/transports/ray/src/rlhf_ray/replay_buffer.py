@@ -12,7 +12,7 @@ import ray
 
 from rlhf_core.batching import collate, split, to_device
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
-from rlhf_core.rollout.buffer import BatchBuffer
+from rlhf_core.rollout import BatchBuffer
 from rlhf_core.types import BufferItem, Experience
 
 from .detached_actors import collect

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.util.jsonl import write_json
+from rlhf_core.util import write_json
 
 from .orphan_reaper import start_time
 

@@ -10,8 +10,8 @@ from typing import Any
 import ray
 
 from rlhf_core.errors import DeadlineError, RlhfError
-from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.training.request import FitResult, RunRequest
+from rlhf_core.hooks import HookRelay
+from rlhf_core.training import FitResult, RunRequest
 
 from .actors import Actors, Maker
 from .calls import ask

@@ -13,13 +13,12 @@ import ray
 
 from rlhf_core.algorithm import Algorithm, RolloutAlgorithm
 from rlhf_core.build import build_algorithm, build_run_prompts, build_strategy, build_trained_models
-from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
-from rlhf_core.models.loading import load_tokenizer
-from rlhf_core.rollout.weight_sync import NoReceiver
-from rlhf_core.runfolder.folder import RunFolder
-from rlhf_core.training.request import FitResult
-from rlhf_core.training.session import SessionParts, TrainerSession
+from rlhf_core.models import load_tokenizer
+from rlhf_core.rollout import NoReceiver
+from rlhf_core.runfolder import RunFolder
+from rlhf_core.training import FitResult, SessionParts, TrainerSession
 
 from .actor_context import ActorContext, ActorSpec
 from .calls import ask
@@ -30,7 +29,7 @@ from .ray_sync import RayWeightSync, SyncOptions
 
 if TYPE_CHECKING:
     from rlhf_core.build import TrainerModels
-    from rlhf_core.prompts.stream import PromptStream
+    from rlhf_core.prompts import PromptStream
     from rlhf_core.protocols import WeightSync
     from rlhf_core.strategy import Strategy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ray
 
-from rlhf_core.training.request import FitResult, RunRequest
+from rlhf_core.training import FitResult, RunRequest
 
 from .actors import Actors, check
 from .cluster import connected

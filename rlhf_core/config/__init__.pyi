@@ -1,0 +1,13 @@
+from .named_functions import FunctionChoice as FunctionChoice
+from .named_functions import FunctionUse as FunctionUse
+from .named_functions import NamesFunctions as NamesFunctions
+from .named_functions import bind_use as bind_use
+from .problems import Problems as Problems
+from .resolve import ResolvedRun as ResolvedRun
+from .resolve import resolve as resolve
+from .resolve import resolve_reward as resolve_reward
+from .section import PolicyLossSection as PolicyLossSection
+from .sections import EngineConfig as EngineConfig
+from .sections import ModelConfig as ModelConfig
+from .sections import RewardCallOptions as RewardCallOptions
+from .sections import Section as Section

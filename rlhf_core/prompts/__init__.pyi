@@ -1,0 +1,2 @@
+from .stream import PromptEncoder as PromptEncoder
+from .stream import PromptStream as PromptStream

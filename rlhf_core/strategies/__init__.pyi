@@ -1,0 +1,14 @@
+from .base import GroupStrategy as GroupStrategy
+from .base import Prepared as Prepared
+from .base import StrategyBase as StrategyBase
+from .base import grouped_names as grouped_names
+from .parts import LossScale as LossScale
+from .parts import ResolvedPrecision as ResolvedPrecision
+from .parts import autocast_for as autocast_for
+from .parts import check_offload as check_offload
+from .parts import diverged as diverged
+from .parts import make_adamw as make_adamw
+from .parts import resolve_device as resolve_device
+from .parts import resolve_precision as resolve_precision
+from .parts import torch_dtype as torch_dtype
+from .parts import torch_step as torch_step

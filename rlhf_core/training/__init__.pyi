@@ -1,0 +1,12 @@
+from .loop import EpisodeBatches as EpisodeBatches
+from .loop import Metrics as Metrics
+from .loop import Trainer as Trainer
+from .record import EpisodeRecord as EpisodeRecord
+from .request import FitResult as FitResult
+from .request import RunRequest as RunRequest
+from .session import SessionParts as SessionParts
+from .session import TrainerSession as TrainerSession
+from .sources import BatchPlan as BatchPlan
+from .sources import RolloutSource as RolloutSource
+from .sources import TrainBatch as TrainBatch
+from .updater import Updater as Updater

@@ -1,0 +1,1 @@
+from .local import LocalTransport as LocalTransport

@@ -1,0 +1,12 @@
+from .did_you_mean import fold as fold
+from .host_memory import set_up_host_memory as set_up_host_memory
+from .jsonl import read_lines as read_lines
+from .jsonl import write_json as write_json
+from .rng import derive_seed as derive_seed
+from .rng import permutation as permutation
+from .tensor_trees import load_tree as load_tree
+from .tensor_trees import save_tree as save_tree
+from .tensor_trees import write_tensors as write_tensors
+from .weight_files import group_into_shards as group_into_shards
+from .weight_files import state_dict_shards_of as state_dict_shards_of
+from .yaml12 import parse_yaml as parse_yaml
