@@ -70,7 +70,8 @@ def build_scorer(resolved: ResolvedRun, device: torch.device, *, cache_folder: P
     """All rewards of the run behind the one policy; `device` is that of the process they run in."""
     context = reward_context(device, seed=resolved.run.train.seed, model_path=resolved.run.model.path)
     specs = [
-        reward_spec(r.selected, r.config, context, r.options, name=r.name, weight=r.weight) for r in resolved.rewards
+        reward_spec(r.selected, r.config, context, r.call_options, name=r.name, weight=r.weight)
+        for r in resolved.rewards
     ]
     return RewardScorer(specs, cache_folder=cache_folder)
 

@@ -58,12 +58,12 @@ class SelectedReward:
     name: str
     """Its label: the name in metrics and samples, unique in the run."""
     weight: float
-    options: RewardCallOptions
+    call_options: RewardCallOptions
     selected: Configured
     config: BaseModel
 
     def to_mapping(self) -> dict[str, Any]:
-        core = {"weight": self.weight, "label": self.name, **self.options.model_dump(mode="json")}
+        core = {"weight": self.weight, "label": self.name, **self.call_options.model_dump(mode="json")}
         return {"name": self.selected.name, **core, **self.config.model_dump(mode="json")}
 
 

@@ -49,7 +49,7 @@ def evaluate_folder(
     context = reward_context(device, seed=0, model_path=model)
     specs = [
         # There is no run folder to remember scores in, and each answer is scored once.
-        reward_spec(r.selected, r.config, context, r.options.without_cache(), name=r.name, weight=r.weight)
+        reward_spec(r.selected, r.config, context, r.call_options.without_cache(), name=r.name, weight=r.weight)
         for r in rewards
     ]
     with closing(RewardScorer(specs)) as scorer:

@@ -28,7 +28,7 @@ class RewardSpec:
 
     name: str
     """In metrics and samples; unique in a run."""
-    options: RewardCallOptions
+    call_options: RewardCallOptions
     weight: float = 1.0
     function: Callable[..., Any] | None = None
     """The reward, options bound. May be None where `recipe` is given."""
@@ -65,22 +65,22 @@ class RewardRunner:
 
     def __init__(self, spec: RewardSpec, cache: ScoreCache | None) -> None:
         self.spec = spec
-        self._options = spec.options
+        self._call_options = spec.call_options
         self._counts = RewardCounts()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._pool = DaemonPool(self._options.concurrency, self._where)
+        self._pool = DaemonPool(self._call_options.concurrency, self._where)
         self._left_behind: list[CallThread[Any]] = []
         self._loop = AsyncLoop(f"reward-{spec.name}-loop")
         self._function = spec.function
         self._isolated: IsolatedReward | None = None
-        if self._options.isolate:
+        if self._call_options.isolate:
             self._isolated = self._isolate(spec)
         elif self._function is None:
             if spec.recipe is None:
                 raise ValueError(f"reward {spec.name!r} has neither function nor recipe")
             self._function = spec.recipe()
-        self._cache = cache if self._options.cache else None
+        self._cache = cache if self._call_options.cache else None
         self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
 
     def _isolate(self, spec: RewardSpec) -> IsolatedReward:
@@ -92,8 +92,8 @@ class RewardRunner:
         try:
             return IsolatedReward(
                 build,
-                num_processes=self._options.concurrency,
-                memory_limit_bytes=self._options.memory_limit_bytes,
+                num_processes=self._call_options.concurrency,
+                memory_limit_bytes=self._call_options.memory_limit_bytes,
             )
         except RewardFault as fault:
             raise RewardError(
@@ -115,7 +115,7 @@ class RewardRunner:
             if key not in known:
                 first.setdefault(index if key is None else key, index)
         asked = [rollouts[index] for index in first.values()]
-        size = self._options.batch_size or max(len(asked), 1)
+        size = self._call_options.batch_size or max(len(asked), 1)
         batches = [asked[start : start + size] for start in range(0, len(asked), size)]
         futures = [self._pool.submit(partial(self._run, batch)) for batch in batches]
 
@@ -149,7 +149,7 @@ class RewardRunner:
         """The score, or what the policy makes of there being none."""
         if isinstance(outcome, float):
             return outcome
-        if self._options.on_failure == "fail":
+        if self._call_options.on_failure == "fail":
             what = f"answered {outcome.reason}" if isinstance(outcome, BadScore) else str(outcome)
             cause = outcome.__cause__ if isinstance(outcome, RewardFault) else None
             raise RewardError(
@@ -158,7 +158,7 @@ class RewardRunner:
                 hint=self._hint(outcome),
             ) from cause
         with self._lock:
-            if self._options.on_failure == "zero":
+            if self._call_options.on_failure == "zero":
                 self._counts.zeroed += 1
                 return 0.0
             self._counts.dropped += 1
@@ -176,7 +176,7 @@ class RewardRunner:
     def _run(self, batch: Sequence[Rollout]) -> list[Outcome]:
         """One batch, tried as often as the policy allows; scores that are none count as a failure to try again."""
         outcomes: list[Outcome] = []
-        for attempt in range(self._options.retries + 1):
+        for attempt in range(self._call_options.retries + 1):
             if attempt:
                 with self._lock:
                     self._counts.retries += 1
@@ -208,7 +208,7 @@ class RewardRunner:
                 self._counts.seconds += time.perf_counter() - started
 
     def _call(self, batch: Sequence[Rollout]) -> Sequence[float | BadScore]:
-        timeout = self._options.timeout_seconds
+        timeout = self._call_options.timeout_seconds
         if self._isolated is not None:
             return self._isolated.score(batch, timeout)
         function = self._function
@@ -231,7 +231,7 @@ class RewardRunner:
         try:
             return self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
         except DeadlinePassed:
-            raise DeadlinePassed(f"gave no answer within {self._options.timeout_seconds:g} s") from None
+            raise DeadlinePassed(f"gave no answer within {self._call_options.timeout_seconds:g} s") from None
 
     def _on_call_thread(self, call: Callable[[], object]) -> object:
         with self._lock:
@@ -243,7 +243,7 @@ class RewardRunner:
             )
         thread = CallThread(call, f"reward-{self.spec.name}-call")
         try:
-            return thread.result(self._options.timeout_seconds)
+            return thread.result(self._call_options.timeout_seconds)
         except DeadlinePassed:
             with self._lock:
                 self._left_behind.append(thread)

@@ -60,7 +60,7 @@ def reward_spec(
     selected: Selected,
     config: BaseModel,
     context: RewardContext,
-    options: RewardCallOptions,
+    call_options: RewardCallOptions,
     *,
     name: str | None = None,
     weight: float = 1.0,
@@ -70,8 +70,8 @@ def reward_spec(
     return RewardSpec(
         name=name or _short_name(selected),
         weight=weight,
-        options=options,
-        function=None if options.isolate else resolve_build(selected)(config, context),
+        call_options=call_options,
+        function=None if call_options.isolate else resolve_build(selected)(config, context),
         recipe=RewardRecipe(selected.name, options, context),
         plugin=f"{selected.distribution} {selected.version}",
         source=_source_digest(selected),
@@ -102,7 +102,7 @@ class RewardScorer:
     def __init__(self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None) -> None:
         """`cache_folder` is needed where a policy asks for the cache. Raises `ConfigError` on unfit names."""
         _check_names([spec.name for spec in specs])
-        cached = [spec.name for spec in specs if spec.options.cache]
+        cached = [spec.name for spec in specs if spec.call_options.cache]
         if cached and cache_folder is None:
             raise ConfigError(f"{cached[0]!r} asks for a cache, but this run keeps no folder for one", where="rewards")
         self.weights = {spec.name: spec.weight for spec in specs}

@@ -52,11 +52,13 @@ def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: in
     if isinstance(reward, nn.Module):
         policy = RewardCallOptions(timeout_seconds=_NEURAL_TIMEOUT_SECONDS)
         function = NeuralReward(reward, device, offload=offload, where=where)
-        return RewardSpec(name="model", options=policy, function=function, plugin=type(reward).__name__)
+        return RewardSpec(name="model", call_options=policy, function=function, plugin=type(reward).__name__)
     if callable(reward):
         name = getattr(reward, "__name__", None) or type(reward).__name__
         scores = _as_function(reward, device, where)
-        return RewardSpec(name=name.strip("<>"), options=RewardCallOptions(), function=scores, plugin="reward_model")
+        return RewardSpec(
+            name=name.strip("<>"), call_options=RewardCallOptions(), function=scores, plugin="reward_model"
+        )
     raise UserInputError(f"a {type(reward).__name__} as reward model cannot score answers", where=where, hint=_FORMS)
 
 

@@ -27,7 +27,9 @@ def score(tmp_path):
     def run(rewards, rollouts, *, recipe=None, plugin="dist 1.0", **policy):
         rewards = rewards if isinstance(rewards, dict) else {"r": rewards}
         specs = [
-            RewardSpec(name=name, function=function, recipe=recipe, plugin=plugin, options=RewardCallOptions(**policy))
+            RewardSpec(
+                name=name, function=function, recipe=recipe, plugin=plugin, call_options=RewardCallOptions(**policy)
+            )
             for name, function in rewards.items()
         ]
         scorer = RewardScorer(specs, cache_folder=tmp_path)

@@ -108,7 +108,7 @@ def test_many_keys(tmp_path):
 
 def test_a_broken_file_is_named(tmp_path, rollouts):
     (tmp_path / "rewards.sqlite").write_text("no database " * 100)
-    spec = RewardSpec(name="r", function=faulty.right, options=RewardCallOptions(cache=True))
+    spec = RewardSpec(name="r", function=faulty.right, call_options=RewardCallOptions(cache=True))
     with pytest.raises(RewardError, match=r"rewards.sqlite cannot be used") as caught:
         RewardScorer([spec], cache_folder=tmp_path)
     assert "delete" in caught.value.hint

@@ -74,7 +74,7 @@ def test_submit_does_not_wait(rollouts):
         go.wait(20)
         return faulty.right(batch)
 
-    scorer = RewardScorer([RewardSpec(name="r", function=reward, options=RewardCallOptions())])
+    scorer = RewardScorer([RewardSpec(name="r", function=reward, call_options=RewardCallOptions())])
     futures = [scorer.submit(rollouts[:2]), scorer.submit(rollouts[2:])]
     assert not any(future.done() for future in futures)
     go.set()
@@ -226,7 +226,7 @@ def test_close_ends_what_waits(rollouts):
         release.wait(20)
         return faulty.right(batch)
 
-    scorer = RewardScorer([RewardSpec(name="r", function=reward, options=RewardCallOptions(batch_size=1))])
+    scorer = RewardScorer([RewardSpec(name="r", function=reward, call_options=RewardCallOptions(batch_size=1))])
     future = scorer.submit(rollouts)
     assert entered.wait(20)
     threading.Timer(0.2, release.set).start()
@@ -244,7 +244,7 @@ def test_close_ends_a_coroutine_that_runs(rollouts):
         entered.set()
         await asyncio.Event().wait()
 
-    scorer = RewardScorer([RewardSpec(name="r", function=reward, options=RewardCallOptions())])
+    scorer = RewardScorer([RewardSpec(name="r", function=reward, call_options=RewardCallOptions())])
     future = scorer.submit(rollouts)
     assert entered.wait(20)
     scorer.close()
@@ -257,7 +257,7 @@ def test_close_ends_a_coroutine_that_runs(rollouts):
     [(["a", "a"], "two rewards are called 'a'"), (["mean"], "metric's own name"), ([], "at least one reward")],
 )
 def test_unfit_names(names, message):
-    specs = [RewardSpec(name=name, function=faulty.right, options=RewardCallOptions()) for name in names]
+    specs = [RewardSpec(name=name, function=faulty.right, call_options=RewardCallOptions()) for name in names]
     with pytest.raises(ConfigError, match=message):
         RewardScorer(specs)
 

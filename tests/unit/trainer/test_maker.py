@@ -29,7 +29,9 @@ def scorer():
 
     def make(*functions, **policy):
         specs = [
-            RewardSpec(name=f.__name__, weight=1.0, options=RewardCallOptions(**policy), function=f, plugin="tests 1")
+            RewardSpec(
+                name=f.__name__, weight=1.0, call_options=RewardCallOptions(**policy), function=f, plugin="tests 1"
+            )
             for f in functions
         ]
         opened.append(RewardScorer(specs))

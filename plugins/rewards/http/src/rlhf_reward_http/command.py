@@ -100,12 +100,12 @@ def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) ->
     reward = resolve_reward(entry, problems, name)
     problems.raise_if_any("rlhf serve-reward")
     assert reward is not None
-    if reward.options.cache:
+    if reward.call_options.cache:
         raise ConfigError(
             "a server keeps no cache", where="--option cache", hint="say cache: true in the entry of the run that asks"
         )
     context = reward_context(device, seed=0, model_path=None)
-    return RewardScorer([reward_spec(reward.selected, reward.config, context, reward.options, name=reward.name)])
+    return RewardScorer([reward_spec(reward.selected, reward.config, context, reward.call_options, name=reward.name)])
 
 
 def _parse_option(text: str) -> tuple[str, Any]:

@@ -154,7 +154,7 @@ def make_worker(
         tokenizer=tokenizer,
         sampling=sampling,
         samples_per_prompt=1,
-        scorer=RewardScorer([replace(models.reward, name=REWARD_NAME, options=policy)]),
+        scorer=RewardScorer([replace(models.reward, name=REWARD_NAME, call_options=policy)]),
         hooks=hooks,
         policy=models.actor,
         critic=models.critic,
