@@ -26,7 +26,8 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from rlhf_core.strategy import Strategy
-from rlhf_core.testing.strategy_suite import StrategyCase, Training
+from rlhf_core.testing.strategy_suite import StrategyCase
+from rlhf_core.testing.tiny_training import Training
 from rlhf_core.util.tensor_trees import load_tree, save_tree
 
 TOKENS = (2, 64)

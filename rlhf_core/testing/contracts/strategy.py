@@ -10,17 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from ...plugins.discovery import Selected
-from ..strategy_suite import (
-    MAX_GRAD_NORM,
-    SHARD_BYTES,
-    StrategyCase,
-    change_cosine,
-    largest_difference,
-    observe,
-    run_strategies,
-    tiny_model,
-    train_alone,
-)
+from ..strategy_suite import StrategyCase, observe, run_strategies
+from ..tiny_training import MAX_GRAD_NORM, SHARD_BYTES, change_cosine, largest_difference, tiny_model, train_alone
 from .base import ComponentContract
 
 _SPLITS = ("whole", "accumulated", "ragged", "two_forwards", "checkpointing")

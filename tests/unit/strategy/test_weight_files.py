@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.testing.strategy_suite import tiny_model
+from rlhf_core.testing.tiny_training import tiny_model
 from rlhf_core.util.weight_files import (
     group_into_shards,
     load_weights,

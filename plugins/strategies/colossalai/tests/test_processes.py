@@ -6,14 +6,13 @@ import math
 
 import pytest
 
-from rlhf_core.testing.strategy_suite import (
+from rlhf_core.testing.strategy_suite import StrategyCase, run_strategies
+from rlhf_core.testing.tiny_training import (
     SHARD_BYTES,
     TINY_RATE,
-    StrategyCase,
     change_cosine,
     largest_difference,
     moved_fraction,
-    run_strategies,
     tiny_model,
     train_alone,
 )

@@ -6,15 +6,14 @@ import pytest
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.strategy_suite import (
+from rlhf_core.testing.strategy_suite import StrategyCase, run_strategies
+from rlhf_core.testing.tiny_training import (
     SHARD_BYTES,
     TINY_RATE,
-    StrategyCase,
     Training,
     change_cosine,
     largest_difference,
     moved_fraction,
-    run_strategies,
     tiny_model,
     train_alone,
 )

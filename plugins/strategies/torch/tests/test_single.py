@@ -11,13 +11,12 @@ from pydantic import ValidationError
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.strategies.parts import make_adamw
-from rlhf_core.testing.strategy_suite import (
+from rlhf_core.testing.strategy_suite import StrategyCase, observe
+from rlhf_core.testing.tiny_training import (
     TINY_RATE,
-    StrategyCase,
     Training,
     largest_difference,
     moved_fraction,
-    observe,
     tiny_model,
     train_alone,
 )
