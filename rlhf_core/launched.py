@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .errors import InterruptedRun, RlhfError
 from .parent_watch import killed_with_parent
+from .printable import printable
 from .training import train
 
 
@@ -33,7 +34,7 @@ def _main(path: str) -> int:
     except BaseException as error:
         _write_error(Path(path).parent, rank, error)
         if not isinstance(error, RlhfError):
-            traceback.print_exc()
+            sys.stderr.write(printable(traceback.format_exc()))
         return error.exit_code if isinstance(error, RlhfError) else 1
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 from .config import RewardPolicy
 from .errors import RewardError
 from .lock_watch import lock_watch
+from .printable import printable
 from .reward_cache import ScoreCache, cache_key, reward_identity
 from .reward_isolation import IsolatedReward
 from .reward_threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
@@ -222,7 +223,7 @@ class RewardRunner:
             where=self._where,
             hint="isolate: true in its entry gives it a process of its own, which a deadline can end",
         )
-        return f"error: {error}"
+        return printable(f"error: {error}")
 
     def _call_here(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
         function = self._function

@@ -15,7 +15,7 @@ from rlhf_core.sandbox import Limits, Mode, missing, run_program
 from .config import CodeExecutionConfig
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rlhf.rewards")
 
 
 def code_execution(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 SECONDS_PER_ANSWER = 1.0
 """Processor time of one match. Those of sound patterns take microseconds."""
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rlhf.rewards")
 
 
 class Matcher:
