@@ -49,6 +49,7 @@ class InterruptFlag:
     ) -> None:
         if self._watch is not None:
             signal.set_wakeup_fd(self._wakeup_before)
+            self._watch.heard()
         for number, handler in self._before.items():
             if handler is not None:  # None: not set from Python, and cannot be set back from it
                 signal.signal(number, handler)

@@ -3,7 +3,7 @@
 A call that holds Python's lock (a pattern that backtracks, a number with 10**10 digits) stops every thread of its
 process, those that watch deadlines and handle Ctrl-C included. So the deadlines of calls inside this process are told
 to another one, which ends this one when a deadline has passed and it still has not acted on it; and so are signals,
-where two of them were not heard. Run as a program of its own (`python lock_watch.py FD FD PID GRACE`) this file is
+where two of them were not heard. Run as a program of its own (`python lock_watch.py FD PID GRACE`) this file is
 that process; standard library only.
 """
 
@@ -29,6 +29,7 @@ GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 _END_SECONDS = 5.0
 _MAX_MESSAGE = 600
+_NEWLINE, _FIRST_OF_TEXT = 10, 32
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -36,27 +37,19 @@ class LockWatch:
     """The watched process's end. Starts the other process; safe between threads."""
 
     def __init__(self, grace_seconds: float) -> None:
-        told_read, self._told = os.pipe()
-        signals_read, self._signals = os.pipe()
-        for each in (self._told, self._signals):
-            os.set_blocking(each, False)
+        read, self._told = os.pipe()
+        os.set_blocking(self._told, False)
+        arguments = [__file__, str(read), str(os.getpid()), str(grace_seconds)]
         try:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    __file__,
-                    *map(str, (told_read, signals_read, os.getpid(), grace_seconds)),
-                ],
-                pass_fds=[told_read, signals_read],
+                [sys.executable, "-I", "-S", *arguments],
+                pass_fds=[read],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the process it watches
             )
         finally:
-            os.close(told_read)
-            os.close(signals_read)
+            os.close(read)
         self._numbers = itertools.count()
         atexit.register(self._close, os.getpid())
 
@@ -73,10 +66,12 @@ class LockWatch:
     def hear_signals(self, message: str) -> int:
         """Have SIGINT and SIGTERM told as they arrive, handled or not; from the main thread.
 
+        Python writes a signal's number, a byte that occurs in no line, to the same pipe: it is known which were heard.
+
         Returns the file descriptor that `signal.set_wakeup_fd` had before.
         """
         self._tell({"message": message})
-        return signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
+        return signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
 
     def heard(self) -> None:
         """Say that a signal has reached its handler."""
@@ -93,8 +88,7 @@ class LockWatch:
 
     def _close(self, owner: int) -> None:
         if os.getpid() == owner:  # and not a fork of it
-            os.close(self._told)
-            os.close(self._signals)
+            self._process.kill()
             self._process.wait(_END_SECONDS)
 
 
@@ -128,7 +122,7 @@ class _Watcher:
             self._unheard = 0
             self._waits.pop(-1, None)
         else:
-            self._on_signals = what["message"]
+            self._on_signals, self._unheard = what["message"], 0
 
     def signalled(self, number: int) -> None:
         """A signal arrived at the watched process."""
@@ -158,28 +152,29 @@ class _Watcher:
         return state in "Tt"
 
 
-def _main(told: int, signals: int, pid: int, grace_seconds: float) -> None:
+def _main(told: int, pid: int, grace_seconds: float) -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     watcher = _Watcher(pid, grace_seconds)
-    rest = b""
+    line = bytearray()
     with selectors.DefaultSelector() as ready:
         ready.register(told, selectors.EVENT_READ)
-        ready.register(signals, selectors.EVENT_READ)
         while True:
-            for key, _ in ready.select(_LOOK_SECONDS):
-                chunk = os.read(key.fd, 65536)
+            if ready.select(_LOOK_SECONDS):
+                chunk = os.read(told, 65536)
                 if not chunk:
                     return  # the watched process has ended
-                if key.fd == signals:
-                    for byte in chunk:
+                for byte in chunk:
+                    if byte == _NEWLINE:  # or SIGUSR1, which comes between lines
+                        if line:
+                            watcher.told(json.loads(line))
+                        line.clear()
+                    elif byte < _FIRST_OF_TEXT:
                         watcher.signalled(byte)
-                    continue
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    watcher.told(json.loads(line))
+                    else:
+                        line.append(byte)
             watcher.look()
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    _main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -18,10 +18,10 @@ Not kept out: what a hole in the kernel gives; how fast the machine is, its kern
 side channels; the processor, up to its limit, and, for 50 ms between two looks, memory up to `memory_bytes` in each
 of its processes. What the interpreter's `site-packages` holds is readable.
 
-`landlock` is the weaker mode, for containers that forbid namespaces (Linux 6.12 or newer): files, sockets, signals and
+`landlock` is the weaker mode, for containers that forbid namespaces (Linux 6.2 or newer): files, sockets, signals and
 tracing as above, but the folder is on the disk and not limited as a whole, memory and processor time are limited in
-each process rather than in all, processes are counted with all others of the user, and names and sizes of files
-outside can be asked for.
+each process rather than in all, processes are counted with all others of the user (so that most programs can start
+none) and signal none but the first, and names and sizes of files outside can be asked for.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
         kernel.drop_rights(NOBODY if os.geteuid() == 0 else None)
         readable = [*system.FOLDERS, *system.FILES, *system.interpreter_paths(job["prefixes"]), program]
         landlock.restrict(readable, system.DEVICES, folder)
-        syscall_filter.install()
+        syscall_filter.install(signals_to=os.getpid())
     _limit(job)
     os.setpriority(os.PRIO_PROCESS, 0, 10)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):

@@ -80,19 +80,35 @@ _DENIED = {  # name: (x86_64, aarch64), None where there is no such call
 _CLONE = (56, 220)
 _CLONE3 = 435
 """Its flags are behind a pointer, which a filter cannot follow: the C library takes clone where there is no clone3."""
+_SIGNALLING = {
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+}
+_PIDFD_SEND_SIGNAL = 424
+_FCNTL, _IOCTL = (72, 25), (16, 29)
+_OWNER_BY_FCNTL = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: input on a file is told to any process by a signal of choice."""
+_OWNER_BY_IOCTL = (0x8901, 0x8902)
+"""FIOSETOWN and SIOCSPGRP."""
 _SECCOMP = (317, 277)
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32_BIT = 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCHITECTURE, _ARGUMENT_0 = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24
 """Offsets in the kernel's seccomp_data."""
 _SET_MODE_FILTER = 1
 
 
-def install() -> None:
-    """Filter this process and all it starts, for good; `no_new_privs` must be set. Raises `Unavailable`."""
-    program = filter_program()
+def install(signals_to: int | None = None) -> None:
+    """Filter this process and all it starts, for good; `no_new_privs` must be set. Raises `Unavailable`.
+
+    With `signals_to`, where no namespace hides other processes, signals reach that process only.
+    """
+    program = filter_program(signals_to)
     buffer = ctypes.create_string_buffer(program, len(program))
 
     class Program(ctypes.Structure):
@@ -103,7 +119,7 @@ def install() -> None:
     checked(syscall(_SECCOMP[column], _SET_MODE_FILTER, 0, ctypes.byref(described)), "seccomp filters")
 
 
-def filter_program() -> bytes:
+def filter_program(signals_to: int | None = None) -> bytes:
     """The filter as BPF instructions of eight bytes."""
     column, architecture = _machine()
 
@@ -126,6 +142,20 @@ def filter_program() -> bytes:
         if number is not None:
             lines += refuse(number, errno.EPERM)
     lines += refuse(_CLONE3, errno.ENOSYS)
+
+    def unless(number: int, offset: int, values: tuple[int, ...], then: int, otherwise: int) -> list[bytes]:
+        """For one call: `then` where its argument is one of the values, else `otherwise`."""
+        checks = [part for value in values for part in (instruction(_EQUAL, value, 0, 1), instruction(_RETURN, then))]
+        rest = [instruction(_LOAD, offset), *checks, instruction(_RETURN, otherwise)]
+        return [instruction(_EQUAL, number, 0, len(rest)), *rest]
+
+    if signals_to is not None:
+        refused = _ERROR | errno.EPERM
+        for per_machine in _SIGNALLING.values():
+            lines += unless(per_machine[column], _ARGUMENT_0, (signals_to,), _ALLOW, refused)
+        lines += refuse(_PIDFD_SEND_SIGNAL, errno.EPERM)
+        lines += unless(_FCNTL[column], _ARGUMENT_1, _OWNER_BY_FCNTL, refused, _ALLOW)
+        lines += unless(_IOCTL[column], _ARGUMENT_1, _OWNER_BY_IOCTL, refused, _ALLOW)
     lines += [
         instruction(_EQUAL, _CLONE[column], 0, 3),
         instruction(_LOAD, _ARGUMENT_0),

@@ -66,6 +66,24 @@ def test_two_signals_end_the_run_where_a_reward_hangs(started):
     assert process.returncode in (-signal.SIGINT, 1) and "KeyboardInterrupt" in said
 
 
+def test_signals_that_were_heard_end_nothing():
+    source = """
+import os, signal, time
+from rlhf_core import lock_watch
+from rlhf_core.interrupts import InterruptFlag
+lock_watch.GRACE_SECONDS = 0.2
+for number in (signal.SIGINT, signal.SIGTERM) * 20:
+    try:
+        with InterruptFlag():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+    except KeyboardInterrupt:
+        pass
+time.sleep(1.0)
+"""
+    assert subprocess.run([sys.executable, "-c", source], timeout=60, stderr=subprocess.DEVNULL).returncode == 0
+
+
 def end_by_two_signals(process):
     for _ in range(2):
         time.sleep(1.0)

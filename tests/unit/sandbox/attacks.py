@@ -90,6 +90,19 @@ ATTACKS = {
     ),
     # other processes
     "signal the parent": Attack("attempt(lambda: os.kill(@PID@, 0)); attempt(lambda: os.kill(@PID@, 9))"),
+    "signal the parent by other ways": Attack(
+        "import fcntl\n"
+        "numbers = (424, 129, 200) if os.uname().machine == 'x86_64' else (424, 138, 130)\n"
+        "attempt(lambda: signal.pidfd_send_signal(os.pidfd_open(@PID@), 0))\n"
+        "attempt(lambda: syscall(numbers[1], @PID@, 0, ctypes.create_string_buffer(128)))\n"
+        "attempt(lambda: syscall(numbers[2], @PID@, 0))\n"
+        "def by_input():\n"
+        "    ends = socket.socketpair()\n"
+        "    fcntl.fcntl(ends[0], fcntl.F_SETOWN, @PID@); fcntl.fcntl(ends[0], 10, signal.SIGUSR1)\n"
+        "    fcntl.fcntl(ends[0], fcntl.F_SETFL, os.O_ASYNC); ends[1].send(b'x')\n"
+        "    return fcntl.fcntl(ends[0], fcntl.F_GETOWN)\n"
+        "attempt(by_input)"
+    ),
     "kill the watcher": Attack(
         "for number in (9, 19, 15, 2):\n    os.kill(1, number)\nprint('done')", "ran", landlock=False
     ),

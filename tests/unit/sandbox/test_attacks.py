@@ -34,6 +34,12 @@ import sys; sys.path.append(sys.argv[1])
 from inside import kernel, syscall_filter
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1); syscall_filter.install()
 """
+OLD_LANDLOCK = """
+import sys; sys.path.append(sys.argv[1])
+from inside import landlock
+landlock.version = lambda: 3
+"""
+OLD_LANDLOCK_ATTACKS = ("signal the parent", "signal the parent by other ways", "truncate outside", "write outside")
 SHORT = Limits(timeout_seconds=0.5, cpu_seconds=10)
 USER = 54321
 DRIVER = """
@@ -43,6 +49,9 @@ from sandbox import Limits, SandboxError, missing, run_program
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 job = json.load(sys.stdin)
+if job["before"]:
+    import sandbox.run
+    sandbox.run._BOOTSTRAP = job["before"] + sandbox.run._BOOTSTRAP
 why = missing(job["mode"])
 def run(source):
     limits = Limits(**job["short" if source[1] else "limits"])
@@ -154,18 +163,27 @@ def test_as_who_runs_the_tests(mode, outside, monkeypatch):
     check(attacks, results, outside)
 
 
-@pytest.mark.parametrize("mode", ["namespaces", "landlock"])
-def test_as_an_ordinary_user(mode, outside):
+ELSEWHERE = {
+    "a user, namespaces": ("namespaces", USER, ""),
+    "a user, landlock": ("landlock", USER, ""),
+    "a user, landlock of Linux 6.2": ("landlock", USER, OLD_LANDLOCK),
+    "root, landlock": ("landlock", 0, ""),
+}
+
+
+@pytest.mark.parametrize(("mode", "user", "before"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_as_others_with_an_interpreter_that_all_may_run(mode, user, before, outside):
     if os.geteuid() != 0:
-        pytest.skip("the tests run as an ordinary user already")
+        pytest.skip("only root may become somebody else")
     interpreter = next(
         (each for each in (sys.executable, shutil.which("python3", path=os.defpath)) if runs(each)), None
     )
     if interpreter is None:
         pytest.skip("no Python here that an ordinary user may start")
-    attacks = chosen(mode)
+    attacks = [each for each in chosen(mode) if not before or each[0] in OLD_LANDLOCK_ATTACKS]
     job = {
         "mode": mode,
+        "before": before,
         "limits": {name: getattr(LIMITS, name) for name in LIMITS.__slots__},
         "short": {name: getattr(SHORT, name) for name in SHORT.__slots__},
         "sources": [(filled(attack.source, outside), is_short(attack)) for _, attack in attacks],
@@ -179,8 +197,8 @@ def test_as_an_ordinary_user(mode, outside):
             capture_output=True,
             text=True,
             timeout=200,
-            user=USER,
-            group=USER,
+            user=user,
+            group=user,
             extra_groups=[],
             env={"ATTACK_SECRET": "key"},
             cwd="/",
