@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -219,6 +220,28 @@ def runs(interpreter):
         return subprocess.run(new_enough, user=USER, group=USER, extra_groups=[], cwd="/").returncode == 0
     except PermissionError:
         return False
+
+
+def test_a_program_ends_with_the_run_that_is_killed():
+    if why := missing():
+        pytest.skip(why)
+    mark = f"86401.{os.getpid()}"
+    program = f"import os\nos.fork() or os.setsid()\nos.execvp('sleep', ['sleep', '{mark}'])"
+    limits = "Limits(timeout_seconds=600, cpu_seconds=60)"
+    source = f"from rlhf_core.sandbox import *; run_program({program!r}, '', {limits})"
+    with subprocess.Popen([sys.executable, "-"], stdin=subprocess.PIPE, text=True) as caller:
+        caller.stdin.write(source)
+        caller.stdin.close()
+        wait_until(lambda: mark.encode() in b"".join(command_lines()))
+        caller.kill()
+    wait_until(lambda: mark.encode() not in b"".join(command_lines()))
+
+
+def wait_until(happened):
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_two_programs_share_no_folder():
