@@ -41,7 +41,7 @@ def main(job_fd: int, status_fd: int) -> NoReturn:
 def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
     mapped_read, mapped_write = os.pipe()
     alive_read, alive_write = os.pipe()
-    user, group, as_root = os.geteuid(), os.getegid(), os.geteuid() == 0
+    user, group, as_root = os.geteuid(), os.getegid(), _may_become_nobody()
     child = kernel.clone(kernel.NAMESPACES)
     if child:
         for descriptor in (mapped_read, alive_read, 0, 1, 2):
@@ -66,6 +66,17 @@ def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
         _say(status_fd, {"missing": str(error)})
         os._exit(0)
     _run(job, status_fd, view.PROGRAM, view.INPUT, view.PRIVATE)
+
+
+def _may_become_nobody() -> bool:
+    """Whether this is root, and not a user who is called that in a namespace of one user (a rootless container)."""
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        users = [tuple(map(int, line.split())) for line in file]
+    return any(first <= NOBODY < first + count for first, _, count in users) or any(
+        first == 0 == outside for first, outside, _ in users
+    )
 
 
 def _map_users(child: int, user: int, group: int, as_root: bool) -> None:
