@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
+from rlhf_core.util.printable import printable
 
 from .progress import PlainProgress, shown
 
@@ -93,11 +94,11 @@ class LiveProgress(PlainProgress):
         rows = self.summary_rows(run_folder, summary or {})
         width = max(len(name) for name, _ in rows)
         for name, value in rows:  # no rich table: it would cut or fold a long path, which is to be copied
-            self._console.print(Text.assemble((name.ljust(width), "dim"), "  ", value), soft_wrap=True)
+            self._console.print(Text.assemble((name.ljust(width), "dim"), "  ", printable(value)), soft_wrap=True)
 
     def say(self, line: str) -> None:
         """Print above the bars."""
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
     def _add(self, name: str, total: int | None, completed: int = 0) -> None:
         if self._bars is not None:

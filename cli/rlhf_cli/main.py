@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -13,6 +14,7 @@ import click
 from rlhf_core.errors import RlhfError
 
 from .lazy import LazyCommand, RootGroup
+from .output import echo
 
 _HELP = """Train language models from feedback.
 
@@ -54,7 +56,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = cli.main(args=None if argv is None else list(argv), prog_name="rlhf", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        echo(shown.getvalue(), err=True, newline=False)
         return error.exit_code
     except RlhfError as error:
         _say(str(error))
@@ -75,11 +79,11 @@ def _unexpected(error: Exception) -> int:
     """A bug keeps its traceback: in the run's log where there is one (`error.run_log`), else here."""
     log = getattr(error, "run_log", None)
     if log is None:
-        traceback.print_exception(error)
+        echo("".join(traceback.format_exception(error)), err=True, newline=False)
     hint = f"\n  -> the traceback is in {log}" if log is not None else ""
     _say(f"{type(error).__name__}: {error}{hint}")
     return EXIT_FAILED
 
 
 def _say(message: str) -> None:
-    click.echo(f"error: {message}" if message != "interrupted" else message, err=True)
+    echo(f"error: {message}" if message != "interrupted" else message, err=True)

@@ -9,17 +9,37 @@ from typing import Any
 
 import click
 
+from rlhf_core.util.printable import is_hostile, printable
+
+
+def echo(text: str, *, err: bool = False, newline: bool = True) -> None:
+    """Text on stdout (or stderr), with control characters written out: it may be a model's or a plugin's."""
+    click.echo(printable(text), err=err, nl=newline)
+
+
+def heading(text: str, *, bold: bool = False, dim: bool = False) -> None:
+    """A line that a terminal shows in a style."""
+    plain = printable(text)
+    click.echo(click.style(plain, bold=bold, dim=dim) if sys.stdout.isatty() else plain)
+
 
 def print_json(value: Any) -> None:
-    """Indented JSON on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Indented JSON on stdout; control characters, which occur in its strings only, as its escapes."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    click.echo("".join(_json_escape(char) if is_hostile(char) else char for char in text))
+
+
+def _json_escape(char: str) -> str:
+    """`\\uXXXX`, twice for a character beyond 16 bits; `json.dumps` leaves DEL alone."""
+    units = char.encode("utf-16-be", errors="surrogatepass")
+    return "".join(f"\\u{units[start]:02x}{units[start + 1]:02x}" for start in range(0, len(units), 2))
 
 
 def print_yaml(value: Any) -> None:
     """YAML on stdout, keys in their order."""
     from rlhf_core.util.yaml12 import dump_yaml
 
-    click.echo(dump_yaml(value), nl=False)
+    echo(dump_yaml(value), newline=False)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -33,10 +53,10 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         for header in headers:
             table.add_column(header, overflow="fold")
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         Console().print(table)
         return
-    lines = [[header.upper() for header in headers], *map(list, rows)]
+    lines = [[header.upper() for header in headers], *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     for line in lines:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
+from rlhf_core.util.printable import printable
 
 Mode = Literal["live", "plain", "quiet"]
 
@@ -98,7 +99,7 @@ class PlainProgress:
         if not self._open:
             return
         try:
-            print(line, file=self._stream, flush=True)
+            print(printable(line), file=self._stream, flush=True)
         except BrokenPipeError:
             self._open = False  # the reader left; the run has no reason to
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from .output import echo
+
 QUICKSTART_MODEL = "builtin:tiny-digits"
 
 _OPTIONS = (
@@ -157,4 +159,4 @@ def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
 def tell_dropped(dropped: list[str]) -> None:
     """Say on stderr which options a flag left behind."""
     if dropped:
-        click.echo(f"note: dropped {', '.join(dropped)}, which the plugin chosen by flag does not have", err=True)
+        echo(f"note: dropped {', '.join(dropped)}, which the plugin chosen by flag does not have", err=True)

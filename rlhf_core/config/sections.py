@@ -130,7 +130,9 @@ class RewardCallOptions(Section):
     cache: bool = Field(
         False, description="Remember scores in the run folder, by what the reward is and what it is shown."
     )
-    isolate: bool = Field(False, description="Run in a process of its own, which a deadline can end.")
+    isolate: bool | None = Field(
+        None, description="Run in a process of its own, which a deadline can end; null leaves it to the reward."
+    )
     memory_limit_bytes: Count | None = Field(
         None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
     )

@@ -9,8 +9,14 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from .lock_watch import LockWatch, lock_watch
+
 INTERRUPT_FILE = "RLHF_INTERRUPT_FILE"
 """Environment variable: a file whose appearance asks this process to stop, set by the launcher of several."""
+_NOT_HEARD = (
+    "error: two signals were not heard, since something holds Python's lock: the process is ended\n"
+    "  -> a reward with isolate: true can be ended by itself"
+)
 logger = logging.getLogger("rlhf")
 
 
@@ -23,6 +29,8 @@ class InterruptFlag:
     def __init__(self) -> None:
         self.requested = False
         self._before: dict[int, _Handler] = {}
+        self._watch: LockWatch | None = None
+        self._wakeup_before = -1
 
     def __call__(self) -> bool:
         shared = os.environ.get(INTERRUPT_FILE)
@@ -30,6 +38,8 @@ class InterruptFlag:
 
     def __enter__(self) -> InterruptFlag:
         if threading.current_thread() is threading.main_thread():
+            self._watch = lock_watch()
+            self._wakeup_before = self._watch.hear_signals(_NOT_HEARD)
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -37,11 +47,16 @@ class InterruptFlag:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._watch is not None:
+            signal.set_wakeup_fd(self._wakeup_before)
+            self._watch.heard()
         for number, handler in self._before.items():
             if handler is not None:  # None: not set from Python, and cannot be set back from it
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._watch is not None:
+            self._watch.heard()
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

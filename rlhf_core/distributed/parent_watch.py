@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 import threading
 import time
 
 _CHECK_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+"""`prctl`'s request for a signal at the parent's death (linux/prctl.h)."""
 
 
 def end_with_parent() -> None:
@@ -15,6 +20,20 @@ def end_with_parent() -> None:
     What hangs does not see a connection close; without this it would outlive a killed run.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def killed_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent` is gone, whatever either of them is doing.
+
+    Strictly, when the thread that started this process is gone: it has to be one that lasts. Where the system cannot
+    (it can on Linux), a thread watches, which a process whose Python's lock is held does not get to run.
+    """
+    if sys.platform != "linux":
+        end_with_parent()
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _watch(parent: int) -> None:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import traceback
 from pathlib import Path
 
+from ..distributed.parent_watch import killed_with_parent
 from ..errors import InterruptedRun, RlhfError
+from ..util.printable import printable
 from .train import train
-
-_PR_SET_PDEATHSIG = 1
-"""`prctl`'s request for a signal at the parent's death (linux/prctl.h)."""
 
 
 def _main(path: str) -> int:
     """One of the processes."""
     request = json.loads(Path(path).read_text())
-    _end_with(request["launcher"])
+    # torch elastic starts its processes in sessions of their own: one that nobody waits for would go on training.
+    killed_with_parent(request["launcher"])
     rank = int(os.environ["RANK"])
     try:
         train(
@@ -36,20 +34,9 @@ def _main(path: str) -> int:
     except BaseException as error:
         _write_error(Path(path).parent, rank, error)
         if not isinstance(error, RlhfError):
-            traceback.print_exc()
+            sys.stderr.write(printable(traceback.format_exc()))
         return error.exit_code if isinstance(error, RlhfError) else 1
     return 0
-
-
-def _end_with(launcher: int) -> None:
-    """Die when the launcher does, even by SIGKILL: torch elastic starts its processes in sessions of their own, and one
-    that nobody waits for would go on training and hold the run folder. Linux only; elsewhere it goes on to its end.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher:  # it died before the line above
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _write_error(scratch: Path, rank: int, error: BaseException) -> None:

@@ -9,6 +9,8 @@ import os
 import pickle
 import queue
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -128,7 +130,7 @@ class _Worker:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_core.rewards.worker", str(theirs.fileno())],
+                [sys.executable, "-m", "rlhf_core.rewards.worker", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,  # what a reward prints must not mix with the command's output
@@ -148,8 +150,11 @@ class _Worker:
     def ask(self, rollouts: Sequence[Rollout], timeout_seconds: float, memory_limit_bytes: int) -> tuple[str, Any]:
         """Send one batch and wait for its answer."""
         deadline = time.monotonic() + timeout_seconds
+        self._limit_transfers(timeout_seconds)
         try:
             self._connection.send(list(rollouts))
+        except BlockingIOError:
+            raise DeadlinePassed(f"did not take the samples within {timeout_seconds:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
             raise RewardFault(self._death()) from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -164,8 +169,18 @@ class _Worker:
                 if time.monotonic() > deadline:
                     raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s")
             return self._connection.recv()  # type: ignore[no-any-return]
+        except BlockingIOError:
+            raise DeadlinePassed(f"stopped in the middle of an answer for {timeout_seconds:g} s") from None
         except (EOFError, ConnectionResetError):
             raise RewardFault(self._death()) from None
+
+    def _limit_transfers(self, seconds: float) -> None:
+        """Bound each read and write: a process that hangs neither takes nor gives the rest of a message."""
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as same:
+            limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))  # a timeval; 0 would be for ever
+            limit = limit if any(limit) else struct.pack("@ll", 0, 1)
+            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                same.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def resident_bytes(self) -> int:
         """Resident memory of the process; 0 where the system does not tell."""

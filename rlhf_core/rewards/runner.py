@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 from ..config.sections import RewardCallOptions
+from ..distributed.lock_watch import lock_watch
 from ..errors import RewardError
 from ..types import Rollout
+from ..util.printable import printable
 from .cache import ScoreCache, cache_key, reward_identity
 from .isolation import IsolatedReward
 from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
@@ -198,7 +200,7 @@ class RewardRunner:
             return [*self._call(batch)]
         except RewardFault as fault:
             return [fault] * len(batch)
-        except (Exception, SystemExit) as error:  # a stranger's function may raise anything
+        except BaseException as error:  # a stranger's function may raise anything, KeyboardInterrupt included
             raised = RewardFault(f"raised {type(error).__name__}: {error}")
             raised.__cause__ = error
             return [raised] * len(batch)
@@ -211,6 +213,19 @@ class RewardRunner:
         timeout = self._call_options.timeout_seconds
         if self._isolated is not None:
             return self._isolated.score(batch, timeout)
+        with lock_watch().deadline(timeout, self._held_lock()):
+            return self._call_here(batch, timeout)
+
+    def _held_lock(self) -> str:
+        error = RewardError(
+            f"{self.spec.plugin}: gave no answer within {self._call_options.timeout_seconds:g} s and holds Python's "
+            "lock, so that nothing in its process can go on: the process is ended",
+            where=self._where,
+            hint="isolate: true in its entry gives it a process of its own, which a deadline can end",
+        )
+        return printable(f"error: {error}")
+
+    def _call_here(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
         function = self._function
         assert function is not None
         if is_async(function):
@@ -271,7 +286,10 @@ class RewardRunner:
         if callable(aclose := getattr(self._function, "aclose", None)):
             self._loop.run(aclose, _CLOSE_SECONDS)
         elif callable(close := getattr(self._function, "close", None)):
-            close()
+            try:
+                CallThread(close, f"reward-{self.spec.name}-close").result(_CLOSE_SECONDS)
+            except DeadlinePassed as passed:
+                raise RewardError(f"{self.spec.plugin}: its close {passed}", where=self._where) from None
 
 
 def _itself(function: Callable[..., Any]) -> Callable[..., Any]:

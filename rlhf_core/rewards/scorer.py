@@ -66,6 +66,8 @@ def reward_spec(
     weight: float = 1.0,
 ) -> RewardSpec:
     """The spec of a selected reward with its checked options; it is built here unless it is to be isolated."""
+    if call_options.isolate is None:
+        call_options = call_options.model_copy(update={"isolate": selected.component.isolate})
     options = config.model_dump()
     return RewardSpec(
         name=name or _short_name(selected),

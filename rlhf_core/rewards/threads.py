@@ -132,7 +132,10 @@ class AsyncLoop:
         loop = self._running()
 
         async def awaited() -> T:
-            return await make()
+            try:
+                return await make()
+            except (KeyboardInterrupt, SystemExit) as error:  # they would end the loop, and with it other calls
+                raise RewardFault(f"raised {type(error).__name__}: {error}") from error
 
         future = asyncio.run_coroutine_threadsafe(awaited(), loop)
         try:

@@ -1,4 +1,4 @@
-"""The process an isolated reward runs in: `python -m rlhf_core.rewards.worker FD`.
+"""The process an isolated reward runs in: `python -m rlhf_core.rewards.worker FD PARENT`.
 
 It reads what to build from the connection, then answers batches of rollouts until the other side is gone.
 """
@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..distributed.parent_watch import end_with_parent
+from ..distributed.parent_watch import killed_with_parent
 from ..types import Rollout
 from .values import BadScore, RewardFault, read_scores
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Serve the connection behind `descriptor`. Ends when it closes or when the parent process is gone."""
-    end_with_parent()
+    killed_with_parent(parent)
     connection = Connection(descriptor)
     loop = asyncio.new_event_loop()
     try:
@@ -56,9 +56,9 @@ def _score(
         return "scores", read_scores(answer, len(rollouts))
     except RewardFault as fault:
         return "failed", str(fault)
-    except Exception as error:  # told to the parent, which names the plugin
+    except BaseException as error:  # a stranger's function may raise anything, KeyboardInterrupt included
         return "failed", f"raised {type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

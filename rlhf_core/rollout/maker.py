@@ -71,7 +71,7 @@ class PolicyExperienceMaker:
         self._samples_per_prompt = samples_per_prompt
         self._scorer = scorer
         self._hooks = hooks
-        self._scoring_pass = reference_pass
+        self._reference_pass = reference_pass
         self._kl_coef = kl_coef
         self._number = number or (lambda position, k: position * samples_per_prompt + k)
         self.times = PhaseTimes()
@@ -93,8 +93,8 @@ class PolicyExperienceMaker:
             self.times.reward_s += time.perf_counter() - started
             groups = [group for part, scores in scored for group in self._groups(part, scores)]
             started = time.perf_counter()
-            if self._scoring_pass is not None:
-                groups = self._scoring_pass.run(groups)
+            if self._reference_pass is not None:
+                groups = self._reference_pass.run(groups)
             self.times.forward_s += time.perf_counter() - started
             span.set("groups", groups)
         yield from groups

@@ -19,6 +19,7 @@ from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, UserInputError
 from ..util.jsonl import write_bytes, write_json
+from ..util.printable import PrintableFormatter
 from ..util.yaml12 import dump_yaml, parse_yaml
 
 RunStatus = Literal["done", "failed", "interrupted", "rolled-back-and-failed"]
@@ -237,7 +238,7 @@ class RunFolder:
         logger = logging.getLogger("rlhf")
         before = logger.level
         handler = logging.FileHandler(self.log, encoding="utf-8", errors="backslashreplace")
-        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        handler.setFormatter(PrintableFormatter(_LOG_FORMAT))
         handler.setLevel(level)
         logger.addHandler(handler)
         logger.setLevel(min(before, level) if before else level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..lazy import LazyCommand, LazyGroup
-from ..output import print_json, print_yaml
+from ..output import echo, print_json, print_yaml
 from ..run_arguments import RunArguments, run_options, tell_dropped
 
 config = LazyGroup(
@@ -61,7 +61,7 @@ def check(request: RunArguments) -> None:
     tell_dropped(dropped)
     run = resolve(mapping, where=request.where)
     rewards = ", ".join(reward.name for reward in run.rewards) or "none"
-    click.echo(
+    echo(
         f"ok: {request.where}: algorithm {run.algorithm.name}, strategy {run.strategy.name}, "
         f"engine {run.engine.name}, transport {run.transport.name}, rewards {rewards}"
     )
@@ -81,5 +81,5 @@ def schema() -> None:
 
     document, left_out = run_schema()
     for error in left_out:
-        click.echo(f"note: {error.message} ({error.where})", err=True)
+        echo(f"note: {error.message} ({error.where})", err=True)
     print_json(document)

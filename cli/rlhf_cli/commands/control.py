@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ..output import echo
+
 
 @click.command("control")
 @click.argument("run_dir", metavar="RUN_DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -40,4 +42,4 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
             "no run is going on in this folder", where=str(run_dir), hint=f"rlhf train --output {run_dir} --resume auto"
         )
     box = ControlBox(folder.control)
-    click.echo(box.wait(box.send(command), seconds=wait_seconds, is_running=lambda: folder.is_in_use))
+    echo(box.wait(box.send(command), seconds=wait_seconds, is_running=lambda: folder.is_in_use))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..output import print_json
+from ..output import echo, print_json
 from .sampling import SamplingRequest, sampling_options
 
 
@@ -36,4 +36,4 @@ def generate(model: str, prompts: tuple[str, ...], as_json: bool, seed: int, sam
         print_json([{"prompt": p, "completion": a} for p, a in zip(prompts, answers, strict=True)])
         return
     for answer in answers:
-        click.echo(answer)
+        echo(answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..output import print_json, print_table
+from ..output import echo, print_json, print_table
 from ..progress import clock
 from ..run_arguments import RunArguments, run_options, tell_dropped
 
@@ -36,7 +36,7 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
     if as_json:
         print_json(found.to_json())
         return
-    click.echo(
+    echo(
         f"{found.num_parameters:,} parameters, {found.num_trainable:,} trained; "
         f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}\n"
     )
@@ -46,11 +46,11 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
         rows += [[name, part, _size(size)] for part, size in process.bytes_by_part.items()]
         rows.append([name, "together", _size(process.total_bytes)])
     print_table(["process", "memory", "peak"], rows)
-    click.echo("")
+    echo("")
     phases = [[phase, f"{seconds:.2f} s", _rate(found.tokens_per_second.get(phase))]
               for phase, seconds in found.seconds_per_episode.items()]  # fmt: skip
     print_table(["phase", "an episode", "tokens a second"], phases)
-    click.echo(f"\nat most about {clock(found.total_seconds)}, without rewards, evaluation and checkpoints")
+    echo(f"\nat most about {clock(found.total_seconds)}, without rewards, evaluation and checkpoints")
 
 
 def _size(size: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..lazy import LazyCommand, LazyGroup
-from ..output import print_json, print_table
+from ..output import echo, print_json, print_table
 
 if TYPE_CHECKING:
     from rlhf_core.plugins.discovery import PluginRef
@@ -107,11 +107,11 @@ def show(plugin: str, as_json: bool) -> None:
         return
     from ..schema_text import option_rows
 
-    click.echo(f"{kind}/{selected.name} ({selected.distribution} {selected.version}): {selected.component.summary}")
+    echo(f"{kind}/{selected.name} ({selected.distribution} {selected.version}): {selected.component.summary}")
     if missing:
-        click.echo(f"needs: {', '.join(missing)}, not installed; {install_line(selected.component, missing)}")
+        echo(f"needs: {', '.join(missing)}, not installed; {install_line(selected.component, missing)}")
     rows = option_rows(selected.component.config)
     if rows:
         print_table(["option", "type", "default", "description"], rows)
     else:
-        click.echo("no options")
+        echo("no options")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ..output import echo
+
 
 @click.command("new")
 @click.argument("kind")
@@ -27,7 +29,5 @@ def new(kind: str, name: str, output: Path | None) -> None:
 
     made = new_plugin(as_kind(kind), name, output)
     for path in made.files:
-        click.echo(f"wrote {made.folder / path}")
-    click.echo(
-        f"next: pip install -e '{made.folder}[test]'; pytest {made.folder}; rlhf train {made.folder / 'run.yaml'}"
-    )
+        echo(f"wrote {made.folder / path}")
+    echo(f"next: pip install -e '{made.folder}[test]'; pytest {made.folder}; rlhf train {made.folder / 'run.yaml'}")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ..output import echo
+
 
 @click.command("report")
 @click.argument(
@@ -33,4 +35,4 @@ def report(run_dirs: tuple[Path, ...], output: Path | None) -> None:
 
     if output is None and len(run_dirs) > 1:
         output = Path("report.html")
-    click.echo(build_report(run_dirs, output))
+    echo(str(build_report(run_dirs, output)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..output import print_json
+from ..output import echo, heading, print_json
 
 _GROUPS = ("best", "worst", "random", "first", "last")
 
@@ -53,14 +52,15 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
     if as_json:
         print_json(chosen)
         return
-    click.echo(f"{choice.total} samples in {folder.samples}")
+    echo(f"{choice.total} samples in {folder.samples}")
     for name, members in chosen.items():
-        click.echo(f"\n{_styled(name.upper(), bold=True)}")
-        for text in map(_lines, members):
-            click.echo(text)
+        echo("")
+        heading(name.upper(), bold=True)
+        for sample in members:
+            _show(sample)
 
 
-def _lines(sample: Mapping[str, Any]) -> str:
+def _show(sample: Mapping[str, Any]) -> None:
     """A sample: a line of numbers, prompt, completion; the text whole."""
     rewards = sample.get("rewards") or {}
     facts = [
@@ -72,19 +72,10 @@ def _lines(sample: Mapping[str, Any]) -> str:
         f"{sample.get('num_tokens')} tokens",
         str(sample.get("finish_reason")),
     ]
-    head = _styled("  ".join(facts), dim=True)
-    body = [*_indented("> ", str(sample.get("prompt", ""))), *_indented("  ", str(sample.get("completion", "")))]
-    return "\n".join([head, *body])
+    heading("  ".join(facts), dim=True)
+    for line in (*_indented("> ", str(sample.get("prompt", ""))), *_indented("  ", str(sample.get("completion", "")))):
+        echo(line)
 
 
 def _indented(mark: str, text: str) -> Iterable[str]:
-    return (f"  {mark}{_visible(line)}" for line in text.splitlines() or [""])
-
-
-def _visible(text: str) -> str:
-    """A model may write control characters; a terminal must not obey them."""
-    return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)
-
-
-def _styled(text: str, *, bold: bool = False, dim: bool = False) -> str:
-    return click.style(text, bold=bold, dim=dim) if sys.stdout.isatty() else text
+    return (f"  {mark}{line}" for line in text.splitlines() or [""])

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from rlhf_core.util.printable import PrintableFormatter
+
+from ..output import echo
 from ..run_arguments import RunArguments, is_quickstart, quickstart_stage, run_options, tell_dropped
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ def train(
         where = request.where if error.where == MAPPING_SOURCE else error.where
         raise ConfigError(error.message, where=where, hint=error.hint) from error
     if result is None and verbosity != "quiet":
-        click.echo(f"ok: {request.where} can run; nothing was written")
+        echo(f"ok: {request.where} can run; nothing was written")
 
 
 def _processes_of(request: RunArguments) -> int:
@@ -116,7 +119,7 @@ def log_to_stderr(verbosity: Verbosity) -> None:
     logger = logging.getLogger("rlhf")
     handler = logging.StreamHandler()
     handler.setLevel(level)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(PrintableFormatter("%(levelname)s: %(message)s"))
     logger.handlers = [each for each in logger.handlers if type(each) is not logging.StreamHandler]
     logger.addHandler(handler)
     if verbosity == "verbose":

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import sys
 import threading
 import time
@@ -105,3 +106,37 @@ class Recipe:
         from rlhf_core.plugins.functions import load_function_file
 
         return load_function_file(f"{self.path}:{self.name}")[1]
+
+
+def never_lets_go_of_the_lock(rollouts):
+    re.match("(a|aa)+$", "a" * 100 + "b")  # for years
+
+
+def says_who_and_never_lets_go_of_the_lock(rollouts):
+    print(os.getpid(), file=sys.stderr, flush=True)
+    never_lets_go_of_the_lock(rollouts)
+
+
+def interrupts(rollouts):
+    raise KeyboardInterrupt("from a reward")
+
+
+async def interrupts_async(rollouts):
+    raise KeyboardInterrupt("from a reward")
+
+
+def answers_and_then_holds_the_lock(rollouts):
+    timer = threading.Timer(0.05, never_lets_go_of_the_lock, [rollouts])
+    timer.daemon = True
+    timer.start()
+    return [1.0] * len(rollouts)
+
+
+class HangsAtClose:
+    """A reward whose `close` waits for ever."""
+
+    def __call__(self, rollouts):
+        return right(rollouts)
+
+    def close(self):
+        threading.Event().wait()

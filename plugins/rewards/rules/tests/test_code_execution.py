@@ -1,19 +1,17 @@
 """Model-written programs in the sandbox: what passes, and what each limit does."""
 
-import contextlib
-import os
-import socket
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from rlhf_core.errors import ConfigError
+from rlhf_core.sandbox import Limits, missing
 from rlhf_reward_rules import code_execution as module
-from rlhf_reward_rules.code_execution import build, code_execution, network_can_be_cut, program_in
+from rlhf_reward_rules.code_execution import build, code_execution, program_in
 from rlhf_reward_rules.config import CodeExecutionConfig
-from rlhf_reward_rules.sandbox import Limits, SandboxError, run_program
 
 LIMITS = Limits(timeout_seconds=30.0, cpu_seconds=1)
+in_the_sandbox = pytest.mark.skipif(missing() is not None, reason=f"{missing()}")
 
 
 def rollout(completion, answer=None, **metadata):
@@ -32,6 +30,7 @@ def test_off_unless_asked_for():
         CodeExecutionConfig()
 
 
+@in_the_sandbox
 def test_built_from_its_options():
     config = CodeExecutionConfig(allow_execution=True, tests_key="cases", cpu_seconds=1)
     reward = build(config, None)
@@ -43,6 +42,7 @@ def test_the_last_fenced_block_is_the_program():
     assert program_in("print(3)") == "print(3)"
 
 
+@in_the_sandbox
 def test_output_input_and_assertion_tests():
     assert score("print(6 * 7)", "42") == 1.0
     assert score("print(6 * 7)", "43") == 0.0
@@ -55,6 +55,7 @@ def test_output_input_and_assertion_tests():
     assert score("def add(a, b):\n    return a - b", tests=["assert add(1, 2) == 3"]) == 0.0
 
 
+@in_the_sandbox
 def test_ending_early_does_not_pass_the_assertions():
     assert score("import os\nos._exit(0)", tests="assert False") == 0.0
 
@@ -66,71 +67,24 @@ def test_without_tests_the_sample_is_named():
         score("print(1)", tests=[{"input": "1"}])
 
 
-def test_wall_clock_limit():
-    result = run_program("import time; time.sleep(600)", "", Limits(timeout_seconds=1.0))
-    assert result.timed_out and not result.succeeded
+@in_the_sandbox
+def test_hostile_programs_score_nothing_and_leave_nothing(tmp_path):
+    written = tmp_path / "intruder"
+    assert score(f"open({str(written)!r}, 'w').write('x')\nprint(1)", "1") == 0.0
+    assert score("while True: print('x' * 10_000)", "1") == 0.0
+    assert score("import os\nfor _ in range(1000): os.mkdir('d'); os.chdir('d')\nprint(1)", "1") == 1.0
+    assert not written.exists()
 
 
-def test_processor_limit():
-    result = run_program("while True: pass", "", LIMITS)
-    assert not result.timed_out and result.exit_code > 128
+def test_a_machine_without_the_sandbox_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "missing", lambda mode="namespaces": f"it lacks: {mode}")
+    with pytest.raises(ConfigError, match="it lacks: namespaces"):
+        build(CodeExecutionConfig(allow_execution=True), None)
 
 
-def test_memory_limit():
-    assert run_program("bytearray(2 * 10**9); print('got it')", "", LIMITS).output == ""
-
-
-def test_output_and_file_limits():
-    limits = Limits(timeout_seconds=30.0, max_output_bytes=1000)
-    result = run_program("print('x' * 100_000)", "", limits)
-    assert result.output_too_long and not result.succeeded and len(result.output) == 1000
-    flood = run_program("while True: print('x' * 10_000)", "", Limits(timeout_seconds=30.0, max_file_bytes=10**6))
-    assert flood.exit_code != 0 and not flood.timed_out
-
-
-def test_a_crash_is_a_failed_program():
-    assert run_program("import ctypes; ctypes.string_at(0)", "", LIMITS).exit_code == 128 + 11
-
-
-def test_nothing_of_the_environment_is_seen(monkeypatch):
-    monkeypatch.setenv("SECRET_TOKEN", "hush")
-    assert run_program("import os; print(os.environ.get('SECRET_TOKEN'))", "", LIMITS).output == "None\n"
-
-
-def test_no_network():
-    if not network_can_be_cut():
-        pytest.skip("this system allows no network namespace")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        program = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 5)\nprint('connected')"
-        result = run_program(program, "", LIMITS)
-    assert result.network_off and "connected" not in result.output
-
-
-def test_processes_left_behind_end_with_the_program():
-    if not network_can_be_cut():
-        pytest.skip("this system allows no namespaces")
-    # The orphan leaves the process group, so only the end of its namespace ends it.
-    seconds = f"86400.{os.getpid()}"
-    program = (
-        f"import os\nif os.fork() == 0:\n    os.setsid()\n    os.execvp('sleep', ['sleep', '{seconds}'])\nprint('done')"
-    )
-    result = run_program(program, "", LIMITS)
-    assert result.succeeded and result.output == "done\n"
-    assert seconds.encode() not in b"".join(command_lines())
-
-
-def command_lines():
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            yield path.read_bytes()
-
-
-def test_an_open_network_is_refused_or_said(monkeypatch, caplog):
-    monkeypatch.setattr(module, "network_can_be_cut", lambda: False)
-    module._say_once_that_network_is_open.cache_clear()
-    with pytest.raises(SandboxError, match="require_no_network"):
-        code_execution([rollout("print(1)", "1")], allow_execution=True, require_no_network=True)
-    assert score("print(1)", "1") == 1.0
-    assert score("print(1)", "1") == 1.0
-    assert sum("HAS network access" in record.message for record in caplog.records) == 1
+def test_the_weaker_mode_is_named_where_it_would_do_and_said_where_it_is_used(monkeypatch, caplog):
+    monkeypatch.setattr(module, "missing", {"namespaces": "it lacks: user namespaces", "landlock": None}.get)
+    with pytest.raises(ConfigError, match="sandbox: landlock"):
+        build(CodeExecutionConfig(allow_execution=True), None)
+    build(CodeExecutionConfig(allow_execution=True, sandbox="landlock"), None)
+    assert "weaker sandbox `landlock`" in caplog.text

@@ -2,10 +2,16 @@
 
 import json
 import threading
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
+from rlhf_core.components import RewardContext
+from rlhf_core.config import RewardCallOptions
+from rlhf_core.plugins import load
+from rlhf_core.rewards import RewardScorer, reward_spec
+from rlhf_core.types import Rollout
 from rlhf_reward_rules.config import JsonSchemaConfig
 from rlhf_reward_rules.json_schema import build as build_json_schema
 from rlhf_reward_rules.json_schema import json_schema
@@ -46,6 +52,33 @@ def test_math_equivalence_works_off_the_main_thread():
     thread.start()
     thread.join()
     assert scores == [1.0]
+
+
+@pytest.mark.parametrize("completion", [r"\boxed{10^{10^{10}}}", "$9^{9^{9^{9}}}$"])
+def test_math_equivalence_does_not_hang_on_a_number_too_large_to_write(completion):
+    selected = load("rewards", "math-equivalence")
+    policy = RewardCallOptions(timeout_seconds=5.0, on_failure="zero")
+    spec = reward_spec(selected, selected.component.config(), RewardContext(device="cpu", seed=0), policy)
+    assert spec.call_options.isolate
+    with closing(RewardScorer([spec])) as scorer:
+        (score,) = scorer.score([make_rollout(completion)])
+    assert score == {"math-equivalence": 0.0}
+
+
+def make_rollout(completion):
+    return Rollout(
+        sample_id=7,
+        prompt="",
+        messages=None,
+        prompt_ids=(1,),
+        completion=completion,
+        completion_ids=(1,),
+        logprobs=(0.0,),
+        answer="12",
+        metadata={},
+        policy_version=0,
+        finish_reason="stop",
+    )
 
 
 def test_math_equivalence_refuses_an_answer_that_is_no_mathematics():

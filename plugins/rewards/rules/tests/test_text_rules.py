@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf_reward_rules import matching
 from rlhf_reward_rules.config import RegexConfig
 from rlhf_reward_rules.exact_match import exact_match
 from rlhf_reward_rules.format_tags import format_tags
@@ -64,6 +65,18 @@ def test_regex_modes():
 def test_regex_pattern_is_checked_with_the_options():
     with pytest.raises(ValueError, match="not a regular expression"):
         RegexConfig(pattern="(")
+
+
+BACKTRACKS = "(a|aa)+$"
+
+
+@pytest.mark.parametrize("pattern", [BACKTRACKS, r"(a|aa)+\1$"])
+def test_an_answer_on_which_a_pattern_blows_up_is_no_match_and_is_said(pattern, monkeypatch, caplog):
+    monkeypatch.setattr(matching, "SECONDS_PER_ANSWER", 0.05)
+    samples = [rollout("a" * 200 + "b"), rollout("aaaa"), rollout("a" * 200 + "b")]
+    assert regex(samples, pattern=pattern) == [0.0, 1.0, 0.0]
+    assert caplog.text.count("on the answer of sample 7") == 1
+    assert exact_match([rollout("a" * 200 + "b", "12")], extract=pattern) == [0.0]
 
 
 @pytest.mark.parametrize(

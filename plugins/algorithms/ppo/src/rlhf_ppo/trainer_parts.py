@@ -92,7 +92,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
         samples_per_prompt=rollouts.samples_per_prompt,
         scorer=scorer,
         hooks=context.hooks,
-        reference_pass=_scoring_pass(context),
+        reference_pass=_reference_pass(context),
     )
     return Generation(maker, sync, scorer, reward.function if isinstance(reward.function, NeuralReward) else None)
 
@@ -174,7 +174,7 @@ def _empty_copy(model: nn.Module) -> nn.Module:
     return inference
 
 
-def _scoring_pass(context: TrainerContext) -> ReferencePass:
+def _reference_pass(context: TrainerContext) -> ReferencePass:
     models, strategy = context.models, context.strategy
     reference: nn.Module | None = None
     reference_context: Callable[[], AbstractContextManager[Any]] = nullcontext

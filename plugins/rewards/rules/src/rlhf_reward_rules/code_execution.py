@@ -6,14 +6,16 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
+from rlhf_core.errors import ConfigError
+from rlhf_core.sandbox import Limits, Mode, missing, run_program
+
 from .config import CodeExecutionConfig
-from .sandbox import Limits, ProgramResult, SandboxError, run_program
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rlhf.rewards")
 
 
 def code_execution(
@@ -21,7 +23,7 @@ def code_execution(
     *,
     allow_execution: bool = False,
     limits: Limits | None = None,
-    require_no_network: bool = False,
+    sandbox: Mode = "namespaces",
     partial_credit: bool = False,
     tests_key: str = "tests",
 ) -> list[float]:
@@ -30,7 +32,8 @@ def code_execution(
     The tests are in the sample's metadata under `tests_key`: a list of `{"input": …, "output": …}`, each a run
     that must print that output, or Python source with assertions (or a list of such), run after the program in
     its process. Without tests the sample's `answer` is the output to print. A program can tell that it is
-    tested by assertions and is then on its honour; input and output are the safer form.
+    tested by assertions and is then on its honour; input and output are the safer form. What the sandbox keeps
+    out, and what not, is said in `rlhf_core.sandbox`.
     """
     if not allow_execution:
         raise PermissionError(
@@ -40,7 +43,7 @@ def code_execution(
     scores = []
     for rollout in rollouts:
         program = program_in(rollout.completion)
-        passed = [_passes(program, test, limits, require_no_network) for test in _tests(rollout, tests_key)]
+        passed = [_passes(program, test, limits, sandbox) for test in _tests(rollout, tests_key)]
         scores.append(sum(passed) / len(passed) if partial_credit else float(all(passed)))
     return scores
 
@@ -64,13 +67,14 @@ def _tests(rollout: Any, tests_key: str) -> list[Mapping[str, str] | str]:
     return list(listed)
 
 
-def _passes(program: str, test: Mapping[str, str] | str, limits: Limits, require_no_network: bool) -> bool:
+def _passes(program: str, test: Mapping[str, str] | str, limits: Limits, sandbox: Mode) -> bool:
     if isinstance(test, str):
         # Reached only when every assertion held: a program that just exits with 0 does not print it.
         token = secrets.token_hex(16)
-        result = _run(f"{program}\n\n{test}\n\nprint({token!r}, flush=True)\n", "", limits, require_no_network)
+        source = f"{program}\n\n{test}\n\nprint({token!r}, flush=True)\n"
+        result = run_program(source, "", limits, mode=sandbox)
         return result.succeeded and result.output.rstrip().endswith(token)
-    result = _run(program, str(test.get("input", "")), limits, require_no_network)
+    result = run_program(program, str(test.get("input", "")), limits, mode=sandbox)
     return result.succeeded and _lines(result.output) == _lines(str(test["output"]))
 
 
@@ -79,29 +83,15 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _run(source: str, stdin: str, limits: Limits, require_no_network: bool) -> ProgramResult:
-    if require_no_network and not network_can_be_cut():
-        raise SandboxError("this system cannot cut a program off the network, and require_no_network is set")
-    if not network_can_be_cut():
-        _say_once_that_network_is_open()
-    return run_program(source, stdin, limits)
-
-
-@lru_cache(maxsize=1)
-def network_can_be_cut() -> bool:
-    """Whether programs in the sandbox have no network here (tried once)."""
-    return run_program("", "", Limits(timeout_seconds=30.0)).network_off
-
-
-@lru_cache(maxsize=1)
-def _say_once_that_network_is_open() -> None:
-    _log.warning(
-        "code-execution: this system does not allow network namespaces, so model-written code HAS network access"
-    )
-
-
 def build(config: CodeExecutionConfig, context: object) -> partial[list[float]]:
-    """The reward with its options, for the plugin's component."""
+    """The reward with its options. Raises `ConfigError` where this machine cannot give the sandbox asked for."""
+    if lacking := missing(config.sandbox):
+        raise ConfigError(lacking, where="code-execution", hint=_what_else(config.sandbox))
+    if config.sandbox == "landlock":
+        _log.warning(
+            "code-execution: the weaker sandbox `landlock`: the folder of a program is on the disk and not limited as "
+            "a whole, memory and processor time are limited in each process only"
+        )
     return partial(
         code_execution,
         allow_execution=config.allow_execution,
@@ -112,8 +102,16 @@ def build(config: CodeExecutionConfig, context: object) -> partial[list[float]]:
             max_processes=config.max_processes,
             max_output_bytes=config.max_output_bytes,
             max_file_bytes=config.max_file_bytes,
+            max_folder_bytes=config.max_folder_bytes,
+            max_files=config.max_files,
         ),
-        require_no_network=config.require_no_network,
+        sandbox=config.sandbox,
         partial_credit=config.partial_credit,
         tests_key=config.tests_key,
     )
+
+
+def _what_else(sandbox: Mode) -> str:
+    if sandbox == "namespaces" and missing("landlock") is None:
+        return "allow user namespaces here, or say sandbox: landlock for the weaker mode"
+    return "run it on Linux as an ordinary user who may make user namespaces"

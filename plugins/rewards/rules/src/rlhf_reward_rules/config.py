@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,10 +23,9 @@ class RegexConfig(RuleConfig):
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from None
+        from .matching import Matcher
+
+        Matcher(pattern)
         return pattern
 
 
@@ -63,12 +61,18 @@ class CodeExecutionConfig(RuleConfig):
 
     allow_execution: bool = Field(False, description="Must be true: this runs programs that a model wrote.")
     timeout_seconds_per_test: float = Field(5.0, gt=0, description="Wall-clock limit of one program run.")
-    cpu_seconds: int = Field(5, ge=1, description="Processor time of one program run.")
-    memory_bytes: int = Field(512 * 2**20, ge=2**26, description="Address space of the program.")
-    max_processes: int = Field(16, ge=1, description="Processes and threads of the user the program may bring to.")
-    max_output_bytes: int = Field(2**20, ge=1, description="Longest output read; a program that writes more fails.")
+    cpu_seconds: int = Field(5, ge=1, description="Processor time of one program run, over all its processes.")
+    memory_bytes: int = Field(
+        512 * 2**20, ge=2**26, description="Address space of each process, and memory of all of them."
+    )
+    max_processes: int = Field(16, ge=1, description="Processes and threads of the program.")
+    max_output_bytes: int = Field(2**20, ge=1, description="Longest output; a program that writes more is ended.")
     max_file_bytes: int = Field(2**24, ge=0, description="Largest file the program may write.")
-    require_no_network: bool = Field(False, description="Fail where the system cannot cut the program off the network.")
+    max_folder_bytes: int = Field(2**26, ge=4096, description="What its folder, which is in memory, may hold.")
+    max_files: int = Field(1024, ge=1, description="Files and folders in its folder.")
+    sandbox: Literal["namespaces", "landlock"] = Field(
+        "namespaces", description="How it is shut in; landlock is the weaker mode, where namespaces are forbidden."
+    )
     partial_credit: bool = Field(False, description="Score the share of passed tests rather than all or nothing.")
     tests_key: str = Field("tests", min_length=1, description="Metadata key of a sample's tests.")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
+
+from .matching import Matcher
 
 
 def exact_match(
@@ -16,7 +17,7 @@ def exact_match(
     completion holds (its first group, if it has one) is compared in place of the whole. An answer that is no
     text is compared as Python writes it. A sample without an answer is an error.
     """
-    pattern = re.compile(extract) if extract is not None else None
+    pattern = Matcher(extract) if extract is not None else None
 
     def normal(text: str) -> str:
         text = text.strip() if strip else text
@@ -25,7 +26,7 @@ def exact_match(
     scores = []
     for rollout in rollouts:
         accepted = {normal(each) for each in accepted_answers(rollout)}
-        found = rollout.completion if pattern is None else last_match(pattern, rollout.completion)
+        found = rollout.completion if pattern is None else pattern.last(rollout)
         scores.append(float(found is not None and normal(found) in accepted))
     return scores
 
@@ -36,11 +37,3 @@ def accepted_answers(rollout: Any) -> list[str]:
     if answer is None or answer == []:
         raise ValueError(f"sample {rollout.sample_id} has no answer: give each line of the prompts an `answer`")
     return [str(each) for each in answer] if isinstance(answer, list | tuple) else [str(answer)]
-
-
-def last_match(pattern: re.Pattern[str], text: str) -> str | None:
-    """What the last match holds: its first group, or all of it."""
-    matches = list(pattern.finditer(text))
-    if not matches:
-        return None
-    return matches[-1][1] if pattern.groups else matches[-1][0]

@@ -20,6 +20,7 @@ math_equivalence = Component(
     build="rlhf_reward_rules.math_equivalence:build",
     requires=("math_verify",),
     install="pip install 'rlhf-reward-rules[math]'",
+    isolate=True,
 )
 json_schema = Component(
     summary="1 where the completion is JSON that fits a schema, else 0.",
@@ -27,6 +28,7 @@ json_schema = Component(
     build="rlhf_reward_rules.json_schema:build",
     requires=("jsonschema",),
     install="pip install 'rlhf-reward-rules[json]'",
+    isolate=True,
 )
 code_execution = Component(
     summary="1 where the program in the completion passes the sample's tests, run in a sandbox; off unless allowed.",

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 from .config import RegexConfig
+from .matching import Matcher
 
 
 def regex(rollouts: Sequence[Any], *, pattern: str, mode: Literal["search", "fullmatch"] = "search") -> list[float]:
     """1 where `pattern` matches somewhere in the completion (`search`) or all of it (`fullmatch`), else 0.
 
-    Flags are written into the pattern, as in `(?is)yes`. Some patterns take exponential time on some texts and
-    hold up the whole process: for one you do not trust, say `isolate: true`.
+    Flags are written into the pattern, as in `(?is)yes`. Some patterns take exponential time on some texts: an
+    answer that takes a second counts as one that does not match, and the log says so.
     """
-    compiled = re.compile(pattern)
-    match = compiled.search if mode == "search" else compiled.fullmatch
-    return [float(match(rollout.completion) is not None) for rollout in rollouts]
+    matcher = Matcher(pattern)
+    return [float(matcher.matches(rollout, mode)) for rollout in rollouts]
 
 
 def build(config: RegexConfig, context: object) -> partial[list[float]]:

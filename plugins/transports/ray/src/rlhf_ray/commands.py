@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from rlhf_core.errors import DeadlineError, UserInputError
+from rlhf_core.util.printable import printable
 
 from .status_file import RunningJob, read_status
 
@@ -31,14 +32,14 @@ def status(run: Path) -> None:
     values = found.values
     age = time.time() - float(values["updated"])
     state = "running" if found.is_running else "not heard of"
-    click.echo(f"{run}: {state}, driver pid {found.driver_pid} on {values['host']}, {age:.0f} s ago")
-    click.echo(f"  Ray {values['address']}, namespace {values['namespace']}")
-    click.echo(f"  policy version {values['version']}; {values['progress']}")
+    _say(f"{run}: {state}, driver pid {found.driver_pid} on {values['host']}, {age:.0f} s ago")
+    _say(f"  Ray {values['address']}, namespace {values['namespace']}")
+    _say(f"  policy version {values['version']}; {values['progress']}")
     for trainer in values["trainers"]:
-        click.echo(f"  {trainer['name']}  pid {trainer['pid']}  trains")
+        _say(f"  {trainer['name']}  pid {trainer['pid']}  trains")
     for maker in values["makers"]:
         restarts = f"  started anew {maker['restarts']} times" if maker["restarts"] else ""
-        click.echo(
+        _say(
             f"  {maker['name']}  pid {maker['pid']}  {maker['doing']} since {maker['for_s']} s  "
             f"version {maker['version']}{restarts}"
         )
@@ -63,16 +64,16 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
         if found.is_running:
             os.kill(found.driver_pid, signal.SIGINT)
     _wait(found, timeout_seconds)
-    click.echo(f"{run}: stopped")
+    _say(f"{run}: stopped")
 
 
 def _going_on(run: Path) -> RunningJob | None:
     """The run's state; None, after saying so, where none is going on. What a killed driver left is removed."""
     found = read_status(run)
     if found is None:
-        click.echo(f"{run}: no detached run is going on")
+        _say(f"{run}: no detached run is going on")
     elif found.clear():
-        click.echo(
+        _say(
             f"{run}: no detached run is going on; its driver (pid {found.driver_pid}) was killed, and the "
             f"{found.path.name} that it left is removed. rlhf train --output {run} --resume auto continues it"
         )
@@ -90,3 +91,7 @@ def _wait(found: RunningJob, timeout_seconds: float) -> None:
                 hint="an episode may take longer; --now does not wait for it",
             )
         time.sleep(0.2)
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    click.echo(printable(text), err=err)

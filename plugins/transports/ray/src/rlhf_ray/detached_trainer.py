@@ -18,6 +18,7 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.training import Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience
+from rlhf_core.util.printable import PrintableFormatter
 
 from .detached_actors import NamedActors, get_named_actor, own_name
 from .detached_presence import MakerPresence
@@ -237,7 +238,7 @@ def show_debug_messages() -> None:
     """What the packages of this project log at DEBUG goes to this actor's output."""
     name = own_name() or "driver"
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"[{name}] %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(PrintableFormatter(f"[{name}] %(levelname)s %(name)s: %(message)s"))
     for package in ("rlhf", "rlhf_core", "rlhf_ray", "rlhf_ppo", "rlhf_hf"):
         package_logger = logging.getLogger(package)
         package_logger.setLevel(logging.DEBUG)

@@ -18,6 +18,7 @@ import ray
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.hooks import HookRelay
+from rlhf_core.util.printable import PrintableFormatter
 
 from .messages import Event, LogLine
 
@@ -92,7 +93,7 @@ class ActorLogHandler(logging.Handler):
     def __init__(self, sender: EventSender) -> None:
         super().__init__()
         self._sender = sender
-        self.setFormatter(logging.Formatter("%(message)s"))
+        self.setFormatter(PrintableFormatter("%(message)s"))
         # What Ray says of a message is no reason to send another.
         self.addFilter(lambda record: not record.name.startswith("ray"))
 

@@ -1,0 +1,180 @@
+"""A small process beside this one that ends it where it cannot act itself.
+
+A call that holds Python's lock (a pattern that backtracks, a number with 10**10 digits) stops every thread of its
+process, those that watch deadlines and handle Ctrl-C included. So the deadlines of calls inside this process are told
+to another one, which ends this one when a deadline has passed and it still has not acted on it; and so are signals,
+where two of them were not heard. Run as a program of its own (`python lock_watch.py FD PID GRACE`) this file is
+that process; standard library only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+GRACE_SECONDS = 5.0
+"""Time to act on a deadline that has passed, or on a second signal, before the process is ended."""
+_LOOK_SECONDS = 0.25
+_END_SECONDS = 5.0
+_MAX_MESSAGE = 600
+_NEWLINE, _FIRST_OF_TEXT = 10, 32
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class LockWatch:
+    """The watched process's end. Starts the other process; safe between threads."""
+
+    def __init__(self, grace_seconds: float) -> None:
+        read, self._told = os.pipe()
+        os.set_blocking(self._told, False)
+        arguments = [__file__, str(read), str(os.getpid()), str(grace_seconds)]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", *arguments],
+                pass_fds=[read],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the process it watches
+            )
+        finally:
+            os.close(read)
+        self._numbers = itertools.count()
+        atexit.register(self._close, os.getpid())
+
+    @contextmanager
+    def deadline(self, seconds: float, message: str) -> Iterator[None]:
+        """Tell of a wait of this process: it is over in time, or the process is ended with `message`."""
+        number = next(self._numbers)
+        self._tell({"begin": number, "seconds": seconds, "message": message[:_MAX_MESSAGE]})
+        try:
+            yield
+        finally:
+            self._tell({"end": number})
+
+    def hear_signals(self, message: str) -> int:
+        """Have SIGINT and SIGTERM told as they arrive, handled or not; from the main thread.
+
+        Python writes a signal's number, a byte that occurs in no line, to the same pipe: it is known which were heard.
+
+        Returns the file descriptor that `signal.set_wakeup_fd` had before.
+        """
+        self._tell({"message": message})
+        return signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
+
+    def heard(self) -> None:
+        """Say that a signal has reached its handler."""
+        self._tell({"heard": True})
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        line = json.dumps(what).encode() + b"\n"  # below 4096 bytes, which a pipe takes whole: no lock is needed,
+        try:  # which a handler of a signal could not wait for
+            os.write(self._told, line)
+        except BlockingIOError:
+            self._process.kill()  # it does not listen, and must not end this process for what it did not hear
+        except BrokenPipeError:
+            return  # it was ended: deadlines hold all the same where Python's lock is free
+
+    def _close(self, owner: int) -> None:
+        if os.getpid() == owner:  # and not a fork of it
+            self._process.kill()
+            self._process.wait(_END_SECONDS)
+
+
+def lock_watch() -> LockWatch:
+    """The watch of this process, started at the first call."""
+    return _watch_of(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _watch_of(pid: int) -> LockWatch:
+    return LockWatch(GRACE_SECONDS)
+
+
+class _Watcher:
+    """The other process: what is waited for, and what to do when it takes too long."""
+
+    def __init__(self, pid: int, grace_seconds: float) -> None:
+        self._pid = pid
+        self._grace = grace_seconds
+        self._waits: dict[int, tuple[float, str]] = {}
+        self._unheard = 0
+        self._on_signals = ""
+
+    def told(self, what: dict[str, Any]) -> None:
+        """One line of the watched process."""
+        if "begin" in what:
+            self._waits[what["begin"]] = (time.monotonic() + what["seconds"] + self._grace, what["message"])
+        elif "end" in what:
+            self._waits.pop(what["end"], None)
+        elif "heard" in what:
+            self._unheard = 0
+            self._waits.pop(-1, None)
+        else:
+            self._on_signals, self._unheard = what["message"], 0
+
+    def signalled(self, number: int) -> None:
+        """A signal arrived at the watched process."""
+        if number in _SIGNALS:
+            self._unheard += 1
+            if self._unheard == 2:
+                self._waits[-1] = (time.monotonic() + self._grace, self._on_signals)
+
+    def look(self) -> None:
+        """End the watched process where a wait is over; time in which it was stopped does not count."""
+        if self._is_stopped():
+            now = time.monotonic()
+            self._waits = {key: (max(until, now + self._grace), text) for key, (until, text) in self._waits.items()}
+            return
+        for until, message in self._waits.values():
+            if time.monotonic() > until:
+                sys.stderr.write(message + "\n")
+                sys.stderr.flush()
+                os.kill(self._pid, signal.SIGKILL)
+                sys.exit(0)
+
+    def _is_stopped(self) -> bool:
+        try:
+            state = Path(f"/proc/{self._pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):  # a system without /proc, or it has ended
+            return False
+        return state in "Tt"
+
+
+def _main(told: int, pid: int, grace_seconds: float) -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    watcher = _Watcher(pid, grace_seconds)
+    line = bytearray()
+    with selectors.DefaultSelector() as ready:
+        ready.register(told, selectors.EVENT_READ)
+        while True:
+            if ready.select(_LOOK_SECONDS):
+                chunk = os.read(told, 65536)
+                if not chunk:
+                    return  # the watched process has ended
+                for byte in chunk:
+                    if byte == _NEWLINE:  # or SIGUSR1, which comes between lines
+                        if line:
+                            watcher.told(json.loads(line))
+                        line.clear()
+                    elif byte < _FIRST_OF_TEXT:
+                        watcher.signalled(byte)
+                    else:
+                        line.append(byte)
+            watcher.look()
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,31 @@
+"""Running a program that nobody has read: what a model wrote is hostile input.
+
+`run_program` runs Python source in a process tree of its own, shut in by the kernel, and answers with its output and
+how it ended. Standard library only, so that a reward and a tool of an environment can both build on it.
+
+Two modes. `namespaces` (Linux 5.12 or newer with user namespaces, `/proc` included) keeps all of this out:
+
+- files: it sees the system's programs and libraries, the Python interpreter and its packages, read-only, and nothing
+  else of the machine: no home folder, no run folder, no other program's files. It writes to one folder in memory,
+  limited in bytes and files, that is gone with it whatever is in it.
+- processes: it sees its own only, can signal and trace no other, and is ended with all that it started.
+- network: it has none, and no socket can be opened; shared memory, message queues and kernel keys are off.
+- rights: it is no user of the machine's but `nobody` (started as root) or the user without any capability in a
+  namespace of its own (started as a user); set-uid programs give it nothing; it gets no environment and no open file.
+- resources: wall-clock time, processor time and memory (over all its processes), processes, file size, output.
+
+Not kept out: what a hole in the kernel gives; how fast the machine is, its kernel's version and its processors; timing
+side channels; the processor, up to its limit, and, for 50 ms between two looks, memory up to `memory_bytes` in each
+of its processes. What the interpreter's `site-packages` holds is readable.
+
+`landlock` is the weaker mode, for containers that forbid namespaces (Linux 6.2 or newer): files, sockets, signals and
+tracing as above, but the folder is on the disk and not limited as a whole, memory and processor time are limited in
+each process rather than in all, processes are counted with all others of the user (so that most programs can start
+none) and signal none but the first, and names and sizes of files outside can be asked for.
+"""
+
+from __future__ import annotations
+
+from .run import Limits, Mode, ProgramResult, SandboxError, missing, run_program
+
+__all__ = ["Limits", "Mode", "ProgramResult", "SandboxError", "missing", "run_program"]

@@ -1,0 +1,70 @@
+"""A private folder on the disk for the weaker mode, and its removal whatever is in it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+_NOBODY = 65534
+
+
+@contextmanager
+def private_folder(source: str, stdin: str) -> Iterator[str]:
+    """A folder with `program.py`, `input` and an empty `work` for the program; gone afterwards."""
+    folder = tempfile.mkdtemp(prefix="rlhf-sandbox-")
+    try:
+        path = Path(folder)
+        path.joinpath("program.py").write_text(source, encoding="utf-8", errors="replace")
+        path.joinpath("input").write_text(stdin, encoding="utf-8", errors="replace")
+        path.joinpath("work").mkdir(mode=0o700)
+        if os.geteuid() == 0:  # the program runs as nobody: it may pass through here, and own its own folder only
+            os.chown(path / "work", _NOBODY, _NOBODY)
+            for each in ("program.py", "input"):
+                path.joinpath(each).chmod(0o444)
+            path.chmod(0o711)
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder of any depth, following no link, without a file descriptor or a call per level.
+
+    Folders inside a folder are moved up to the top, emptied there and removed, so no path gets long.
+    """
+    top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    numbers = count()
+    try:
+        while names := os.listdir(top):
+            for name in names:
+                if not _is_folder(name, top):
+                    os.unlink(name, dir_fd=top)
+                    continue
+                os.chmod(name, 0o700, dir_fd=top)  # it may have been made unreadable
+                _empty_into(name, top, numbers)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    os.rmdir(folder)
+
+
+def _empty_into(name: str, top: int, numbers: Iterator[int]) -> None:
+    inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        for each in os.listdir(inner):
+            if _is_folder(each, inner):
+                os.chmod(each, 0o700, dir_fd=inner)  # a folder that cannot be written to cannot be moved
+                os.rename(each, f".removed-{os.getpid()}-{next(numbers)}", src_dir_fd=inner, dst_dir_fd=top)
+            else:
+                os.unlink(each, dir_fd=inner)
+    finally:
+        os.close(inner)
+
+
+def _is_folder(name: str, parent: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)

@@ -1,0 +1,111 @@
+"""System calls that Python's standard library does not wrap, through the C library. Linux only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Sequence
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
+_SIGCHLD = 17
+_CAPABILITY_VERSION_3 = 0x20080522
+_LAST_CAPABILITY = 63
+_NUMBERS = {"x86_64": (56, 155), "aarch64": (220, 41)}
+"""clone and pivot_root; the calls below whose numbers are above 423 have the same one everywhere."""
+_MOUNT_SETATTR = 442
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Unavailable(Exception):
+    """The machine does not give what the sandbox needs; the text says what."""
+
+
+def checked(result: int, what: str) -> int:
+    """The result of a system call. Raises `Unavailable`, with the system's reason, where it is negative."""
+    if result < 0:
+        raise Unavailable(f"{what} ({os.strerror(ctypes.get_errno())})")
+    return result
+
+
+def syscall(number: int, *arguments: object) -> int:
+    """A system call by its number: integers, bytes, None and ctypes references."""
+    converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return int(_libc.syscall(ctypes.c_long(number), *converted))
+
+
+def numbers() -> tuple[int, int]:
+    """clone and pivot_root here. Raises `Unavailable` on a processor whose numbers are not known."""
+    machine = platform.machine()
+    if machine not in _NUMBERS:
+        raise Unavailable(f"system calls of {machine} processors are not known")
+    return _NUMBERS[machine]
+
+
+def clone(flags: int) -> int:
+    """Fork into new namespaces: 0 in the child, its process id in the parent."""
+    return checked(syscall(numbers()[0], flags | _SIGCHLD, 0, 0, 0, 0), "user namespaces")
+
+
+def prctl(option: int, value: int) -> int:
+    """prctl(2) with one argument."""
+    return int(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)))
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    encoded = [each.encode() if each is not None else None for each in (source, target, kind)]
+    result = _libc.mount(*encoded, ctypes.c_ulong(flags), data.encode() or None)
+    checked(result, f"mounting {kind or 'a part of the system'} at {target}")
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd")]
+
+
+def make_read_only(path: str, *, recursive: bool) -> None:
+    """A mount, and with `recursive` what is mounted below it, gets read-only, without set-uid and devices."""
+    attributes = _MountAttributes(_ATTR_RDONLY | _ATTR_NOSUID | (_ATTR_NODEV if recursive else 0), 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    size = ctypes.sizeof(attributes)
+    done = syscall(_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size)
+    checked(done, f"making {path} read-only")
+
+
+def enter_root(path: str) -> None:
+    """Make `path`, a mount, the root and let go of the old one."""
+    os.chdir(path)
+    checked(syscall(numbers()[1], b".", b"."), "changing the root")
+    checked(int(_libc.umount2(b".", MNT_DETACH)), "leaving the old root")
+    os.chdir("/")
+
+
+def drop_rights(user: int | None) -> None:
+    """Become `user` (None: stay who we are) without any capability, for good."""
+    for capability in range(_LAST_CAPABILITY + 1):
+        prctl(PR_CAPBSET_DROP, capability)  # refused for those that do not exist
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    none = (ctypes.c_uint32 * 6)()
+    checked(int(_libc.capset(ctypes.byref(header), ctypes.byref(none))), "giving up capabilities")
+    checked(prctl(PR_SET_NO_NEW_PRIVS, 1), "no_new_privs")
+
+
+def close_from(first: int, keep: Sequence[int] = ()) -> None:
+    """Close every file descriptor from `first` on but those to keep."""
+    start = first
+    for each in sorted(keep):
+        os.closerange(start, each)
+        start = each + 1
+    os.closerange(start, max(start, os.sysconf("SC_OPEN_MAX")))

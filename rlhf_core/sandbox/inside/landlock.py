@@ -1,0 +1,71 @@
+"""Landlock, the kernel's own access rules for a process without rights: the weaker mode's files and signals."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Sequence
+
+from .kernel import Unavailable, checked, syscall
+
+_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
+_VERSION_FLAG, _PATH_BENEATH = 1, 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
+_ALL = (1 << 15) - 1
+"""Every right on files of version 3; version 5 knows one more, on devices."""
+_OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
+_READ = _EXECUTE | _READ_FILE | _READ_FOLDER
+_NETWORK = 3
+_ABSTRACT_SOCKETS_AND_SIGNALS = 3
+_TRUNCATES, _CONNECTS, _CONTROLS, _SIGNALS = 3, 4, 5, 6
+"""The versions that began to keep out truncating, TCP, control calls of devices, and signals."""
+
+
+def version() -> int:
+    """What the kernel's Landlock understands; 0 or less where it is off."""
+    return syscall(_CREATE, None, 0, _VERSION_FLAG)
+
+
+def check() -> None:
+    """Raise `Unavailable` where the kernel's Landlock is off or does not keep files from being truncated."""
+    if (found := version()) < _TRUNCATES:
+        said = f"version {found}" if found > 0 else "none"
+        raise Unavailable(f"Landlock version {_TRUNCATES} or newer, Linux 6.2 (found: {said})")
+
+
+def restrict(readable: Sequence[str], devices: Sequence[str], folder: str) -> None:
+    """Allow this process and all it starts to read some paths and to do as it likes in one folder; nothing else.
+
+    `no_new_privs` must be set. Raises `Unavailable`.
+    """
+    known = version()
+    rights = _ALL | (_IOCTL if known >= _CONTROLS else 0)
+    attributes = struct.pack("=Q", rights)
+    if known >= _CONNECTS:
+        attributes += struct.pack("=Q", _NETWORK)
+    if known >= _SIGNALS:
+        attributes += struct.pack("=Q", _ABSTRACT_SOCKETS_AND_SIGNALS)
+    ruleset = checked(syscall(_CREATE, attributes, len(attributes), 0), "a Landlock ruleset")
+    for path in readable:
+        _allow(ruleset, path, _READ)
+    for path in devices:
+        _allow(ruleset, path, _READ_FILE | _WRITE_FILE)
+    _allow(ruleset, folder, rights)
+    checked(syscall(_RESTRICT, ruleset, 0), "Landlock")
+    os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH)
+    except FileNotFoundError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _OF_A_FILE
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, descriptor), 12)
+        checked(syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0), f"a Landlock rule for {path}")
+    finally:
+        os.close(descriptor)

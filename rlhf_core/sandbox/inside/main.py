@@ -1,0 +1,179 @@
+"""The child of the sandbox: `main(JOB_FD, STATUS_FD)` shuts itself in and runs the program of the job.
+
+Three processes: this one stays outside, the second is the first process of the new namespaces and watches, the third
+becomes the program. In the weaker mode the first two are one. The status is two lines of JSON: `ready` or `missing`
+before the program runs, then how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+from typing import Any, NoReturn
+
+from . import kernel, landlock, syscall_filter, system, view, watch
+
+NOBODY = 65534
+_OPEN_FILES = 256
+
+
+def main(job_fd: int, status_fd: int) -> NoReturn:
+    """Do the job and leave; the exit code says nothing, the status does."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    with os.fdopen(job_fd, "rb") as file:
+        job: dict[str, Any] = json.load(file)
+    os.set_inheritable(status_fd, False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        if job["mode"] == "namespaces":
+            _in_namespaces(job, status_fd)
+        else:
+            _under_landlock(job, status_fd)
+    except (kernel.Unavailable, OSError) as error:
+        _say(status_fd, {"missing": str(error)})
+    os._exit(0)
+
+
+def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
+    mapped_read, mapped_write = os.pipe()
+    alive_read, alive_write = os.pipe()
+    user, group, as_root = os.geteuid(), os.getegid(), _may_become_nobody()
+    child = kernel.clone(kernel.NAMESPACES)
+    if child:
+        for descriptor in (mapped_read, alive_read, 0, 1, 2):
+            os.close(descriptor)
+        _map_users(child, user, group, as_root)
+        os.write(mapped_write, b"m")
+        os.waitpid(child, 0)
+        os._exit(0)
+    os.close(mapped_write)
+    os.close(alive_write)
+    try:
+        if not os.read(mapped_read, 1):
+            os._exit(0)  # the first process could not go on, and has said why
+        view.enter(job, NOBODY)
+        kernel.drop_rights(NOBODY if as_root else None)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the program cannot look into it
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user forgets the first one
+        if select.select([alive_read], [], [], 0)[0]:
+            os._exit(0)  # its parent was gone before that
+        syscall_filter.install()
+    except (kernel.Unavailable, OSError) as error:
+        _say(status_fd, {"missing": str(error)})
+        os._exit(0)
+    _run(job, status_fd, view.PROGRAM, view.INPUT, view.PRIVATE)
+
+
+def _may_become_nobody() -> bool:
+    """Whether this is root, and not a user who is called that in a namespace of one user (a rootless container)."""
+    if os.geteuid() != 0:
+        return False
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        users = [tuple(map(int, line.split())) for line in file]
+    return any(first <= NOBODY < first + count for first, _, count in users) or any(
+        first == 0 == outside for first, outside, _ in users
+    )
+
+
+def _map_users(child: int, user: int, group: int, as_root: bool) -> None:
+    """Say who the users of the child's namespace are outside: `nobody`, or whoever started this."""
+    both = "0 0 1\n65534 65534 1\n"
+    files = {"uid_map": both, "gid_map": both}
+    if not as_root:
+        files = {"setgroups": "deny", "uid_map": f"{NOBODY} {user} 1\n", "gid_map": f"{NOBODY} {group} 1\n"}
+    for name, text in files.items():
+        try:
+            with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+        except OSError as error:
+            raise kernel.Unavailable(f"users of a namespace ({name}: {error.strerror})") from error
+
+
+def _under_landlock(job: dict[str, Any], status_fd: int) -> None:
+    landlock.check()
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, _end_all)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)  # no namespace ends what is left behind
+    _run(job, status_fd, job["folder"] + "/program.py", job["folder"] + "/input", job["folder"] + "/work")
+
+
+def _end_all(number: int, frame: object) -> None:
+    watch.end_descendants()
+    os._exit(0)
+
+
+def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
+    """Start the program, wait for it, say how it ended, and end with all it left behind."""
+    whole = job["mode"] == "namespaces"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler of Python's would let the program reach this process
+    _say(status_fd, {"ready": True})
+    child = os.fork()
+    if child == 0:
+        try:
+            _become(job, status_fd, program, given, folder)
+        except (kernel.Unavailable, OSError) as error:
+            _say(status_fd, {"missing": f"the interpreter inside ({error})"})
+        os._exit(127)
+    code, stopped_for = watch.wait_for(
+        child,
+        wall_seconds=job["timeout_seconds"],
+        cpu_seconds=job["cpu_seconds"],
+        memory_bytes=job["memory_bytes"] if whole else None,
+    )
+    if not whole:
+        watch.end_descendants()
+    _say(status_fd, {"exit_code": code, "stopped_for": stopped_for})
+    os._exit(0)
+
+
+def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
+    """The last steps inside the third process."""
+    os.setsid()
+    os.dup2(os.open(given, os.O_RDONLY), 0)
+    kernel.close_from(3, keep=[status_fd])
+    os.chdir(folder)
+    os.umask(0o077)
+    if job["mode"] == "landlock":
+        kernel.drop_rights(NOBODY if os.geteuid() == 0 else None)
+        readable = [*system.FOLDERS, *system.FILES, *system.interpreter_paths(job["prefixes"]), program]
+        landlock.restrict(readable, system.DEVICES, folder)
+        syscall_filter.install(signals_to=os.getpid())
+    _limit(job)
+    os.setpriority(os.PRIO_PROCESS, 0, 10)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    environment = {"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+    os.execve(job["executable"], [job["executable"], "-I", "-B", program], environment)
+
+
+def _limit(job: dict[str, Any]) -> None:
+    """Limits of each process from here on; none can be raised again."""
+    cpu = int(job["cpu_seconds"])
+    for limit, soft, hard in (
+        (resource.RLIMIT_CPU, cpu, cpu + 1),
+        (resource.RLIMIT_FSIZE, job["max_file_bytes"], job["max_file_bytes"]),
+        (resource.RLIMIT_AS, job["memory_bytes"], job["memory_bytes"]),
+        (resource.RLIMIT_NPROC, job["max_processes"] + 1, job["max_processes"] + 1),  # and the one that watches
+        (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_MEMLOCK, 0, 0),
+        (resource.RLIMIT_MSGQUEUE, 0, 0),
+        (resource.RLIMIT_SIGPENDING, _OPEN_FILES, _OPEN_FILES),
+    ):
+        highest = resource.getrlimit(limit)[1]
+        if highest != resource.RLIM_INFINITY:
+            soft, hard = min(soft, highest), min(hard, highest)
+        resource.setrlimit(limit, (soft, hard))
+
+
+def _say(status_fd: int, what: dict[str, Any]) -> None:
+    os.write(status_fd, json.dumps(what).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,84 @@
+"""The file system a program in the sandbox sees: built in memory, in a mount namespace of its own.
+
+Nothing is hidden one by one: the new root starts empty, what may be read is bound into it, and the old one is let go.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC, enter_root, make_read_only, mount
+from .system import DEVICES, FILES, FOLDERS, interpreter_paths, is_below, links_to
+
+PRIVATE = "/sandbox"
+"""The one folder that can be written to."""
+PROGRAM, INPUT = "/program.py", "/input"
+_BASE = "/tmp"  # any folder that is always there: the new root is mounted over it, out of everybody else's sight
+_ROOT_FILES = 4096
+
+
+def enter(job: dict[str, object], user: int) -> None:
+    """Build the view and make it the root. `user` owns the private folder. Raises `Unavailable` or `OSError`."""
+    prefixes, executable = _strings(job["prefixes"]), str(job["executable"])
+    source, given = str(job["source"]).encode(errors="replace"), str(job["stdin"]).encode(errors="replace")
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    readable = [*FOLDERS, *FILES, *interpreter_paths(prefixes)]
+    opened = {path: os.open(path, os.O_PATH) for path in (*readable, *DEVICES) if _is_there(path)}
+    links = {path: os.readlink(path) for path in FOLDERS if os.path.islink(path)}
+    links |= {path: target for path, target in links_to(executable) if not is_below(path, readable)}
+    size = 2**20 + len(source) + len(given)
+    mount("root", _BASE, "tmpfs", MS_NOSUID, f"size={size},nr_inodes={_ROOT_FILES},mode=0755")
+    for path, descriptor in opened.items():
+        _bind(path, descriptor)
+        os.close(descriptor)
+    for path, target in links.items():
+        _link(path, target)
+    _own_places(job, user)
+    for path, content in ((PROGRAM, source), (INPUT, given)):
+        with open(_BASE + path, "xb") as file:
+            file.write(content)
+        os.chmod(_BASE + path, 0o444)
+    enter_root(_BASE)
+    make_read_only("/", recursive=False)
+
+
+def _strings(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path) and not (path in FOLDERS and os.path.islink(path))
+
+
+def _bind(path: str, descriptor: int) -> None:
+    target = _BASE + path
+    if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if not os.path.lexists(target):
+            open(target, "xb").close()
+    mount(f"/proc/self/fd/{descriptor}", target, None, MS_BIND | MS_REC)
+    if path not in DEVICES:
+        make_read_only(target, recursive=True)
+
+
+def _link(path: str, target: str) -> None:
+    os.makedirs(os.path.dirname(_BASE + path), exist_ok=True)
+    if not os.path.lexists(_BASE + path):
+        os.symlink(target, _BASE + path)
+
+
+def _own_places(job: dict[str, object], user: int) -> None:
+    """The private folder, `/proc` of its own processes, and the links that programs expect."""
+    os.mkdir(_BASE + PRIVATE)
+    options = (
+        f"size={job['max_folder_bytes']},nr_inodes={int(str(job['max_files'])) + 1},mode=0700,uid={user},gid={user}"
+    )
+    mount("private", _BASE + PRIVATE, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    os.mkdir(_BASE + "/proc")
+    mount("proc", _BASE + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid")
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(f"/proc/self/{target}", f"{_BASE}/dev/{name}")
+    for path in ("/dev/shm", "/tmp", "/var/tmp"):
+        _link(path, PRIVATE)

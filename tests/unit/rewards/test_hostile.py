@@ -1,0 +1,128 @@
+"""Rewards that ignore deadlines and signals, and what a model writes to make them."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import faulty_rewards as faulty
+import pytest
+
+from rlhf_core.errors import RewardError
+
+HERE = Path(faulty.__file__).parent
+RUN = """
+import sys
+sys.path.append({here!r})
+import faulty_rewards as faulty
+from rlhf_core.distributed import lock_watch
+from rlhf_core.config import RewardCallOptions
+from rlhf_core.distributed.interrupts import InterruptFlag
+from rlhf_core.rewards import RewardScorer, RewardSpec
+lock_watch.GRACE_SECONDS = 0.5
+recipe = faulty.Recipe(faulty.__file__, {name!r})
+policy = RewardCallOptions(timeout_seconds={timeout}, isolate={isolate})
+scorer = RewardScorer([RewardSpec(name="r", recipe=recipe, plugin="dist 1.0", call_options=policy)])
+with InterruptFlag():
+    print("started", flush=True)
+    scorer.score([faulty.make_rollout(0)])
+"""
+
+
+@pytest.fixture
+def started():
+    with ExitStack() as stack:
+
+        def start(name, *, timeout, isolate=False):
+            source = RUN.format(here=str(HERE), name=name, timeout=timeout, isolate=isolate)
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", source], text=True, **pipes))
+            stack.callback(process.kill)
+            assert process.stdout.readline() == "started\n", process.communicate(timeout=30)
+            return process
+
+        yield start
+
+
+def test_a_deadline_holds_where_pythons_lock_is_held(started):
+    process = started("never_lets_go_of_the_lock", timeout=0.5)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert 'reward "r": dist 1.0: gave no answer within 0.5 s and holds Python\'s lock' in said
+    assert "isolate: true" in said
+
+
+def test_two_signals_end_the_run_where_pythons_lock_is_held(started):
+    process = started("never_lets_go_of_the_lock", timeout=600)
+    end_by_two_signals(process)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_two_signals_end_the_run_where_a_reward_hangs(started):
+    process = started("hangs", timeout=600)
+    said = end_by_two_signals(process)
+    assert process.returncode in (-signal.SIGINT, 1) and "KeyboardInterrupt" in said
+
+
+def test_signals_that_were_heard_end_nothing():
+    source = """
+import os, signal, time
+from rlhf_core.distributed import lock_watch
+from rlhf_core.distributed.interrupts import InterruptFlag
+lock_watch.GRACE_SECONDS = 0.2
+for number in (signal.SIGINT, signal.SIGTERM) * 20:
+    try:
+        with InterruptFlag():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+    except KeyboardInterrupt:
+        pass
+time.sleep(1.0)
+"""
+    assert subprocess.run([sys.executable, "-c", source], timeout=60, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def end_by_two_signals(process):
+    for _ in range(2):
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+    return process.communicate(timeout=60)[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread watches, which needs Python's lock")
+def test_an_isolated_reward_that_holds_pythons_lock_ends_with_a_killed_run(started):
+    process = started("says_who_and_never_lets_go_of_the_lock", timeout=600, isolate=True)
+    pid = int(process.stderr.readline())
+    process.kill()
+    process.wait(30)
+    for _ in range(300):
+        if not Path(f"/proc/{pid}").exists() or "\tZ" in Path(f"/proc/{pid}/status").read_text().split("State:")[1][:3]:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"process {pid} of the reward goes on")
+
+
+@pytest.mark.parametrize("name", ["interrupts", "interrupts_async"])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_keyboard_interrupt_in_a_reward_is_its_failure(score, rollouts, name, isolate):
+    recipe = faulty.Recipe(faulty.__file__, name)
+    with pytest.raises(RewardError, match="raised KeyboardInterrupt: from a reward"):
+        score({"r": None}, rollouts, recipe=recipe, isolate=isolate)
+
+
+def test_an_isolated_reward_that_does_not_take_its_samples_is_ended(score):
+    large = [faulty.make_rollout(index, "x" * 10**6) for index in range(4)]
+    recipe = faulty.Recipe(faulty.__file__, "answers_and_then_holds_the_lock")
+    _, scorer = score({"r": None}, large, recipe=recipe, isolate=True, timeout_seconds=2.0)
+    time.sleep(0.5)
+    with pytest.raises(RewardError, match="did not take the samples within 2 s"):
+        scorer.score(large)
+
+
+def test_a_close_that_hangs_is_left_behind(score, rollouts, monkeypatch):
+    monkeypatch.setattr("rlhf_core.rewards.runner._CLOSE_SECONDS", 0.2)
+    _, scorer = score(faulty.HangsAtClose(), rollouts)
+    with pytest.raises(RewardError, match='reward "r": dist 1.0: its close gave no answer within 0.2 s'):
+        scorer.close()
