@@ -1,6 +1,54 @@
-"""For every test: how fast an example runs is the machine's affair, so hypothesis fails none for its time."""
+"""For every test: how fast an example runs is the machine's affair, runs draw no plots, no process is left."""
 
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import psutil
+import pytest
 from hypothesis import HealthCheck, settings
+
+from rlhf_core.report import build_report as _build_report
 
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """What the tests of this process start has its mark; what of it runs at the end is ended, and an error."""
+    from running import MARK, kill, marked
+
+    own = uuid.uuid4().hex
+    os.environ[MARK] = own
+
+    def left() -> list[psutil.Process]:
+        # Not what Python itself starts for this process, to serve it until its end.
+        return [process for process in marked(own) if "from multiprocessing." not in " ".join(process.cmdline())]
+
+    yield
+    said = [" ".join(process.cmdline())[:200] for process in left()]
+    kill(left)
+    assert not said, f"left running by the tests: {said}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_plots() -> Iterator[None]:
+    """Runs of this process write no report: its plots take longer than a tiny run, and have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlhf_core.report.build_report", lambda folders: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def with_plots() -> Callable[[], AbstractContextManager[None]]:
+    """Inside `with with_plots():` runs write their report all the same."""
+
+    @contextmanager
+    def drawing() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rlhf_core.report.build_report", _build_report)
+            yield
+
+    return drawing

@@ -162,12 +162,6 @@ def local_ray(site: Path) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots take longer than these runs, and are tested elsewhere."""
-    monkeypatch.setattr("rlhf_core.run_hooks.ReportWriter.rlhf_run_end", lambda self, run_folder: None)
-
-
 @pytest.fixture
 def faults(site: Path) -> Iterator[Callable[[str], Path]]:
     """`faults(name)` arms a fault; every armed one must have struck when the test ends."""
@@ -223,9 +217,7 @@ def warm_start(tmp_path_factory: pytest.TempPathFactory) -> str:
         "checkpoint": {"every_episodes": None},
         "logging": {"tensorboard": False},
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlhf_core.run_hooks.ReportWriter.rlhf_run_end", lambda self, run_folder: None)
-        result = train(run, output=tmp_path_factory.mktemp("warm") / "run")
+    result = train(run, output=tmp_path_factory.mktemp("warm") / "run")
     assert result is not None
     return str(result.run_folder / "model")
 
