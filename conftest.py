@@ -15,6 +15,12 @@ settings.register_profile("any-machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any-machine")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of whole runs come first: were they last, one of several processes would end long after the others."""
+    first = {"integration", "ray"}
+    items.sort(key=lambda item: first.isdisjoint(item.path.parts))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     """What the tests of this process start has its mark; what of it runs at the end is ended, and an error."""

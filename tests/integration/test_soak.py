@@ -101,7 +101,10 @@ def moments(seed, count, num_updates):
     return sorted((chosen.randint(1, num_updates - 2), chosen.random() * 0.3) for _ in range(count))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+# In `make test` two processes are killed in test_strategies_agree.py, and a detached run in rlhf-ray's test_driver.py.
+@pytest.mark.parametrize(
+    "placement", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two-processes", "ray"))]
+)
 def test_a_run_killed_once_ends_as_if_it_had_not_been(tmp_path, placement):
     same_as_never_killed(tmp_path, placement, {**BASE, "train": {**TRAIN, "episodes": 6}}, [(5, 0.02)])
 

@@ -20,6 +20,7 @@ from rlhf_core import train
 PROCESSES = ["ddp", "low-level-zero", "fsdp", "gemini"]
 EXACT = ["ddp", "low-level-zero", "fsdp"]
 
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")

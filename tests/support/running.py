@@ -60,6 +60,12 @@ def kill(processes: Callable[[], list[psutil.Process]]) -> None:
         time.sleep(0.02)
 
 
+def heap_bytes() -> int:
+    """What this process has taken and not given back: nothing else on the machine changes it, as it does pages."""
+    heap = psutil.heap_info()
+    return int(heap.heap_used + heap.mmap_used)
+
+
 class Forked:
     """A function in a process of its own, forked from one that has imported torch and transformers already.
 
@@ -120,7 +126,11 @@ class Forked:
 
 
 def _forked(
-    function: Callable[..., None], arguments: Sequence[Any], environment: Mapping[str, str], cwd: str, streams: list[str]
+    function: Callable[..., None],
+    arguments: Sequence[Any],
+    environment: Mapping[str, str],
+    cwd: str,
+    streams: list[str],
 ) -> None:
     os.setsid()
     for number, path in enumerate(streams, start=1):
@@ -173,8 +183,10 @@ def run_rlhf(*arguments: object, plots: bool = False, **options: Any) -> subproc
 def run_all(*started: Forked) -> None:
     """Wait for all of these, which must end well; at the first that does not, or in vain, all are killed."""
     with ended(*started):
-        wait_until(lambda: all(each.returncode == 0 for each in started) or any(each.returncode for each in started),
-                   f"the end of {len(started)} processes")
+        wait_until(
+            lambda: all(each.returncode == 0 for each in started) or any(each.returncode for each in started),
+            f"the end of {len(started)} processes",
+        )
         said = "\n".join(text[-3000:] for each in started for text in each.output())
         assert [each.returncode for each in started] == [0] * len(started), said
 

@@ -49,12 +49,12 @@ def strike_driver(name):
         return
     if is_struck(name):
         os.kill(driver, signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(600)
 
 
 def rlhf_update_start(step):
     strike("trainer-stops", signal.SIGSTOP)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while (FOLDER / "trainer-waits").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
 
