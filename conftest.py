@@ -1,6 +1,7 @@
 """For every test: how fast an example runs is the machine's affair, runs draw no plots, no process is left."""
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,17 +25,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_running() -> Iterator[None]:
     """What the tests of this process start has its mark; what of it runs at the end is ended, and an error."""
-    from running import MARK, kill, marked
+    from running import MARK, command_line, kill, marked
 
     own = uuid.uuid4().hex
     os.environ[MARK] = own
+    # Ray kills actors where the whole machine is short of memory, whoever took it.
+    os.environ.update(RAY_memory_monitor_refresh_ms="0")
 
     def left() -> list[psutil.Process]:
         # Not what Python itself starts for this process, to serve it until its end.
-        return [process for process in marked(own) if "from multiprocessing." not in " ".join(process.cmdline())]
+        return [process for process in marked(own) if "from multiprocessing." not in command_line(process)]
 
     yield
-    said = [" ".join(process.cmdline())[:200] for process in left()]
+    grace = time.monotonic() + 60.0  # a Ray that was shut down ends its last processes by itself
+    while left() and time.monotonic() < grace:
+        time.sleep(0.2)
+    said = [command_line(process) for process in left()]
     kill(left)
     assert not said, f"left running by the tests: {said}"
 

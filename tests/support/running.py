@@ -49,6 +49,14 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def command_line(process: psutil.Process) -> str:
+    """Its beginning; empty where it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())[:200]
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def kill(processes: Callable[[], list[psutil.Process]]) -> None:
     """kill -9 of these, asked for again until there are none."""
     deadline = time.monotonic() + _END_SECONDS
