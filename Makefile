@@ -38,7 +38,7 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 # Two files at a time, each process with one thread of its own: two that share two cores wait for one another.
 # PYTEST_ARGS="-n 0 …" runs in one process, for a debugger.
 test: setup  ## every test that takes seconds and needs no GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 soak: setup  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)

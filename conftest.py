@@ -1,6 +1,66 @@
-"""For every test: how fast an example runs is the machine's affair, so hypothesis fails none for its time."""
+"""For every test: how fast an example runs is the machine's affair, runs draw no plots, no process is left."""
 
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import psutil
+import pytest
 from hypothesis import HealthCheck, settings
+
+from rlhf_core.report import build_report as _build_report
 
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of whole runs come first: were they last, one of several processes would end long after the others."""
+    first = {"integration", "ray"}
+    items.sort(key=lambda item: first.isdisjoint(item.path.parts))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """What the tests of this process start has its mark; what of it runs at the end is ended, and an error."""
+    from running import MARK, command_line, kill, marked
+
+    own = uuid.uuid4().hex
+    os.environ[MARK] = own
+    # Ray kills actors where the whole machine is short of memory, whoever took it.
+    os.environ.update(RAY_memory_monitor_refresh_ms="0")
+
+    def left() -> list[psutil.Process]:
+        # Not what Python itself starts for this process, to serve it until its end.
+        return [process for process in marked(own) if "from multiprocessing." not in command_line(process)]
+
+    yield
+    grace = time.monotonic() + 60.0  # a Ray that was shut down ends its last processes by itself
+    while left() and time.monotonic() < grace:
+        time.sleep(0.2)
+    said = [command_line(process) for process in left()]
+    kill(left)
+    assert not said, f"left running by the tests: {said}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_plots() -> Iterator[None]:
+    """Runs of this process write no report: its plots take longer than a tiny run, and have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlhf_core.report.build_report", lambda folders: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def with_plots() -> Callable[[], AbstractContextManager[None]]:
+    """Inside `with with_plots():` runs write their report all the same."""
+
+    @contextmanager
+    def drawing() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rlhf_core.report.build_report", _build_report)
+            yield
+
+    return drawing

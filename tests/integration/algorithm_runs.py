@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import sys
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from running import PATIENCE_SECONDS
 
-from rlhf_core import train
+from rlhf_core import report, train
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo", "importance_cap": 2.0, "dynamic_sampling": True},
@@ -68,13 +69,21 @@ def write_data(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def main(out: Path, deployment: str) -> None:
+def make_runs(out: Path, deployment: str, names: list[str]) -> None:
+    """In a process of its own: the runs of these algorithms, with one thread and without plots."""
+    torch.set_num_threads(1)
+    report.build_report = lambda folders: None
     if deployment == "ddp":
         # One group for all runs: a strategy uses the one it finds.
-        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
-    for name in ALGORITHMS:
-        train(run_file(name, deployment, out / "data.jsonl"), output=out / f"{name}-{deployment}")
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_SECONDS))
+    with one_ray() if deployment == "ray" else nullcontext():
+        for name in names:
+            train(run_file(name, deployment, out / "data.jsonl"), output=out / f"{name}-{deployment}")
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+def one_ray() -> AbstractContextManager[Any]:
+    """Ray, as the transport starts it, for all runs inside."""
+    from rlhf_ray.cluster import connected
+    from rlhf_ray.config import RayConfig
+
+    return connected(RayConfig())

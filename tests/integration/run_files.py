@@ -1,11 +1,11 @@
 """What the tests of whole runs share: reading a run folder, without what differs between equal runs."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import yaml
+from running import run_rlhf
 
 from rlhf_core import train
 from rlhf_core.testing.runs import tiny_run
@@ -42,11 +42,9 @@ def write_run(folder, changes=None):
     return path
 
 
-def command(*arguments, cwd=None, timeout=120):
-    """The installed command, to its end."""
-    return subprocess.run(
-        [RLHF, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
-    )
+def command(*arguments, cwd=None):
+    """The command, to its end."""
+    return run_rlhf(*arguments, cwd=cwd)
 
 
 def tree(folder):

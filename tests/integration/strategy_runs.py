@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from running import PATIENCE_SECONDS
 
-from rlhf_core import train
+from rlhf_core import report, train
 from rlhf_core.hookspecs import Verdict
 
 REWARD = Path(__file__).with_name("digit_reward.py")
@@ -30,7 +30,7 @@ def run_file(strategy: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "engine": {"name": "hf", "max_new_tokens": 8},
         # 33 prompts on two ranks, and a token budget that gives the ranks different numbers of micro-batches.
         "train": {
-            "episodes": 3,
+            "episodes": 2,
             "prompts_per_episode": 33,
             "samples_per_prompt": 2,
             "train_batch_size": 22,
@@ -77,10 +77,13 @@ def train_and_resume(out: Path, name: str, run: dict[str, Any], rank: int) -> No
     train(run, output=copy, resume=str(copy / "checkpoints" / first.name))
 
 
-def main(out: Path, rank: int, names: list[str]) -> None:
+def make_runs(out: Path, rank: int, names: list[str]) -> None:
+    """In a process of its own: every run of these strategies, with one thread and without plots."""
+    torch.set_num_threads(1)
+    report.build_report = lambda folders: None
     if names != ["single"]:
         # One group for all runs: a strategy uses the one it finds.
-        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_SECONDS))
     warnings.filterwarnings("error", message="FSDP2-wrapped module")
     for name in names:
         train_and_resume(out, name, run_file({"name": name}), rank)
@@ -89,7 +92,3 @@ def main(out: Path, rank: int, names: list[str]) -> None:
     if "gemini" in names:
         continued = run_file({"name": "ddp"}, model={"path": str(out / "gemini" / "model")})
         train(continued, output=out / "gemini-then-ddp")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(","))

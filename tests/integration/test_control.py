@@ -1,12 +1,11 @@
 """Live control of whole runs."""
 
 import json
-import subprocess
 import threading
-import time
 
 import pytest
-from run_files import RLHF, command, lines, metrics, start, write_run
+from run_files import command, lines, metrics, start, write_run
+from running import ended, rlhf, wait_until
 
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.runfolder.control_box import ControlBox, parse_command
@@ -79,9 +78,7 @@ def test_a_paused_run_waits_and_goes_on_unchanged(tmp_path):
     box = ControlBox(tmp_path / "run" / "control")
 
     def resume_once_paused():
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "run" / "control").glob("*.answer.json")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: list((tmp_path / "run" / "control").glob("*.answer.json")), "the pause")
         box.send(parse_command(["resume"]))
 
     helper = threading.Thread(target=resume_once_paused)
@@ -95,14 +92,14 @@ def test_a_paused_run_waits_and_goes_on_unchanged(tmp_path):
 def test_the_command_steers_a_run_of_two_processes(tmp_path):
     changes = {**BASE, "train": {**TRAIN, "episodes": 4000}, "strategy": {"name": "ddp"}}
     folder = tmp_path / "run"
-    run = [RLHF, "train", str(write_run(tmp_path, changes)), "--output", str(folder), "--num-processes", "2"]
-    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not (folder / "metrics.jsonl").exists() or not (folder / "metrics.jsonl").stat().st_size:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "no update within 120 s"
-            time.sleep(0.05)
+    process = rlhf("train", write_run(tmp_path, changes), "--output", folder, "--num-processes", "2")
+
+    def updated():
+        process.assert_runs()
+        return (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size
+
+    with ended(process):
+        wait_until(updated, "an update")
         paused = command("control", folder, "pause")
         assert (paused.returncode, paused.stdout[:6]) == (0, "paused"), paused.stderr
         step = len(lines(folder / "metrics.jsonl"))
@@ -111,10 +108,7 @@ def test_the_command_steers_a_run_of_two_processes(tmp_path):
         assert len(lines(folder / "metrics.jsonl")) == step
         assert command("control", folder, "resume").stdout == "goes on\n"
         assert command("control", folder, "stop").returncode == 0
-        _, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-        process.communicate()
+        _, err = process.finish()
     assert process.returncode == 130, err
     assert lines(folder / "metrics.jsonl")[-1]["policy/lr"] == pytest.approx(1e-5)
     gone = command("control", folder, "pause")

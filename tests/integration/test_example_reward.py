@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "reward-plugin"
 TRAIN = """
@@ -40,7 +41,7 @@ def run(environment: dict[str, str], folder: Path, *arguments: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from running import PATIENCE_SECONDS
 
 from rlhf_cli.scaffold import TEMPLATES, Scaffold, new_plugin
 
@@ -61,7 +62,7 @@ class Environment:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=280,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
         assert done.returncode == code, f"{arguments} ended with {done.returncode}:\n{done.stdout}"
@@ -73,7 +74,7 @@ class Environment:
     def pip(self, *arguments: str) -> None:
         """This environment's pip, acting on that one."""
         command = [sys.executable, "-m", "pip", "--python", str(self.python), "-q", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def listed(self, distributions: Sequence[str]) -> set[tuple[str, str]]:

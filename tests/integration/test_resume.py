@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
+from contextlib import contextmanager
 
 import pytest
-from run_files import RLHF, metrics, samples, start, write_run
+from run_files import metrics, samples, start, write_run
+from running import ended, rlhf, wait_until
 
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
 
@@ -155,21 +156,19 @@ class InterruptIn:
 
 @pytest.mark.usefixtures("no_plots")
 class TestProcesses:
-    def begin(self, tmp_path, changes):
+    @contextmanager
+    def begun(self, tmp_path, changes):
         """`rlhf train` in a process of its own, with two checkpoints on disk."""
         folder = tmp_path / "run"
-        process = subprocess.Popen(
-            [RLHF, "train", str(write_run(tmp_path, changes)), "--output", str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        deadline = time.monotonic() + 90
-        while len(list(folder.glob("checkpoints/step-*/files.json"))) < 2:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "no checkpoint within 90 s"
-            time.sleep(0.02)
-        return process, folder
+        process = rlhf("train", write_run(tmp_path, changes), "--output", folder, plots=True)
+
+        def saved():
+            process.assert_runs()
+            return len(list(folder.glob("checkpoints/step-*/files.json"))) >= 2
+
+        with ended(process):
+            wait_until(saved, "two checkpoints", every_seconds=0.02)
+            yield process, folder
 
     def go_on(self, folder, episodes):
         changes = {**LONG, "train": {**TRAIN, "episodes": episodes}}
@@ -184,15 +183,15 @@ class TestProcesses:
         return newest // 2 + 2
 
     def test_a_run_that_is_killed_goes_on(self, tmp_path):
-        process, folder = self.begin(tmp_path, LONG)
-        process.kill()
-        process.communicate(timeout=30)
+        with self.begun(tmp_path, LONG) as (_, folder):
+            pass  # left running, it is killed
         self.go_on(folder, self.episodes_to_go(folder))
 
     def test_ctrl_c_writes_a_checkpoint_and_stops(self, tmp_path):
-        process, folder = self.begin(tmp_path, {**LONG, "checkpoint": {"every_episodes": 1, "keep": 3}})
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        changes = {**LONG, "checkpoint": {"every_episodes": 1, "keep": 3}}
+        with self.begun(tmp_path, changes) as (process, folder):
+            process.send_signal(signal.SIGINT)
+            out, err = process.finish()
         assert process.returncode == 130
         assert "Traceback" not in out + err
         assert "--resume auto" in err
@@ -206,26 +205,23 @@ class TestProcesses:
             "import time, pathlib\n"
             "def slow(rollouts):\n"
             f"    pathlib.Path({str(tmp_path / 'scoring')!r}).touch()\n"
-            "    time.sleep(60)\n"
+            "    time.sleep(600)\n"
             "    return [0.0] * len(rollouts)\n"
         )
         run = write_run(tmp_path, {"rewards": [{"name": f"{slow}:slow"}]})
-        process = subprocess.Popen(
-            [RLHF, "train", str(run), "--output", str(tmp_path / "run")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        deadline = time.monotonic() + 90
-        while not (tmp_path / "scoring").exists():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        process = rlhf("train", run, "--output", tmp_path / "run")
+
+        def scoring():
+            process.assert_runs()
+            return (tmp_path / "scoring").exists()
+
+        with ended(process):
+            wait_until(scoring, "the first reward", every_seconds=0.02)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            process.assert_runs()
+            process.send_signal(signal.SIGINT)
+            out, err = process.finish()
         assert process.returncode == 130, err
         assert "Traceback" not in out + err
         assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted"

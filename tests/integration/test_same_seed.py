@@ -38,8 +38,9 @@ CHANGES = {"train": {"episodes": 3, "epochs_per_episode": 2}, "eval": {"every_ep
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory):
-    return start({**CHANGES, "train": TRAIN}, tmp_path_factory.mktemp("runs") / "first")
+def first(tmp_path_factory, with_plots):
+    with with_plots():
+        return start({**CHANGES, "train": TRAIN}, tmp_path_factory.mktemp("runs") / "first")
 
 
 TRAIN = {

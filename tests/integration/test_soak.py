@@ -3,13 +3,12 @@
 import json
 import os
 import random
-import resource
-import signal
 import subprocess
 import time
 
 import pytest
-from run_files import RLHF, metrics, samples, start, write_run
+from run_files import metrics, samples, start, write_run
+from running import ended, heap_bytes, rlhf, run_all, wait_until
 
 TRAIN = {"episodes": 12, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
 BASE = {
@@ -24,18 +23,13 @@ PLACEMENTS = {
     "two-processes": {"strategy": {"name": "ddp"}},
     "ray": {"transport": {"name": "ray", "max_staleness": 0}},
 }
-DEADLINE_SECONDS = 300
 
 
 def begin(tmp_path, placement, changes, *flags):
-    """`rlhf train` in a process group of its own, so that all of it can be killed together (Ray's own end with it)."""
+    """`rlhf train` in a process of its own, that can be killed with all that it started (Ray's own end with it)."""
     run = write_run(tmp_path, {**PLACEMENTS[placement], **changes})
-    arguments = [RLHF, "train", str(run), "--output", str(tmp_path / "run"), "--quiet", *flags]
-    if placement == "two-processes":
-        arguments += ["--num-processes", "2"]
-    return subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    ranks = ["--num-processes", "2"] if placement == "two-processes" else []
+    return rlhf("train", run, "--output", tmp_path / "run", "--quiet", *flags, *ranks)
 
 
 def updates(folder):
@@ -45,17 +39,15 @@ def updates(folder):
 
 def kill_after(process, folder, num_updates, wait_seconds):
     """kill -9 of all processes, some time after an update; False where the run was over before."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while process.poll() is None and updates(folder) < num_updates:
-        assert time.monotonic() < deadline, f"no update {num_updates} within {DEADLINE_SECONDS} s"
-        time.sleep(0.005)
-    time.sleep(wait_seconds)
-    was_running = process.poll() is None
-    if was_running:
-        os.killpg(process.pid, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
-    assert was_running or process.returncode == 0, out + err
-    return was_running
+    with ended(process):
+        wait_until(
+            lambda: process.returncode is not None or updates(folder) >= num_updates,
+            f"update {num_updates}",
+            every_seconds=0.005,
+        )
+        time.sleep(wait_seconds)
+        assert process.returncode in (None, 0), process.output()
+        return process.returncode is None
 
 
 def resume_flags(folder):
@@ -95,9 +87,7 @@ def differences(found, expected):
 def same_as_never_killed(tmp_path, placement, changes, moments):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    straight = begin(tmp_path / "whole", placement, changes)
-    _, err = straight.communicate(timeout=DEADLINE_SECONDS)
-    assert straight.returncode == 0, err
+    run_all(begin(tmp_path / "whole", placement, changes))
     folder = killed_and_resumed(tmp_path / "killed", placement, changes, moments)
     assert differences(comparable(folder), comparable(tmp_path / "whole" / "run")) == []
     assert samples(folder) == samples(tmp_path / "whole" / "run")
@@ -111,7 +101,10 @@ def moments(seed, count, num_updates):
     return sorted((chosen.randint(1, num_updates - 2), chosen.random() * 0.3) for _ in range(count))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+# In `make test` two processes are killed in test_strategies_agree.py, and a detached run in rlhf-ray's test_driver.py.
+@pytest.mark.parametrize(
+    "placement", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two-processes", "ray"))]
+)
 def test_a_run_killed_once_ends_as_if_it_had_not_been(tmp_path, placement):
     same_as_never_killed(tmp_path, placement, {**BASE, "train": {**TRAIN, "episodes": 6}}, [(5, 0.02)])
 
@@ -145,9 +138,7 @@ class Watch:
         self.began = time.process_time()
 
     def rlhf_episode_end(self):
-        with open("/proc/self/statm", encoding="ascii") as file:
-            resident = int(file.read().split()[1]) * resource.getpagesize()
-        self.rows.append((resident, len(os.listdir("/proc/self/fd")), time.process_time() - self.began))
+        self.rows.append((heap_bytes(), len(os.listdir("/proc/self/fd")), time.process_time() - self.began))
 
 
 def median(values):

@@ -5,54 +5,29 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-from run_files import RLHF, samples
+from run_files import samples
+from running import Forked, ended, ranks, rlhf, run_all, wait_until
 from safetensors.torch import load_file
-from strategy_runs import REWARD, ROLLED_BACK, run_file
+from strategy_runs import REWARD, ROLLED_BACK, make_runs, run_file
 
 from rlhf_core import train
 
-SCRIPT = Path(__file__).with_name("strategy_runs.py")
 PROCESSES = ["ddp", "low-level-zero", "fsdp", "gemini"]
 EXACT = ["ddp", "low-level-zero", "fsdp"]
-DEADLINE_SECONDS = 280
-
-
-def _start(out: Path, names: list[str], num_processes: int) -> None:
-    """Run the script as `num_processes` ranks, as a launcher would."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in range(num_processes):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
-        env["LOCAL_WORLD_SIZE"] = str(num_processes)
-        command = [sys.executable, str(SCRIPT), str(out), str(rank), ",".join(names)]
-        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    try:
-        printed = [process.communicate(timeout=DEADLINE_SECONDS)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    codes = [process.returncode for process in started]
-    assert codes == [0] * num_processes, "\n".join(text[-3000:] for text in printed)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
-    _start(out, ["single"], 1)
-    _start(out, PROCESSES, 2)
+    run_all(
+        Forked(make_runs, out, 0, ["single"]),
+        *(Forked(make_runs, out, rank, PROCESSES, env=place) for rank, place in enumerate(ranks(2))),
+    )
     return out
 
 
@@ -73,7 +48,7 @@ def _assert_same(run: Path, other: Path) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_losses_agree_with_single(runs: Path, name: str) -> None:
     ours, single = _lines(runs / name), _lines(runs / "single")
-    assert len(ours) == len(single) == 9
+    assert len(ours) == len(single) == 6
     for mine, theirs in zip(ours, single, strict=True):
         for key in ("loss/policy", "loss/value", "reward/mean", "kl/mean", "policy/entropy", "policy/grad_norm"):
             assert mine[key] == pytest.approx(theirs[key], abs=1e-5, rel=1e-4), (mine["step"], key)
@@ -84,7 +59,7 @@ def test_samples_are_those_of_single(runs: Path) -> None:
         return [(sample["sample_id"], sample["completion"]) for sample in samples(runs / name)]
 
     expected = answers("single")
-    assert [sample for sample, _ in expected] == list(range(198))
+    assert [sample for sample, _ in expected] == list(range(132))
     for name in EXACT:
         assert answers(name) == expected
 
@@ -122,7 +97,7 @@ def test_a_rollback_on_all_ranks_repeats_the_episode(runs: Path, name: str) -> N
     _assert_same(rolled, runs / name)
 
 
-# A reward that keeps every process in the third episode until a file is there, so that they can be killed in it.
+# A reward that keeps every process in the second episode until a file is there, so that they can be killed in it.
 HOLD = """
 
 import pathlib, time
@@ -132,26 +107,16 @@ _here = pathlib.Path(__file__).parent
 
 
 def sorted_fraction(rollouts):
-    while rollouts[0].policy_version == 2 and not (_here / "go").exists():
+    while rollouts[0].policy_version == 1 and not (_here / "go").exists():
         (_here / "held").touch()
         time.sleep(0.05)
     return _fraction(rollouts)
 """
 
 
-def _command(folder: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [RLHF, "train", str(folder / "run.yaml"), "--output", str(folder / "run"), "--num-processes", "2", *flags]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
-
-
-def _kill_all(process: subprocess.Popen[str]) -> None:
-    """kill -9 of the command and of every process it started."""
-    ranks = psutil.Process(process.pid).children(recursive=True)
-    for each in [process, *ranks]:
-        each.kill()
-    process.communicate(timeout=30)
-    _, alive = psutil.wait_procs(ranks, timeout=30)
-    assert not alive
+def _command(folder: Path, *flags: str) -> Forked:
+    arguments = ["train", folder / "run.yaml", "--output", folder / "run", "--num-processes", "2", *flags]
+    return rlhf(*arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize(
@@ -163,17 +128,13 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(runs: Path, tmp_path: Path, 
     run = {**run_file({"name": name}), "rewards": [{"name": f"{reward}:sorted_fraction"}]}
     (tmp_path / "run.yaml").write_text(json.dumps(run))  # JSON is YAML
     process = _command(tmp_path)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not (tmp_path / "held").exists():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, f"not in the third episode after {DEADLINE_SECONDS} s"
-        time.sleep(0.1)
-    _kill_all(process)
-    assert len(_lines(tmp_path / "run")) == 6
+    with ended(process):
+        wait_until(lambda: process.returncode is not None or (tmp_path / "held").exists(), "the second episode")
+        process.assert_runs()
+    assert not process.processes()
+    assert len(_lines(tmp_path / "run")) == 3
     (tmp_path / "go").touch()
-    again = _command(tmp_path, "--resume", "auto")
-    _, errors = again.communicate(timeout=DEADLINE_SECONDS)
-    assert again.returncode == 0, errors
+    run_all(_command(tmp_path, "--resume", "auto"))
     _assert_same(tmp_path / "run", runs / name)
     assert samples(tmp_path / "run") == samples(runs / name)
 

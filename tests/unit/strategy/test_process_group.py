@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -11,6 +10,7 @@ import textwrap
 import pytest
 import torch
 import torch.distributed as dist
+from running import PATIENCE_SECONDS, free_port
 
 from rlhf_core.distributed.launch_env import LaunchEnv
 from rlhf_core.distributed.process_group import ProcessGroup
@@ -22,7 +22,7 @@ CHILD = """
     from rlhf_core.errors import RlhfError
     from rlhf_core.distributed.process_group import ProcessGroup
 
-    group = ProcessGroup(torch.device("cpu"), timeout_seconds=20)
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=300)
     group.join()
     total = float(group.all_reduce(torch.tensor(group.rank + 1.0)))
     both = group.all_gather_objects({"rank": group.rank, "sum": total})
@@ -53,12 +53,6 @@ ENDS = """
 """
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def test_two_meet_and_a_dead_one_is_named():
     port = free_port()
     places = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
@@ -71,7 +65,11 @@ def test_two_meet_and_a_dead_one_is_named():
         )
         for place in places
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    try:
+        outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     met = "[{'rank': 0, 'sum': 3.0}, {'rank': 1, 'sum': 3.0}]"
     assert [output.splitlines()[0] for output in outputs] == [met, met]
     assert processes[1].returncode == 9
@@ -82,7 +80,11 @@ def test_two_meet_and_a_dead_one_is_named():
 
 def test_a_process_that_has_left_may_end_at_once():
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(ENDS)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", textwrap.dedent(ENDS)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 PLUGINS = """
 import random
@@ -127,7 +128,7 @@ def run_pytest(folder: Path, *paths: str, select: str = "test") -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     return done.stdout

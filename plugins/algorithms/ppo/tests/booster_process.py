@@ -36,7 +36,11 @@ def unwrapped(trainer: PPOTrainer) -> torch.nn.Module:
 def main(rank: int, world_size: int, store: str, output: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+        "gloo",
+        store=dist.FileStore(store, world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=600),
     )
     tokenizer = build_character_tokenizer("0123456789>,")
     actor = build_llama(tokenizer, hidden_size=32, num_layers=1, num_heads=2, seed=0)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from running import PATIENCE_SECONDS
 from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).with_name("booster_process.py")
-DEADLINE_SECONDS = 240
 
 
 def start(rank: int, world_size: int, folder: Path) -> subprocess.Popen[str]:
@@ -34,7 +34,7 @@ def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
     running = [start(0, 1, folders[0]), start(0, 2, folders[1]), start(1, 2, folders[1])]
     try:
         for process in running:
-            _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+            _, errors = process.communicate(timeout=PATIENCE_SECONDS)
             assert process.returncode == 0, errors[-3000:]
     finally:
         for process in running:

@@ -10,6 +10,7 @@ import pytest
 import ray
 import ray.cloudpickle
 import torch
+from running import PATIENCE_SECONDS
 
 from rlhf_ppo import Critic, DetachedPPOTrainer
 from rlhf_ray import ExperienceMakerHolder
@@ -17,7 +18,7 @@ from rlhf_ray.detached_actors import collect, wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
-WAIT = 180.0
+WAIT = PATIENCE_SECONDS
 ONE = 5
 """Token of the character 1."""
 BEST = 5.0

@@ -87,11 +87,10 @@ def test_a_failing_reward_reaches_the_client_by_name(serve):
         ask(served.url, [make_rollout(0)])
 
 
-def test_a_run_is_scored_by_a_served_reward(serve, tmp_path, monkeypatch):
+def test_a_run_is_scored_by_a_served_reward(serve, tmp_path):
     from rlhf_core import train
     from rlhf_core.testing.runs import tiny_run
 
-    monkeypatch.setattr("rlhf_core.report.build_report", lambda folders: None)
     served = serve("length", "--port", "0", "--option", "target_tokens=4", "--option", "shape=at-least")
     here = {"name": "length", "target_tokens": 4, "shape": "at-least"}
     there = {"name": "http", "url": served.url, "samples_per_request": 3, "weight": 0}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from running import wait_until
 
 from rlhf_core import train
 from rlhf_core.errors import RewardError, RlhfError
@@ -18,7 +18,6 @@ from rlhf_core.errors import RewardError, RlhfError
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 RunFile = Callable[..., dict[str, Any]]
-DEADLINE_SECONDS = 120.0
 
 
 def actors(kind: str) -> list[psutil.Process]:
@@ -33,13 +32,7 @@ def actors(kind: str) -> list[psutil.Process]:
     return found
 
 
-def wait_until(done: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not done():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_SECONDS:g} s for {what}"
-        time.sleep(0.1)
-
-
+@pytest.mark.slow  # one that raises ends it the same way, in test_runs.py
 def test_a_reward_that_hangs_ends_the_run(tmp_path: Path, run_file: RunFile) -> None:
     reward = tmp_path / "slow.py"
     reward.write_text("import time\n\ndef hangs(rollouts):\n    time.sleep(3600)\n")
@@ -73,7 +66,7 @@ class KillCoordinator:
 def test_a_coordinator_that_is_killed_ends_the_run_and_a_resume_goes_on(
     turn: int, tmp_path: Path, run_file: RunFile, check_samples: Callable[[Path], None]
 ) -> None:
-    run = run_file({"episodes": 4}, num_makers=2, max_staleness=turn % 3)
+    run = run_file({"episodes": 4}, num_makers=1 + turn % 2, max_staleness=turn % 3)
     with pytest.raises(RlhfError, match="coordinator: its process is gone"):
         train(run, output=tmp_path / "ray", hooks=[KillCoordinator(1)])
     wait_until(lambda: not actors("Trainer") and not actors("ExperienceMakerHolder"), "the end of the actors")

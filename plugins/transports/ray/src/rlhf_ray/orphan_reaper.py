@@ -22,7 +22,7 @@ from pathlib import Path
 _LOOK_SECONDS = 2.0
 _GRACE_SECONDS = 2.0
 """For the processes to end by themselves."""
-_END_SECONDS = 10.0
+_END_SECONDS = 60.0
 
 Process = tuple[int, str]
 """Process id and start time: an id alone may be somebody else's by now."""
