@@ -172,4 +172,4 @@ print(taken() - before)
     done = subprocess.run(
         [sys.executable, "-c", measure], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
-    assert float(done.stdout) < 200
+    assert float(done.stdout) < 20  # of 222 without the bound
