@@ -18,7 +18,7 @@ from .components import AlgorithmContext, EngineContext, PromptsContext, RewardC
 from .config import OptimizerConfig, TrainConfig
 from .config_resolve import Configured, ResolvedRun
 from .evaluate import PolicyEvaluator, Ranks
-from .models import adapter_off, is_lora, load_policy
+from .models import adapter_off, disable_dropout, is_lora, load_policy
 from .plugins import resolve_build
 from .prompts import PromptStream
 from .protocols import RolloutEngine
@@ -173,6 +173,9 @@ def build_trained_models(
         models: dict[str, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)
+        if isinstance(algorithm, RolloutAlgorithm):  # the adapters' too: a ratio compares one function with itself
+            for model in models.values():
+                disable_dropout(model)
     trained = {role: _prepare(role, model, run.optimizer, run.train, strategy) for role, model in models.items()}
     return TrainerModels(tokenizer, trained)
 
