@@ -16,7 +16,7 @@ from .algorithm import Algorithm, RolloutAlgorithm
 from .config.resolve import Configured, ResolvedRun
 from .config.sections import OptimizerConfig, TrainConfig
 from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
-from .models.loading import adapter_off, is_lora, load_policy
+from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
 from .plugins.discovery import resolve_build
@@ -173,6 +173,9 @@ def build_trained_models(
         models: dict[str, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)
+        if isinstance(algorithm, RolloutAlgorithm):  # the adapters' too: a ratio compares one function with itself
+            for model in models.values():
+                disable_dropout(model)
     trained = {role: _prepare(role, model, run.optimizer, run.train, strategy) for role, model in models.items()}
     return TrainerModels(tokenizer, trained)
 

@@ -21,7 +21,13 @@ class LoraConfig(Section):
 
     r: Count = Field(16, description="Rank of the adapter matrices.")
     alpha: float = Field(32.0, gt=0, description="Scale of the adapter: its output is multiplied by alpha / r.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input while training.")
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Dropout on the adapter's input while a dataset is learnt; off where answers are sampled, since "
+        "the ratio must compare one function with itself.",
+    )
     target_modules: list[str] | None = Field(
         None, min_length=1, description="Names of the layers that get an adapter; null takes all linear layers."
     )

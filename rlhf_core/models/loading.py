@@ -6,7 +6,7 @@ import copy
 import functools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -78,7 +78,7 @@ def load_policy(
     tokenizer: PreTrainedTokenizerBase | None = None,
     kind: ModelKind = "causal-lm",
 ) -> PreTrainedModel:
-    """The causal LM of `model.path`, on the CPU, with dropout off and, if asked for, a fresh LoRA adapter.
+    """The causal LM of `model.path`, on the CPU, with its dropout off and, if asked for, a fresh LoRA adapter.
 
     A path that already is an adapter is merged into its base first, so that "adapter off" is the start policy.
     `kind` sequence-classification (which needs the tokenizer) makes a score model of it.
@@ -188,15 +188,29 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Log-probs of rollout and update must come from the same function."""
+    """Log-probs of rollout and update must come from the same function: nothing in `model` is random while training.
+
+    Of adapters too. Training mode itself stays, which gradient checkpointing asks for.
+    """
     from torch import nn
 
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
+        if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        for name, value in list(vars(module).items()):  # rates that a forward hands to a function
-            if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-                setattr(module, name, 0.0)
+        # Rates that a forward hands to a function, or skips layers and blurs routers by.
+        _zero_rates(module, lambda name: _is_dropout(name) or name in ("layerdrop", "jitter_noise", "moe_jitter_eps"))
+        if hasattr(config := getattr(module, "config", None), "model_type"):
+            _zero_rates(config, _is_dropout)  # some models read them there in each forward
+
+
+def _is_dropout(name: str) -> bool:
+    return "dropout" in name or name.endswith("pdrop")
+
+
+def _zero_rates(owner: object, is_rate: Callable[[str], bool]) -> None:
+    for name, value in list(vars(owner).items()):
+        if isinstance(value, float) and is_rate(name):
+            setattr(owner, name, 0.0)
 
 
 def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokenizer: Any, path: Path) -> None:

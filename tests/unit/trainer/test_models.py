@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import UserInputError
@@ -177,6 +177,9 @@ def test_every_dropout_is_off():
             self.layer_dropout = 0.3
             self.resid_pdrop = 0.4
             self.scaling = 0.5
+            self.layerdrop = 0.6
+            self.jitter_noise = 0.7
+            self.config = FalconConfig(hidden_dropout=0.8)
             self.drop = nn.Dropout(0.6)
 
     module = nn.Sequential(Attention(), nn.Dropout(0.7))
@@ -184,6 +187,25 @@ def test_every_dropout_is_off():
     first = module[0]
     assert (first.attention_dropout, first.dropout, first.layer_dropout, first.resid_pdrop) == (0, 0, 0, 0)
     assert (first.scaling, first.drop.p, module[1].p) == (0.5, 0, 0)
+    assert (first.layerdrop, first.jitter_noise, first.config.hidden_dropout) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rates"),
+    [
+        ("falcon", {"hidden_dropout": 0.5, "num_attention_heads": 4}),  # reads its config in each forward
+        ("opt", {"layerdrop": 0.5, "ffn_dim": 32, "word_embed_proj_dim": 16, "num_attention_heads": 4}),
+        ("mixtral", {"router_jitter_noise": 0.5, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    ],
+)
+def test_nothing_is_random_while_training(kind, rates):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=20, hidden_size=16, num_hidden_layers=4, **rates)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    still = logits(model)
+    disable_dropout(model)
+    with torch.no_grad():
+        assert torch.equal(model.train()(input_ids=IDS).logits, still)
 
 
 def test_a_gpt2_gives_the_same_logits_while_training(tmp_path):
