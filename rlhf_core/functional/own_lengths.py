@@ -60,7 +60,7 @@ def _asked_by_length(rotary: nn.Module, ranges: list[tuple[int, Tensor]]) -> Ite
         plain(x, position_ids.new_zeros(1, 1), *args, **options)
         return mixed
 
-    rotary.forward = forward  # type: ignore[method-assign]
+    rotary.forward = forward
     try:
         yield
     finally:
