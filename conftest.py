@@ -32,9 +32,12 @@ def nothing_is_left_running() -> Iterator[None]:
     # Ray kills actors where the whole machine is short of memory, whoever took it.
     os.environ.update(RAY_memory_monitor_refresh_ms="0")
 
+    def serves_this_process(line: str) -> bool:
+        """Until its end: what Python itself starts, and the watch over Python's lock."""
+        return "from multiprocessing." in line or ("lock_watch.py" in line and f" {os.getpid()} " in line)
+
     def left() -> list[psutil.Process]:
-        # Not what Python itself starts for this process, to serve it until its end.
-        return [process for process in marked(own) if "from multiprocessing." not in command_line(process)]
+        return [process for process in marked(own) if not serves_this_process(command_line(process))]
 
     yield
     grace = time.monotonic() + 60.0  # a Ray that was shut down ends its last processes by itself

@@ -15,6 +15,7 @@ from .loading import is_lora as is_lora
 from .loading import load_policy as load_policy
 from .loading import load_tokenizer as load_tokenizer
 from .loading import merged_weights as merged_weights
+from .loading import write_model_config as write_model_config
 from .loading import write_transformers_folder as write_transformers_folder
 from .own_lengths import own_lengths as own_lengths
 from .packing import Packing as Packing

@@ -250,6 +250,11 @@ def write_transformers_folder(model: Any, weights: dict[str, torch.Tensor], path
     widened = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     with _no_bars():
         model.save_pretrained(path, state_dict=widened)
+    write_model_config(model, dtype, path)
+
+
+def write_model_config(model: Any, dtype: torch.dtype, path: Path) -> None:
+    """Write the `config.json` of the transformers `model` beside weights of type `dtype`, which it names."""
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.save_pretrained(path)

@@ -5,6 +5,7 @@ The folder is laid out as transformers lays out a model: `model.safetensors`, or
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..errors import CheckpointError
 from .tensor_trees import write_tensors
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 DEFAULT_SHARD_BYTES = 2 * 1024**3
@@ -118,6 +120,14 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The widest type among the floating-point tensors of a folder that `save_weights` wrote."""
+    import torch
+
+    floats = {tensor.dtype for _, tensor in read_weights(folder) if tensor.is_floating_point()}
+    return functools.reduce(torch.promote_types, floats)
 
 
 def load_weights(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None] | None = None) -> None:

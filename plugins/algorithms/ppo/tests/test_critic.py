@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,13 @@ def test_with_lora_it_is_saved_merged(
     expected = critic.eval()(ids, mask).detach()
     torch.testing.assert_close(loaded(ids, mask).detach(), expected, rtol=0, atol=1e-5)
     assert not torch.allclose(without, expected, atol=1e-3)
+
+
+def test_the_file_of_a_critic_whose_module_rounds_has_all_digits(actor: Any, tmp_path: Path) -> None:
+    """Under Gemini the module is bfloat16 and the gathered weights float32: the folder's config names the latter."""
+    critic = wakened(actor)
+    exact = {name: tensor.detach().clone() for name, tensor in critic.state_dict().items()}
+    critic.to(torch.bfloat16).save_pretrained(tmp_path, exact)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
+    loaded = Critic.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in exact.items())

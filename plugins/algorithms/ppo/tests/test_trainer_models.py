@@ -77,6 +77,16 @@ def test_a_lora_policy_of_a_checkpoint_loads_with_transformers(
     assert AutoTokenizer.from_pretrained(newest)("12>")["input_ids"] == [5, 6, 14]
 
 
+def test_the_config_of_a_saved_policy_names_the_type_of_its_file(
+    make_trainer: Callable[..., PPOTrainer], make_actor: Callable[..., Any], prompt_loader: Any, folder: str
+) -> None:
+    actor = make_actor()
+    actor.config.dtype = torch.bfloat16  # as under Gemini: the module computes in 16 bits, the file has 32
+    make_trainer(actor=actor, save_interval=1, save_dir=folder).fit(1, 1, 1, prompt_loader)
+    config = json.loads((Path(folder) / "step-1" / "policy" / "config.json").read_text())
+    assert config["dtype"] == "float32"
+
+
 def test_bf16(make_trainer: Callable[..., PPOTrainer], prompt_loader: Any, folder: str) -> None:
     trainer = make_trainer(precision="bf16")
     trainer.fit(1, 1, 2, prompt_loader, log_dir=folder)

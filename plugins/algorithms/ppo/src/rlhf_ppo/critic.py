@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from rlhf_core.models import Packing, is_lora, merged_weights, takes_packed_rows
+from rlhf_core.models import Packing, is_lora, merged_weights, takes_packed_rows, write_transformers_folder
 
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before the names of a model that it wraps."""
@@ -69,7 +69,7 @@ class Critic(nn.Module):
         trunk = {
             n.removeprefix("trunk.").removeprefix(PEFT_PREFIX): t for n, t in state.items() if n.startswith("trunk.")
         }
-        inner.save_pretrained(path, state_dict=trunk)
+        write_transformers_folder(inner, trunk, Path(path))
         head = {n.removeprefix("value_head."): t for n, t in state.items() if n.startswith("value_head.")}
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, Path(path) / _HEAD_FILE)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.models import is_lora
+from rlhf_core.models import is_lora, write_model_config
 from rlhf_core.runfolder import (
     CheckpointStore,
     RunState,
@@ -16,6 +16,7 @@ from rlhf_core.runfolder import (
     load_run_state,
     save_run_state,
 )
+from rlhf_core.util import stored_dtype
 
 from .detached_saving import save_actor
 from .trainer_parts import TrainerContext
@@ -73,7 +74,7 @@ class TrainerCheckpoints:
         """Config and tokenizer beside the policy's weights: transformers can load the folder as it is."""
         policy: Any = self._strategy.unwrap(self._policy)
         if not self._is_lora:
-            policy.config.save_pretrained(folder)
+            write_model_config(policy, stored_dtype(folder), folder)
         self._tokenizer.save_pretrained(folder)
 
 
