@@ -1,0 +1,47 @@
+"""ARCHITECTURE.md names what is there: every file, and the definition beside it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+NAMED = re.compile(r"`([\w/]+\.py)`(?: `([\w.]+)`)?")
+
+
+def definitions(path: Path) -> set[str]:
+    """Names of a file's classes and functions; those of a class as `Class.name`, and alone."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        for inner in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(inner, ast.FunctionDef):
+                found |= {f"{node.name}.{inner.name}", inner.name}
+    return found
+
+
+def test_files_and_definitions_on_the_map_exist(root: Path) -> None:
+    places = [root, root / "rlhf_core", root / "plugins" / "transports" / "ray" / "src"]
+    named = NAMED.findall((root / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    for file, name in named:
+        if file in {"plugin.py", "config.py"}:  # of any plugin
+            continue
+        path = next((place / file for place in places if (place / file).is_file()), None)
+        assert path is not None, f"{file} is no file"
+        if name:
+            assert name in definitions(path), f"{file} has no {name}"
+
+
+def test_every_room_is_on_the_map(root: Path) -> None:
+    page = (root / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rooms = [path.parent.name for path in (root / "rlhf_core").glob("*/__init__.py")]
+    missing = [room for room in rooms if not re.search(rf"^  (?:.* )?{room}/ ", page, re.MULTILINE)]
+    assert not missing, f"ARCHITECTURE.md says nothing of {missing}"
+
+
+@pytest.mark.parametrize("limit", [12])
+def test_few_modules_lie_beside_the_rooms(root: Path, limit: int) -> None:
+    modules = sorted(path.name for path in (root / "rlhf_core").glob("*.py"))
+    assert len(modules) <= limit, f"which room do they belong to? {modules}"
