@@ -23,4 +23,4 @@ from .packing import takes_packed_rows as takes_packed_rows
 from .reference_pass import ReferencePass as ReferencePass
 from .shared_pass import RowLengths as RowLengths
 from .shared_pass import carries_state as carries_state
-from .shared_pass import feels_padding_in_front as feels_padding_in_front
+from .shared_pass import feels_padding as feels_padding

@@ -7,7 +7,7 @@ for that:
   token looks. So run all passes over finished rows: scoring, update, critic, reference, reward models.
 - Transformers that `packs` names do without padding: all tokens lie in one row (`functional/packing.py`).
 - Padding in front is neutral only to models that mask it and are told each token's position. Decoding batches of
-  prompts needs it, where there are no slots; `feels_padding_in_front` says to which models it must not be done.
+  prompts needs it, where there are no slots; `feels_padding` says to which models it must not be done.
 - Rotary embeddings that are computed for the longest row of a pass (`RowLengths`) are computed for each row by
   itself (`functional/own_lengths.py`), and a row that reaches a new range of lengths is begun anew by the engine.
 """
@@ -29,9 +29,9 @@ PACKABLE = frozenset(
 )  # fmt: skip
 """Model types that hand what their forward is given on to the attention function, and know places by position ids."""
 
-FEELS_PADDING = frozenset({"deepseek_v4", "recurrent_gemma", "roformer", "rwkv"})
-"""Model types that padding in front changes although their forward takes a mask: by a recurrent state, by a position
-that is the column, or by compressing columns together. More are known by their forward or their cache."""
+FEELS_PADDING = frozenset({"deepseek_v4", "gpt_neo", "recurrent_gemma", "roformer", "rwkv"})
+"""Model types that empty columns change although their forward takes a mask: by a recurrent state, by a position or a
+window counted in columns, or by compressing columns together. More are known by their forward or their cache."""
 
 
 def packs(config: Any) -> bool:
@@ -44,15 +44,15 @@ def packs(config: Any) -> bool:
     )
 
 
-def feels_padding_in_front(config: Any, forward_parameters: Iterable[str]) -> str | None:
-    """Why padding before a row changes the row, and so only rows of one length may decode together; None if it is
-    neutral.
+def feels_padding(config: Any, forward_parameters: Iterable[str]) -> str | None:
+    """Why padding before a row, or between it and its next token, changes the row; None if it is neutral.
 
+    Only rows of one length may decode together where it does.
     forward_parameters: the names that the model's forward takes.
     """
     kind = getattr(config, "model_type", None)
     if kind in FEELS_PADDING:
-        return f"{kind} feels padding in front of a row"
+        return f"{kind} feels empty columns"
     if not {"position_ids", "attention_mask"} <= set(forward_parameters):
         return "its forward takes no position_ids and attention_mask"
     from transformers.cache_utils import DynamicLayer
@@ -63,11 +63,13 @@ def feels_padding_in_front(config: Any, forward_parameters: Iterable[str]) -> st
 
 
 def carries_state(config: Any) -> bool:
-    """Whether a layer hands a recurrent state from token to token, which no attention mask stops between samples."""
+    """Whether a layer hands something from token to token that no attention mask stops between samples of a row."""
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
     layers = _cache_layers(config)
-    return config.model_type in FEELS_PADDING or any(isinstance(e, LinearAttentionCacheLayerMixin) for e in layers)
+    return getattr(config, "model_type", None) in FEELS_PADDING or any(
+        isinstance(e, LinearAttentionCacheLayerMixin) for e in layers
+    )
 
 
 def _cache_layers(config: Any) -> list[Any]:

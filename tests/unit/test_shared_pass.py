@@ -45,6 +45,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SIZES),
     "gpt2": ("gpt2", {**COMMON, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
     "mistral": ("mistral", {**SIZES, "sliding_window": 6}),
+    "gpt_neo": (
+        "gpt_neo",
+        {**COMMON, "hidden_size": 32, "num_heads": 4, "window_size": 8, "attention_types": [[["global", "local"], 1]]}
+        | {"num_layers": 2, "max_position_embeddings": 64},
+    ),
     "mamba": ("mamba", {**COMMON, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
     "rwkv": ("rwkv", {**COMMON, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 64}),
     "recurrent_gemma": (

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_core.models import feels_padding_in_front
+from rlhf_core.models import feels_padding
 
 from .forward import ModelForward
 from .lockstep import LockstepModel, Way
@@ -68,13 +68,13 @@ def _no_slots(forward: ModelForward) -> str | None:
     layers = DynamicCache(config=forward.config).layers
     if any(type(layer) is not DynamicLayer for layer in layers):
         return "it has a sliding window, a recurrent state or another cache than plain keys and values"
-    return _length_dependent(forward)
+    return feels_padding(forward.config, forward.parameters) or _length_dependent(forward)
 
 
 def _no_padding(forward: ModelForward) -> str | None:
     if forward.cache_name != "past_key_values":
         return "its forward takes no past_key_values"
-    return feels_padding_in_front(forward.config, forward.parameters) or _length_dependent(forward)
+    return feels_padding(forward.config, forward.parameters) or _length_dependent(forward)
 
 
 def _length_dependent(forward: ModelForward) -> str | None:
