@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -46,8 +48,28 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point. Exit codes: 0 done, 1 failed, 2 the input was wrong, 130 interrupted."""
-    sys.exit(run(argv))
+    """Entry point. Exit codes: 0 done, 1 failed, 2 the input was wrong, 130 interrupted, however often."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    atexit.register(_ignore_signals)
+    try:
+        code = run(argv)
+        _exit_at_signals(code)
+    except KeyboardInterrupt:  # another one, while the first was answered
+        code = EXIT_INTERRUPTED
+        _exit_at_signals(code)
+    sys.exit(code)
+
+
+def _ignore_signals() -> None:
+    """The last thing before Python takes its handlers away, after which a signal would change the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _exit_at_signals(code: int) -> None:
+    """What still runs when the process ends (threads, exit handlers) ends at a signal, with the code that is due."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os._exit(code))
 
 
 def run(argv: Sequence[str] | None = None) -> int:
