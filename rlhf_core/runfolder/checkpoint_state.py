@@ -37,6 +37,8 @@ class RunState:
     """Options of the algorithm that a person has changed while the run went on."""
     rollbacks: int = 0
     """Times the run was rolled back."""
+    num_samples: int | None = None
+    """Lines of `samples.jsonl`; None in a checkpoint of an earlier version, which did not count them."""
     best_step: int | None = None
     best_value: float | None = None
     """The best checkpoint so far and its metric, where `checkpoint.best` names one."""

@@ -113,6 +113,10 @@ class CheckpointStore:
             raise write_error(self._folder / _LAST, error) from error
         for newer in [s for s in self.steps() if s > step]:
             shutil.rmtree(self._folder / f"step-{newer}", ignore_errors=True)
+        self.discard_partial()
+
+    def discard_partial(self) -> None:
+        """Remove what a run that was killed had half written."""
         for partial in self._folder.glob(".partial-step-*"):
             shutil.rmtree(partial, ignore_errors=True)
 

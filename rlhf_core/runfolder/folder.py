@@ -1,16 +1,18 @@
 """The run folder: where a run keeps everything, and who may write into it.
 
 A folder belongs to one process at a time (a file lock, freed by the system when the process ends, however it
-ends). JSON files are replaced whole; a reader never sees half of one.
+ends), from before anything is written until all is. JSON files are replaced whole; a reader never sees half of one.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -22,18 +24,21 @@ from ..util.jsonl import write_bytes, write_json
 from ..util.printable import PrintableFormatter
 from ..util.yaml12 import dump_yaml, parse_yaml
 
-RunStatus = Literal["done", "failed", "interrupted", "rolled-back-and-failed"]
+RunStatus = Literal["running", "done", "failed", "interrupted", "rolled-back-and-failed"]
 
 DEFAULT_RUNS = Path("runs")
+_LOCK_ATTEMPTS = 10
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class RunFolder:
     """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
 
-    def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
+    def __init__(self, path: Path, lock: IO[str] | None = None, made: Sequence[Path] = ()) -> None:
         self.path = path
-        self._lock = lock
+        self._lock_file = lock
+        self.made = tuple(made)
+        """What was made to take the folder, innermost first: `.lock`, the folder, folders above it."""
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -54,12 +59,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of an earlier run, locked, to go on with it.
+        """The folder of a run that has begun, locked, to go on with it.
 
         Raises:
-            UserInputError: it holds no run, or another process uses it.
+            UserInputError: no run has begun in it, or another process uses it.
         """
-        if not cls(path).holds_run:
+        if not cls(path).has_begun:
             raise UserInputError(
                 "this folder holds no run", where=str(path), hint="give the folder that --output named"
             )
@@ -77,6 +82,19 @@ class RunFolder:
 
     @classmethod
     def _locked(cls, path: Path, *, make: bool) -> RunFolder:
+        for _ in range(_LOCK_ATTEMPTS):
+            missing = [each for each in (path / ".lock", path, *path.parents) if not each.exists()]
+            lock = cls._take_lock(path, make=make)
+            if _is_at(path / ".lock", lock):
+                lock.truncate(0)
+                lock.write(str(os.getpid()))
+                lock.flush()
+                return cls(path, lock, missing)
+            lock.close()  # whoever had it was refused meanwhile and removed what it had made
+        raise UserInputError("its .lock is removed again and again", where=str(path), hint="choose another --output")
+
+    @staticmethod
+    def _take_lock(path: Path, *, make: bool) -> IO[str]:
         try:
             if make:
                 path.mkdir(parents=True, exist_ok=True)
@@ -96,27 +114,33 @@ class RunFolder:
                 where=str(path),
                 hint="wait for it, stop it, or choose another --output",
             ) from error
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        return cls(path, lock)
+        return lock
 
     @property
     def holds_run(self) -> bool:
         return any(file.exists() for file in (self.config, self.manifest, self.metrics, self.checkpoints))
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a run was started here, even if it ended before it wrote anything."""
+        return self.holds_run or self.lock.exists()
+
+    @property
     def is_in_use(self) -> bool:
         """Whether a process runs in this folder now."""
-        lock = self.path / ".lock"
-        if not lock.exists():
+        if not self.lock.exists():
             return False
-        with lock.open("rb") as file:
+        with self.lock.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
         return False
+
+    @property
+    def lock(self) -> Path:
+        """Names the process that the folder belongs to."""
+        return self.path / ".lock"
 
     @property
     def config(self) -> Path:
@@ -205,8 +229,18 @@ class RunFolder:
             "eval_after": eval_after,
             "wall_s": wall_s,
         }
-        write_json(self.summary, summary)
+        try:
+            write_json(self.summary, summary)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.summary.exists():
+                raise
+            _overwrite(self.summary, json.dumps(summary, ensure_ascii=False, allow_nan=False, indent=2).encode())
         return summary
+
+    def write_running(self, *, eval_before: float | None = None, wall_s: float = 0.0) -> None:
+        """Say in `summary.json` that a run goes on, in this process; the numbers are those of a run that is resumed."""
+        facts = {"pid": os.getpid(), "host": socket.gethostname()}
+        self.write_summary(status="running", eval_before=eval_before, eval_after=None, wall_s=wall_s, extra=facts)
 
     def read_json(self, path: Path) -> dict[str, Any]:
         """A JSON object of this folder, {} where the file is missing; raises DataError where it is no object."""
@@ -251,9 +285,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Let other processes use the folder."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
 
     def __enter__(self) -> RunFolder:
         return self
@@ -284,3 +318,19 @@ def find_newest(runs: Path = DEFAULT_RUNS) -> Path | None:
 def _started(path: Path) -> tuple[int, str]:
     config = RunFolder(path).config
     return (config if config.exists() else path).stat().st_mtime_ns, path.name
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """Whether `path` is still the open file, and not removed or another."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _overwrite(path: Path, content: bytes) -> None:
+    """Write over a small file in place, for a full disk: it needs no new block."""
+    with path.open("r+b") as file:
+        file.write(content + b"\n")
+        file.truncate()
+        os.fsync(file.fileno())

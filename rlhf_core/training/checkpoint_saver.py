@@ -14,7 +14,7 @@ from ..hooks.relay import HookRelay
 from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
 from ..runfolder.checkpoint_state import RunState, load_channel_state, load_run_state, read_run_state, save_run_state
-from ..runfolder.checkpoints import CheckpointStore, write_error
+from ..runfolder.checkpoints import CheckpointStore, find_damage, write_error
 from ..strategy import Strategy, Trained
 
 
@@ -77,19 +77,34 @@ class CheckpointSaver:
             self._hooks.fire("checkpoint_saved", path=path, step=step, episode=state.next_episode - 1)
 
     def load(self, path: Path) -> RunState:
-        """Bring everything to where it was; what was saved after it is removed."""
+        """Bring everything to where it was; what was saved after it is removed. Collective."""
         state = load_run_state(path, self._trained, self._strategy)
         self._algorithm.load_state_dict(state.algorithm)
         self._combiner.load_state_dict(state.combiner)
         channel_state = load_channel_state(path)
         if self._channel is not None and channel_state is not None:
             self._channel.load_state_dict(channel_state)
-        self._best = None
-        if state.best_step is not None and state.best_value is not None:
-            self._best = state.best_step, state.best_value
+        best = self._best_left(state) if self._strategy.is_main else None
+        self._best = self._strategy.broadcast_object(best)
         if self._strategy.is_main:
-            self._store.discard_after(state.step, best=state.best_step)
+            self._store.discard_after(state.step, best=None if best is None else best[0])
         return state
+
+    def _best_left(self, state: RunState) -> tuple[int, float] | None:
+        """Step and value of the best checkpoint up to `state` that is still whole.
+
+        The one that `state` names is gone where a better one took its place and was then damaged itself.
+        """
+        if state.best_step is None:
+            return None
+        for step in reversed(self._store.steps()):
+            path = self._store.path(step)
+            if step > state.step or find_damage(path) is not None:
+                continue
+            found = read_run_state(path)
+            if found.best_step == step and found.best_value is not None:
+                return step, found.best_value
+        return None
 
     def last_good(self, episode: int) -> Path | None:
         """The newest whole checkpoint from before `episode` began, where something went wrong in that episode.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..errors import CheckpointError
 from ..hooks.relay import HookRelay
+from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder
 from ..runfolder.metrics import MetricsWriter, PhaseTimer
-from ..runfolder.samples import Keep, SampleRecord, SampleWriter
+from ..runfolder.samples import Keep, SampleRecord, SampleWriter, choose
 from ..strategy import Strategy
 from ..types import BufferItem, MadeEpisode, sum_by_key
 from ..util.host_memory import peak_resident_bytes
@@ -20,10 +23,23 @@ from .updater import GAP_KEY
 class EpisodeRecord:
     """Collects the values of an episode and writes them when they are known."""
 
-    def __init__(self, metrics: MetricsWriter | None, samples: SampleWriter | None, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        metrics: MetricsWriter | None,
+        samples: SampleWriter | None,
+        stack: ExitStack,
+        *,
+        watch: FileWatch | None = None,
+        keep_samples: Keep = "all",
+        num_samples: int = 0,
+    ) -> None:
         self._metrics = metrics
         self._samples = samples
         self._stack = stack
+        self._watch = watch
+        self._keep_samples = keep_samples
+        self.num_samples = num_samples
+        """Lines of `samples.jsonl`."""
         self._is_first_update = True
         self._response_tokens = 0
         self._train_tokens = 0
@@ -34,9 +50,21 @@ class EpisodeRecord:
 
     @classmethod
     def open(
-        cls, folder: RunFolder | None, hooks: HookRelay, *, step: int, episode: int, keep_samples: Keep
+        cls,
+        folder: RunFolder | None,
+        hooks: HookRelay,
+        *,
+        step: int,
+        episode: int,
+        keep_samples: Keep,
+        num_samples: int | None = None,
     ) -> EpisodeRecord:
-        """`folder` None: nothing is written. What lies after `step` and `episode` (a resume) is cut."""
+        """`folder` None: nothing is written. What lies after `step` and `episode` (a resume) is cut.
+
+        Raises:
+            CheckpointError: of the `step` lines of metrics and the `num_samples` of samples (None: unknown) that the
+                checkpoint counts, some are missing.
+        """
         stack = ExitStack()
         if folder is None:
             return cls(None, None, stack)
@@ -44,9 +72,22 @@ class EpisodeRecord:
         def on_line(line: Mapping[str, Any]) -> None:
             hooks.fire("metrics", line=line)
 
-        metrics = stack.enter_context(MetricsWriter.resume(folder.metrics, step=step, on_line=on_line))
-        samples = stack.enter_context(SampleWriter.resume(folder.samples, episode=episode, keep=keep_samples))
-        return cls(metrics, samples, stack)
+        with ExitStack() as opened:
+            metrics = opened.enter_context(MetricsWriter.resume(folder.metrics, step=step, on_line=on_line))
+            samples = opened.enter_context(SampleWriter.resume(folder.samples, episode=episode, keep=keep_samples))
+            _check_count(folder.metrics, step, hint="put the missing lines back, or start anew with another --output")
+            if num_samples is not None and keep_samples != "none":
+                hint = "put the missing lines back, or write no more of them: --set logging.samples=none"
+                _check_count(folder.samples, num_samples, hint=hint)
+            stack = opened.pop_all()
+        return cls(
+            metrics,
+            samples,
+            stack,
+            watch=FileWatch(folder),
+            keep_samples=keep_samples,
+            num_samples=_count_lines(folder.samples),
+        )
 
     def __enter__(self) -> EpisodeRecord:
         return self
@@ -66,18 +107,18 @@ class EpisodeRecord:
         if self._samples is None:
             return
         scored = {item.sample_id: item for item in items}
-        self._samples.write(
-            [
-                SampleRecord.of(
-                    rollout,
-                    episode=episode,
-                    rewards=scored[rollout.sample_id].rewards,
-                    score=scored[rollout.sample_id].score,
-                )
-                for group in made.groups
-                for rollout in group.rollouts
-            ]
-        )
+        records = [
+            SampleRecord.of(
+                rollout,
+                episode=episode,
+                rewards=scored[rollout.sample_id].rewards,
+                score=scored[rollout.sample_id].score,
+            )
+            for group in made.groups
+            for rollout in group.rollouts
+        ]
+        self._samples.write(records)
+        self.num_samples += len(choose(records, self._keep_samples))
 
     def items(self, episode: int, items: Sequence[Any]) -> None:
         """An episode of a dataset is about to be trained on."""
@@ -125,11 +166,29 @@ class EpisodeRecord:
             self._metrics.evaluation(metrics)
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write the last line of the episode; `durable` before a checkpoint that counts on it."""
+        """Write the last line of the episode; `durable` before a checkpoint that counts on it.
+
+        Raises `RlhfError` where files of the run have vanished.
+        """
+        if self._watch is not None:
+            self._watch.check()
         if self._metrics is not None:
             self._metrics.flush(sync=durable)
         if durable and self._samples is not None:
             self._samples.flush()
+
+
+def _check_count(path: Path, expected: int, *, hint: str) -> None:
+    found = _count_lines(path)
+    if found != expected:
+        raise CheckpointError(
+            f"holds {found} lines up to the checkpoint, which counts {expected}", where=str(path), hint=hint
+        )
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def peak_memory_bytes(device: Any) -> float:

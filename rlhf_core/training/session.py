@@ -97,6 +97,7 @@ class TrainerSession:
         self._wall_before = 0.0
         self._episode = 0
         self._record: EpisodeRecord | None = None
+        self._num_samples: int | None = 0
         self._trainer: Trainer[TrainBatch] | None = None
 
     def fit(self, resume: Path | None = None) -> FitResult:
@@ -120,6 +121,7 @@ class TrainerSession:
             step=step,
             episode=first_episode - 1,
             keep_samples=self._resolved.run.logging.samples,
+            num_samples=self._num_samples,
         ) as record:
             self._record = record
             self._guard_runner.restart()
@@ -195,6 +197,7 @@ class TrainerSession:
                 lr_factors=self._live_options.lr_factors,
                 settings=self._live_options.settings,
                 rollbacks=self._guard_runner.rollbacks,
+                num_samples=0 if self._record is None else self._record.num_samples,
             ),
             best_value,
         )
@@ -224,6 +227,7 @@ class TrainerSession:
         state = self._saver.load(path)
         self._live_options.restore(state.lr_factors, state.settings)
         self._version = state.policy_version
+        self._num_samples = state.num_samples
         self._publish(state.policy_version)
         return state
 

@@ -1,0 +1,51 @@
+"""Files of a run that are removed or replaced under it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import RlhfError
+from .folder import RunFolder
+
+
+class FileWatch:
+    """Knows the files of a run folder that are there when it is made, and tells when one is gone or another.
+
+    Whoever removes a folder and starts another run in it must not get the first one's files among its own.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        appended = (folder.lock, folder.metrics, folder.samples)
+        replaced = (folder.config, folder.manifest)  # another file after each change
+        self._appended = {path: seen for path in appended if (seen := _identity(path)) is not None}
+        self._replaced = [path for path in replaced if path.exists()]
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether the folder is still this run's."""
+        lock = self._folder.lock
+        return self._folder.path.is_dir() and self._appended.get(lock) in (None, _identity(lock))
+
+    def check(self) -> None:
+        """Raise `RlhfError`, naming them, where files were removed or replaced."""
+        gone = [path for path, seen in self._appended.items() if _identity(path) != seen]
+        gone += [path for path in self._replaced if not path.exists()]
+        if gone:
+            what = ", ".join(path.name for path in gone) if self.has_folder else "the run folder"
+            raise RlhfError(
+                f"{what} was removed or replaced by somebody while the run went on",
+                where=str(self._folder.path),
+                hint="start anew with another --output"
+                if not self.has_folder
+                else "put it back, then --resume auto; or start anew with another --output",
+            )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file, None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
