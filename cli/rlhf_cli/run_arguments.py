@@ -53,6 +53,8 @@ class RunArguments:
     run_file: str | None = None
     origin: Path | None = None
     """Folder of the run whose config is the base."""
+    resumed: Path | None = None
+    """Folder of the run that goes on, whose config is the base where no other is given."""
     algorithm: str | None = None
     strategy: str | None = None
     transport: str | None = None
@@ -64,7 +66,8 @@ class RunArguments:
     @property
     def where(self) -> str:
         """How errors call the source of the run."""
-        return self.run_file or (f"config of {self.origin}" if self.origin is not None else "quickstart")
+        folder = self.origin or self.resumed
+        return self.run_file or (f"config of {folder}" if folder is not None else "quickstart")
 
     def mapping(self) -> tuple[dict[str, Any], list[str]]:
         """The run as one mapping (file, then flags, then `--set`), and the options that flags dropped."""
@@ -75,6 +78,10 @@ class RunArguments:
         return load_run(run, [*self._flag_overrides(), *self.overrides]), dropped
 
     def _base(self) -> str | dict[str, Any]:
+        if self.origin is None and self.run_file is None and self.resumed is not None:
+            from rlhf_core.entry.resume import own_config
+
+            return own_config(self.resumed)
         if self.origin is None:
             return self.run_file if self.run_file is not None else quickstart_run(self.algorithm)
         if self.run_file is not None:
@@ -113,7 +120,7 @@ class RunArguments:
 
 def run_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the run file and the flags that change it to a command, which gets them as its `request`."""
-    names = [each.name for each in fields(RunArguments)]
+    names = [each.name for each in fields(RunArguments) if each.name != "resumed"]
 
     @wraps(function)
     def with_request(**values: Any) -> None:
@@ -146,11 +153,17 @@ def quickstart_stage(name: str) -> dict[str, Any]:
 
 
 def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
-    """True where the warm start comes first: no run file, and the model is still the quickstart's own."""
+    """True where the warm start comes first: no run file, and the model is still the quickstart's own.
+
+    A run that goes on has begun with it, and has the folder for it.
+    """
+    from rlhf_core.entry.resume import WARM_START
+
     model = run.get("model")
     return (
         request.run_file is None
         and request.origin is None
+        and (request.resumed is None or (request.resumed / WARM_START).is_dir())
         and isinstance(model, Mapping)
         and model.get("path") == QUICKSTART_MODEL
     )

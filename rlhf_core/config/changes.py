@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _MEANINGS: Mapping[str, str] = {
-    "model.path": "the weights come from the checkpoint; the reference model is the new one",
     "model": "the checkpoint's weights must fit the model",
-    "prompts": "the run goes on at the same position, where another prompt may stand now",
+    "prompts": "the same records, read from another place",
     "eval": "scores before and after cannot be compared",
-    "algorithm.name": "only state that both algorithms have is taken over",
     "algorithm": "holds from the next update on; what adapts goes on from its saved value",
     "optimizer": "holds from the next update on; the optimizer's moments are kept",
     "strategy": "the same training, computed otherwise: numbers may differ in their last digits",

@@ -1,6 +1,6 @@
 """Several training processes on this machine (`--num-processes N`), started and watched by torch elastic.
 
-Each process runs `python -m rlhf_core.entry.launched REQUEST`, which calls `train` as a launcher's process.
+Each process runs `python -m rlhf_core.entry.launched REQUEST`, which runs as one rank.
 What goes wrong in one of them is written down by it and raised here, with its rank.
 """
 
@@ -26,17 +26,18 @@ from ..errors import RlhfError
 def run_in_processes(
     resolved: ResolvedRun,
     output: Path,
-    resume: str | None,
+    checkpoint: Path | None,
     num_processes: int,
     hooks: Sequence[str],
-    origin: Path | None = None,
 ) -> None:
     """Run in `num_processes` processes of this machine, and wait for all of them.
+
+    The run folder `output` belongs to this process all the while; rank 0 writes into it, and ends with this process.
 
     `hooks`: `module:attr` of hook factories, called in rank 0. Raises what the first failed process raised, naming
     its rank; torch elastic stops the others.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -47,10 +48,9 @@ def run_in_processes(
                 {
                     "run": resolved.to_mapping(),
                     "output": str(output),
-                    "resume": resume,
+                    "checkpoint": None if checkpoint is None else str(checkpoint),
                     "hooks": list(hooks),
                     "launcher": os.getpid(),
-                    "origin": None if origin is None else str(origin),
                 }
             )
         )
@@ -63,6 +63,7 @@ def run_in_processes(
             rdzv_endpoint="127.0.0.1:0",
             max_restarts=0,
             monitor_interval=0.2,
+            logs_specs=DefaultLogsSpecs(log_dir=str(Path(scratch) / "elastic")),
             **_own_signals(LaunchConfig),
         )
         interrupted = Path(scratch) / "interrupted"

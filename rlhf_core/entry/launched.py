@@ -7,12 +7,16 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from ..distributed.parent_watch import killed_with_parent
 from ..errors import InterruptedRun, RlhfError
+from ..runfolder.folder import RunFolder
 from ..util.printable import printable
-from .train import train
+from .train import prepare, run_rank
 
 
 def _main(path: str) -> int:
@@ -22,13 +26,7 @@ def _main(path: str) -> int:
     killed_with_parent(request["launcher"])
     rank = int(os.environ["RANK"])
     try:
-        train(
-            request["run"],
-            output=request["output"],
-            resume=request["resume"],
-            hooks=request["hooks"] if rank == 0 else (),
-            origin=None if request["origin"] is None else Path(request["origin"]),
-        )
+        _run(request, rank)
     except KeyboardInterrupt:
         return InterruptedRun.exit_code
     except BaseException as error:
@@ -37,6 +35,15 @@ def _main(path: str) -> int:
             sys.stderr.write(printable(traceback.format_exc()))
         return error.exit_code if isinstance(error, RlhfError) else 1
     return 0
+
+
+def _run(request: Mapping[str, Any], rank: int) -> None:
+    """Run as the rank this is, in the run folder that the launcher owns."""
+    prepared = prepare(request["run"], hooks=request["hooks"] if rank == 0 else ())
+    folder = RunFolder(Path(request["output"]))
+    checkpoint = None if request["checkpoint"] is None else Path(request["checkpoint"])
+    with folder.logging() if rank == 0 else nullcontext():
+        run_rank(prepared, folder, checkpoint)
 
 
 def _write_error(scratch: Path, rank: int, error: BaseException) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..config.resolve import resolve
-from ..errors import InterruptedRun, UserInputError
-from ..runfolder.folder import RunFolder, default_path, find_newest
-from .train import TrainResult, find_checkpoint, train
+from ..config.resolve import ResolvedRun
+from ..errors import InterruptedRun
+from ..runfolder.folder import RunFolder, default_path
+from .resume import WARM_START, resumed_folder
+from .run_record import owned, told_in_summary, undone_when_refused
+from .train import TrainResult, prepare, train, train_in
 
-WARM_START = "warm-start"
 logger = logging.getLogger("rlhf")
 
 
@@ -35,32 +37,37 @@ def run_quickstart(
     """
     if dry_run:
         train(warm_start, dry_run=True)
-        return train(run, dry_run=True, num_processes=num_processes)
-    if output is None and resume == "auto":
-        output = find_newest()
-    output = output or default_path(resolve(run).algorithm.name, datetime.now())
-    if resume is None and RunFolder(output).holds_run:
-        raise UserInputError(
-            "this folder already holds a run",
-            where=str(output),
-            hint="go on with it: --resume auto; or start anew with another --output",
-        )
+        return train(run, dry_run=True, resume=resume, output=output, num_processes=num_processes)
+    resolved = prepare(run, num_processes=num_processes).resolved
     if resume is not None:
-        find_checkpoint(resume, output)
-    train(run, dry_run=True, num_processes=num_processes)
-    folder = output / WARM_START
-    if not _is_done(folder):
-        if RunFolder(folder).holds_run:
-            shutil.rmtree(folder)
-        logger.info("stage 1 of 2: supervised warm start")
-        try:
-            train(warm_start, output=folder, hooks=hooks)
-        except InterruptedRun as error:
-            again = f"start again with --output {output}: the warm start is short and is made anew"
-            raise InterruptedRun("stopped in the warm start", hint=again) from error
-    logger.info("stage 2 of 2: %s from the warm-started model", resolve(run).algorithm.name)
-    second = {**run, "model": {**run["model"], "path": str(folder / "model")}}
-    return train(second, output=output, resume=resume, num_processes=num_processes, hooks=hooks)
+        output = resumed_folder(resume, output)
+    with ExitStack() as stack:
+        path = output or default_path(resolved.algorithm.name, datetime.now())
+        folder = stack.enter_context(owned(path, resume))
+        if resume is None:
+            stack.enter_context(undone_when_refused(folder))
+        if not _is_done(path / WARM_START):
+            stack.enter_context(told_in_summary(folder))
+            _warm_up(folder, warm_start, resolved, hooks)
+        logger.info("stage 2 of 2: %s from the warm-started model", resolved.algorithm.name)
+        second = {**run, "model": {**run["model"], "path": str(path / WARM_START / "model")}}
+        return train_in(folder, prepare(second, hooks=hooks, num_processes=num_processes), resume)
+
+
+def _warm_up(folder: RunFolder, warm_start: Mapping[str, Any], run: ResolvedRun, hooks: Sequence[object | str]) -> None:
+    """Make the first stage; the folder says before what `run` it is for, so that a resume knows it."""
+    stage = folder.path / WARM_START
+    if RunFolder(stage).holds_run:
+        shutil.rmtree(stage)
+    stage.mkdir(exist_ok=True)
+    if not folder.read_config():
+        folder.write_config(run.to_mapping())
+    logger.info("stage 1 of 2: supervised warm start")
+    try:
+        train(warm_start, output=stage, hooks=hooks)
+    except InterruptedRun as error:
+        again = f"continue with --output {folder.path} --resume auto: the warm start is short and is made anew"
+        raise InterruptedRun("stopped in the warm start", hint=again) from error
 
 
 def _is_done(folder: Path) -> bool:

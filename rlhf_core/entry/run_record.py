@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.changes import config_changes
+from ..config.changes import Change, config_changes
 from ..config.resolve import ResolvedRun
-from ..distributed.launch_env import read_launch_env
-from ..errors import RlhfError, UserInputError
+from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
+from ..runfolder.checkpoint_state import RunState
 from ..runfolder.control_box import ControlBox
-from ..runfolder.folder import RunFolder
+from ..runfolder.file_watch import FileWatch
+from ..runfolder.folder import RunFolder, RunStatus
 from ..runfolder.manifest import collect_manifest, full_command
-from ..training.request import RunRequest
+from ..training.guard_runner import ROLLBACK
+from ..util.held_signals import held_signals
 from ..util.redact import redact_mapping
+from .resume import find_checkpoint
 
 logger = logging.getLogger("rlhf")
 
@@ -30,31 +35,54 @@ _EXPECTED_TO_DIFFER = {"command", "events", "seed"}
 """`seed` is an option, and reported as one."""
 
 
-def begin_record(request: RunRequest, origin: Path | None) -> None:
-    """Write `config.yaml` and `manifest.json`; say what a resume changes, or what differs from the run `origin`."""
-    folder = request.folder
-    before, earlier = folder.read_config(), folder.read_json(folder.manifest)
-    config = request.resolved.to_mapping()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A run as it is about to begin in its folder."""
+
+    resolved: ResolvedRun
+    data_digest: str
+    num_processes: int
+    is_resumed: bool = False
+    checkpoint: Path | None = None
+    """Where a resume goes on; None where the run ended before it wrote one, and starts again."""
+    changes: Sequence[Change] = ()
+    """What a resume changes."""
+    origin: Path | None = None
+    """Folder of the run that this one makes again."""
+
+
+def begin_record(folder: RunFolder, plan: RunPlan) -> None:
+    """Write `config.yaml` and `manifest.json`; note what a resume changes, or what differs from `plan.origin`."""
+    earlier = folder.read_json(folder.manifest)
+    config = plan.resolved.to_mapping()
     folder.write_config(config)
     manifest = collect_manifest(
-        seed=request.resolved.run.train.seed,
+        seed=plan.resolved.run.train.seed,
         command=full_command(),
-        data_digest=f"sha256:{request.prompts.digest}",
-        num_processes=read_launch_env().world_size,
+        data_digest=plan.data_digest,
+        num_processes=plan.num_processes,
     )
-    folder.write_manifest({**manifest, "events": earlier.get("events", []) if request.resume is not None else []})
+    folder.write_manifest({**manifest, "events": earlier.get("events", []) if plan.is_resumed else []})
     ControlBox(folder.control).clear()
-    if request.resume is not None:
-        _tell_resume(folder, request.resume, before, config)
-    if origin is not None:
-        _tell_recreation(folder, RunFolder.read(origin), config, manifest)
+    if plan.is_resumed:
+        folder.add_event(
+            RESUME,
+            {
+                "checkpoint": None if plan.checkpoint is None else plan.checkpoint.name,
+                "changes": [change.to_json() for change in plan.changes],
+            },
+        )
+    if plan.origin is not None:
+        _tell_recreation(folder, RunFolder.read(plan.origin), config, manifest)
 
 
-def _tell_resume(folder: RunFolder, checkpoint: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    changes = config_changes(redact_mapping(before), redact_mapping(after)) if before else []
-    for change in changes:
-        logger.warning("resumed with a changed config: %s", change)
-    folder.add_event(RESUME, {"checkpoint": checkpoint.name, "changes": [change.to_json() for change in changes]})
+def tell_resume(plan: RunPlan) -> None:
+    """Warn of a run that starts again, and of each option that a resume changes, with what that means."""
+    if plan.is_resumed and plan.checkpoint is None:
+        logger.warning("the run ended before its first checkpoint: it starts again")
+    for change in plan.changes:
+        what = change if plan.checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
+        logger.warning("resumed with a changed config: %s", what)
 
 
 def _tell_recreation(
@@ -85,25 +113,42 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 @contextmanager
-def undone_when_refused(folder: Path) -> Iterator[None]:
-    """Around a new run in `folder`.
+def owned(output: Path, resume: str | None) -> Iterator[RunFolder]:
+    """The run folder, which belongs to this process within the block; refused, it is as it was.
+
+    Raises:
+        UserInputError: the folder is another process's, or not what a new run or a resume needs.
+    """
+    if resume is not None and not RunFolder(output).has_begun:
+        find_checkpoint(resume, output)  # says so where there is none
+    with RunFolder.create(output) if resume is None else RunFolder.open(output) as folder:
+        watch = FileWatch(folder)
+        try:
+            yield folder
+        except UserInputError:
+            for path in folder.made if watch.has_folder else ():
+                with suppress(OSError):  # something else stands there meanwhile
+                    path.unlink(missing_ok=True) if path == folder.lock else path.rmdir()
+            raise
+
+
+@contextmanager
+def undone_when_refused(folder: RunFolder) -> Iterator[None]:
+    """Around a new run in `folder`, which is owned.
 
     A `UserInputError` before the first update puts the folder back as it was, so that the same `--output` works once
     the input is mended; after it, a plain `RlhfError` takes its place.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    before = set(folder.iterdir()) if folder.is_dir() else set()
+    watch = FileWatch(folder)
+    before = set(folder.path.iterdir())
     had_updates = _has_updates(folder)
     try:
         yield
     except UserInputError as error:
         if _has_updates(folder) and not had_updates:
             raise RlhfError(error.message, where=error.where, hint=error.hint) from error
-        for path in set(folder.iterdir()) - before if folder.is_dir() else ():
+        for path in set(folder.path.iterdir()) - before if watch.has_folder else ():
             _remove(path)
-        for path in missing:
-            with suppress(OSError):  # somebody else put something there meanwhile
-                path.rmdir()
         raise
 
 
@@ -116,8 +161,57 @@ def failed_when_refused() -> Iterator[None]:
         raise RlhfError(error.message, where=error.where, hint=error.hint) from error
 
 
-def _has_updates(folder: Path) -> bool:
-    metrics = RunFolder(folder).metrics
+@contextmanager
+def told_in_summary(folder: RunFolder, earlier: RunState | None = None) -> Iterator[None]:
+    """Around a run: `summary.json` says that it goes on, and at its end never anything else than how it ended.
+
+    Whoever trains writes the end; this one writes it where that could not (a killed process), or where something
+    failed after it. `earlier`: what the checkpoint says that a run goes on from.
+    """
+    if earlier is None:
+        folder.write_running()
+    else:
+        folder.write_running(eval_before=earlier.eval_before, wall_s=earlier.wall_s)
+    watch = FileWatch(folder)
+    started = time.perf_counter()
+    try:
+        yield
+    except BaseException as error:
+        if watch.has_folder:
+            with held_signals(), told_where_it_fails(folder):
+                _settle(folder, error, time.perf_counter() - started)
+        raise
+
+
+def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
+    said = folder.read_json(folder.summary)
+    is_running = said.get("status", "running") == "running"
+    if isinstance(error, (InterruptedRun, KeyboardInterrupt)):
+        status: RunStatus = "interrupted"
+    else:
+        status = "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
+    if said.get("status") == status:
+        return
+    folder.write_summary(
+        status=status,
+        eval_before=said.get("eval_before"),
+        eval_after=said.get("eval_after"),
+        wall_s=said.get("wall_s", 0.0) + (seconds if is_running else 0.0),
+        extra={"rollbacks": len(folder.events(ROLLBACK))},
+    )
+
+
+@contextmanager
+def told_where_it_fails(folder: RunFolder) -> Iterator[None]:
+    """Around what is written at the end of a run that failed: its own error is the one to raise."""
+    try:
+        yield
+    except (OSError, RlhfError) as problem:
+        logger.error("%s does not say how the run ended: %s", folder.summary, problem)
+
+
+def _has_updates(folder: RunFolder) -> bool:
+    metrics = folder.metrics
     return metrics.exists() and metrics.stat().st_size > 0
 
 
@@ -128,16 +222,14 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-logger = logging.getLogger("rlhf")
-
-
 class ReportWriter:
-    """Writes `report.html` when a run ends, however it ends."""
+    """Writes `report.html` when a run ends, however it ends, but for one whose folder is gone."""
 
-    def rlhf_run_end(self, run_folder: Path) -> None:
+    def rlhf_run_end(self, run_folder: Path, summary: Mapping[str, Any] | None) -> None:
         from ..report import build_report
 
-        build_report([run_folder])
+        if summary is not None:
+            build_report([run_folder])
 
 
 class FirstScore:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..algorithm import Algorithm
 from ..config.load import Override, load_run
 from ..config.resolve import ResolvedRun, check_processes, resolve
 from ..distributed.interrupts import InterruptFlag
-from ..distributed.launch_env import read_launch_env
+from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins
 from ..hooks.relay import HookRelay
@@ -25,12 +25,26 @@ from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoint_state import read_run_state
-from ..runfolder.checkpoints import CheckpointStore, find_damage
-from ..runfolder.folder import RunFolder, RunStatus, default_path, find_newest
+from ..runfolder.checkpoints import CheckpointStore
+from ..runfolder.file_watch import FileWatch
+from ..runfolder.folder import RunFolder, RunStatus, default_path
 from ..training.guard_runner import ROLLBACK
 from ..training.request import RunRequest, Transport
+from ..util.held_signals import held_signals
 from ..util.host_memory import set_up_host_memory
-from .run_record import FirstScore, begin_record, failed_when_refused, register_run_hooks, undone_when_refused
+from .resume import find_checkpoint, resume_changes, resumed_folder
+from .run_record import (
+    FirstScore,
+    RunPlan,
+    begin_record,
+    failed_when_refused,
+    owned,
+    register_run_hooks,
+    tell_resume,
+    told_in_summary,
+    told_where_it_fails,
+    undone_when_refused,
+)
 
 logger = logging.getLogger("rlhf")
 
@@ -73,6 +87,45 @@ def train(
         RlhfError: the run failed; its folder says how.
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
+    prepared = prepare(run, overrides, hooks, num_processes)
+    environment = prepared.environment
+    if resume is not None and dry_run:
+        _tell_dry_resume(prepared, resume, resumed_folder(resume, _path(output)))
+    if dry_run:
+        return None
+    if environment.world_size > 1 and output is None:
+        raise UserInputError(
+            "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
+        )
+    chosen = _choose_output(_path(output), resume, prepared.resolved)
+    if environment.rank != 0:
+        checkpoint = None if resume is None else find_checkpoint(resume, chosen)
+        run_rank(prepared, RunFolder(chosen), checkpoint)
+        return read_result(chosen)
+    with owned(chosen, resume) as folder:
+        return train_in(folder, prepared, resume, origin)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run that was checked, before it has a folder."""
+
+    resolved: ResolvedRun
+    prompts: PromptStream
+    relay: HookRelay
+    hooks: Sequence[object | str]
+    """Those given beside the installed ones; `relay` has them."""
+    num_processes: int
+    environment: LaunchEnv
+
+
+def prepare(
+    run: str | Path | Mapping[str, Any],
+    overrides: Sequence[Override] = (),
+    hooks: Sequence[object | str] = (),
+    num_processes: int = 1,
+) -> PreparedRun:
+    """Resolve a run and check all that can be checked before weights are loaded. The arguments are those of `train`."""
     set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
@@ -81,17 +134,57 @@ def train(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
-    prompts = check_run(resolved)
-    if dry_run:
-        return None
-    if num_processes > 1:
-        return _launch(resolved, _choose_output(output, resume, resolved), resume, num_processes, hooks, origin)
-    if environment.world_size > 1 and output is None:
-        raise UserInputError(
-            "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
-        )
-    chosen = _choose_output(output, resume, resolved)
-    return _execute(resolved, prompts, relay, chosen, resume, environment.rank, origin)
+    return PreparedRun(
+        resolved=resolved,
+        prompts=check_run(resolved),
+        relay=relay,
+        hooks=hooks,
+        num_processes=num_processes,
+        environment=environment,
+    )
+
+
+def train_in(
+    folder: RunFolder, prepared: PreparedRun, resume: str | None = None, origin: Path | None = None
+) -> TrainResult:
+    """Train in a run folder that this process owns; the other arguments are those of `train`."""
+    plan = _planned(folder, prepared, resume, origin)
+    earlier = None if plan.checkpoint is None else read_run_state(plan.checkpoint)
+    with ExitStack() as stack:
+        stack.enter_context(failed_when_refused() if plan.is_resumed else undone_when_refused(folder))
+        stack.enter_context(told_in_summary(folder, earlier))
+        stack.enter_context(folder.logging())
+        tell_resume(plan)
+        begin_record(folder, plan)
+        CheckpointStore(folder.checkpoints, keep=1).discard_partial()
+        if prepared.num_processes > 1:
+            _launch(folder, prepared, plan.checkpoint)
+        else:
+            run_rank(prepared, folder, plan.checkpoint)
+    return read_result(folder.path)
+
+
+def _planned(folder: RunFolder, prepared: PreparedRun, resume: str | None, origin: Path | None) -> RunPlan:
+    plan = RunPlan(
+        resolved=prepared.resolved,
+        data_digest=f"sha256:{prepared.prompts.digest}",
+        num_processes=max(prepared.num_processes, prepared.environment.world_size),
+        origin=origin,
+    )
+    if resume is None:
+        return plan
+    checkpoint = find_checkpoint(resume, folder.path)
+    changes = resume_changes(folder, plan.resolved, plan.data_digest, is_again=checkpoint is None)
+    return replace(plan, is_resumed=True, checkpoint=checkpoint, changes=changes)
+
+
+def _tell_dry_resume(prepared: PreparedRun, resume: str, output: Path) -> None:
+    """Check a resume, and say what it changes."""
+    tell_resume(_planned(RunFolder(output), prepared, resume, None))
+
+
+def _path(output: Path | str | None) -> Path | None:
+    return None if output is None else Path(output)
 
 
 def _made(hook: object | str) -> object:
@@ -101,31 +194,18 @@ def _made(hook: object | str) -> object:
     return getattr(import_module(module), attribute)()
 
 
-def _launch(
-    resolved: ResolvedRun,
-    output: Path,
-    resume: str | None,
-    num_processes: int,
-    hooks: Sequence[object | str],
-    origin: Path | None,
-) -> TrainResult:
+def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:
     from .launch import run_in_processes
 
-    unnamed = [hook for hook in hooks if not isinstance(hook, str)]
+    unnamed = [hook for hook in prepared.hooks if not isinstance(hook, str)]
     if unnamed:
         raise UserInputError(
             f"the hook {type(unnamed[0]).__name__} cannot travel to another process",
             where="num_processes",
             hint='give hooks as "module:attr", or install them as a hook plugin',
         )
-    if resume is not None:
-        find_checkpoint(resume, output)
-    with undone_when_refused(output) if resume is None else nullcontext():
-        if resume is None:
-            RunFolder.create(output).close()
-        named = [hook for hook in hooks if isinstance(hook, str)]
-        run_in_processes(resolved, output, resume, num_processes, named, origin)
-    return read_result(output)
+    named = [hook for hook in prepared.hooks if isinstance(hook, str)]
+    run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 
 def _resolved(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], relay: HookRelay) -> ResolvedRun:
@@ -175,82 +255,33 @@ def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> No
         )
 
 
-def _choose_output(output: Path | str | None, resume: str | None, resolved: ResolvedRun) -> Path:
-    if output is not None:
-        return Path(output)
-    if resume is None:
-        return default_path(resolved.algorithm.name, datetime.now())
-    if resume != "auto":
-        path = Path(resume)
-        return path.parent.parent if path.parent.name == "checkpoints" else path
-    newest = find_newest()
-    if newest is None:
-        raise UserInputError("there is no run in runs/ to continue", where="--resume auto", hint="give --output DIR")
-    return newest
+def _choose_output(output: Path | None, resume: str | None, resolved: ResolvedRun) -> Path:
+    if resume is not None:
+        return resumed_folder(resume, output)
+    return output or default_path(resolved.algorithm.name, datetime.now())
 
 
-def find_checkpoint(resume: str, output: Path) -> Path:
-    """The checkpoint that `--resume` means: the newest good one of the run, or the named folder."""
-    folder = output if resume == "auto" else Path(resume)
-    if (folder / "files.json").exists():
-        if problem := find_damage(folder):
-            raise UserInputError(problem, where=str(folder), hint="--resume auto takes the newest good one")
-        return folder
-    found = CheckpointStore(folder / "checkpoints", keep=1).newest()
-    if found is None:
-        raise UserInputError(
-            "there is no checkpoint to continue from", where=str(folder), hint="start anew without --resume"
-        )
-    return found
-
-
-def _execute(
-    resolved: ResolvedRun,
-    prompts: PromptStream,
-    relay: HookRelay,
-    output: Path,
-    resume: str | None,
-    rank: int,
-    origin: Path | None,
-) -> TrainResult:
-    """Run in this process, as the rank it is."""
-    checkpoint = None if resume is None else find_checkpoint(resume, output)
-    with ExitStack() as stack:
-        if rank != 0:
-            folder = RunFolder(output)
-        else:
-            folder = _opened(output, resume, stack)
-            stack.enter_context(folder.logging())
-        interrupted = stack.enter_context(InterruptFlag())
+def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) -> None:
+    """Run in this process, as the rank it is; `folder` is owned by it or by its launcher."""
+    with InterruptFlag() as interrupted:
         request = RunRequest(
-            resolved=resolved,
+            resolved=prepared.resolved,
             folder=folder,
-            hooks=relay,
-            prompts=prompts,
+            hooks=prepared.relay,
+            prompts=prepared.prompts,
             resume=checkpoint,
             interrupted=interrupted,
         )
-        if rank != 0:
-            _transport(resolved).run(request)
+        if prepared.environment.rank != 0:
+            _transport(prepared.resolved).run(request)
         else:
-            run_as_main(request, origin)
-    return read_result(output)
+            run_as_main(request)
 
 
-def _opened(output: Path, resume: str | None, stack: ExitStack) -> RunFolder:
-    """The run folder, locked; `stack` guards it against input that turns out to be wrong."""
-    if resume is None:
-        stack.enter_context(undone_when_refused(output))
-        return stack.enter_context(RunFolder.create(output))
-    folder = stack.enter_context(RunFolder.open(output))
-    stack.enter_context(failed_when_refused())
-    return folder
-
-
-def run_as_main(request: RunRequest, origin: Path | None = None) -> None:
-    """Run, and keep the folder's account of it: config, manifest, log, summary, report."""
+def run_as_main(request: RunRequest) -> None:
+    """Run, and keep the folder's account of it: metrics, log, summary, report."""
     resolved, folder, relay = request.resolved, request.folder, request.hooks
-    begin_record(request, origin)
+    watch = FileWatch(folder)
     register_run_hooks(relay, resolved)
     earlier = read_run_state(request.resume) if request.resume is not None else None
     first = FirstScore(None if earlier is None else earlier.eval_before)
@@ -262,6 +293,7 @@ def run_as_main(request: RunRequest, origin: Path | None = None) -> None:
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
             result = _transport(resolved).run(request)
+            watch.check()
             first.score, eval_after, status = result.eval_before, result.eval_after, "done"
         except (InterruptedRun, KeyboardInterrupt):
             status = "interrupted"
@@ -272,15 +304,16 @@ def run_as_main(request: RunRequest, origin: Path | None = None) -> None:
             error.run_log = folder.log  # type: ignore[attr-defined]
             raise
         finally:
-            wall_s = wall_before + time.perf_counter() - started
-            summary = folder.write_summary(
-                status=status,
-                eval_before=first.score,
-                eval_after=eval_after,
-                wall_s=wall_s,
-                extra={"rollbacks": len(folder.events(ROLLBACK))},
-            )
-            span.set("summary", summary)
+            if watch.has_folder:
+                with held_signals(), nullcontext() if status == "done" else told_where_it_fails(folder):
+                    summary = folder.write_summary(
+                        status=status,
+                        eval_before=first.score,
+                        eval_after=eval_after,
+                        wall_s=wall_before + time.perf_counter() - started,
+                        extra={"rollbacks": len(folder.events(ROLLBACK))},
+                    )
+                    span.set("summary", summary)
 
 
 def _transport(resolved: ResolvedRun) -> Transport:

@@ -57,10 +57,11 @@ def test_a_finished_warm_start_is_used_again(tmp_path):
 def test_ctrl_c_in_the_warm_start_says_how_to_go_on(tmp_path):
     with pytest.raises(InterruptedRun) as caught:
         run_quickstart(WARM_START, PPO, output=tmp_path / "run", hooks=[Interrupt()])
-    assert f"--output {tmp_path / 'run'}:" in str(caught.value)
-    with pytest.raises(UserInputError, match="no checkpoint to continue from"):
-        run_quickstart(WARM_START, PPO, output=tmp_path / "run", resume="auto")
-    assert run_quickstart(WARM_START, PPO, output=tmp_path / "run").summary["status"] == "done"
+    assert f"--output {tmp_path / 'run'} --resume auto:" in str(caught.value)
+    assert status(tmp_path / "run") == "interrupted"
+    with pytest.raises(UserInputError, match="already holds a run"):
+        run_quickstart(WARM_START, PPO, output=tmp_path / "run")
+    assert run_quickstart(WARM_START, PPO, output=tmp_path / "run", resume="auto").summary["status"] == "done"
 
 
 def test_a_dry_run_writes_nothing(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,14 +42,14 @@ Examples:
   rlhf train run.yaml --output runs/first
   rlhf train run.yaml --reward exact-match --reward ./my_reward.py:brevity:0.1
   rlhf train run.yaml --strategy ddp --num-processes 2 --set train.episodes=10
-  rlhf train run.yaml --output runs/first --resume auto
+  rlhf train --output runs/first --resume auto
   rlhf train --from runs/first --output runs/again --set train.seed=1
 """
 
 
 @click.command("train", help=_HELP)
 @run_options
-@click.option("--num-processes", type=click.IntRange(min=1), help="Training processes.  [default: 1, or as in --from]")
+@click.option("--num-processes", type=click.IntRange(min=1), help="Training processes.  [default: 1, or the run's]")
 @click.option("--output", type=click.Path(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
 @click.option("--resume", metavar="auto|DIR", help="Go on from the newest checkpoint (auto) or from the one in DIR.")
 @click.option("--dry-run", is_flag=True, help="Resolve and check everything; load no weights, write nothing.")
@@ -65,6 +66,10 @@ def train(
     """Hand the run over to `rlhf_core.train`."""
     from rlhf_core.errors import ConfigError
 
+    if resume is not None:
+        from rlhf_core.entry.resume import resumed_folder
+
+        request = replace(request, resumed=resumed_folder(resume, output))
     mapping, dropped = request.mapping()
     log_to_stderr(verbosity or "normal")
     if verbosity != "quiet":
@@ -87,12 +92,14 @@ def train(
 
 
 def _processes_of(request: RunArguments) -> int:
-    """As many as the run that is made again had; else one."""
-    if request.origin is None:
-        return 1
+    """As many as the run had that is made again, or goes on as its folder says; else, or under a launcher, one."""
+    from rlhf_core.distributed.launch_env import read_launch_env
     from rlhf_core.runfolder.folder import RunFolder
 
-    folder = RunFolder.read(request.origin)
+    base = request.origin or (request.resumed if request.run_file is None else None)
+    if base is None or read_launch_env().world_size > 1:
+        return 1
+    folder = RunFolder.read(base)
     return int(folder.read_json(folder.manifest).get("num_processes", 1))
 
 

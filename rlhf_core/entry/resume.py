@@ -1,0 +1,128 @@
+"""Going on with a run: with which config, from which checkpoint, and what cannot be another one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config.changes import Change, config_changes
+from ..config.resolve import ResolvedRun
+from ..errors import UserInputError
+from ..runfolder.checkpoints import CheckpointStore, find_damage
+from ..runfolder.folder import RunFolder, find_newest
+from ..util.redact import redact_mapping
+
+WARM_START = "warm-start"
+"""Folder of the quickstart's first stage, in its run folder."""
+
+_FIXED = ("model.path", "model.lora", "algorithm.name", "prompts")
+"""Options, with all below them, that a checkpoint holds for: others would make another run of it."""
+
+
+def resumed_folder(resume: str, output: Path | None) -> Path:
+    """The run folder that a resume goes on in. Raises `UserInputError` where `auto` finds none."""
+    if output is not None:
+        return output
+    if resume != "auto":
+        path = Path(resume)
+        return path.parent.parent if path.parent.name == "checkpoints" else path
+    newest = find_newest()
+    if newest is None:
+        raise UserInputError("there is no run in runs/ to continue", where="--resume auto", hint="give --output DIR")
+    return newest
+
+
+def own_config(path: Path) -> dict[str, Any]:
+    """The `config.yaml` of the run folder `path`, to go on with. Raises `UserInputError` where there is none.
+
+    A model in the folder (the quickstart's) has moved with it.
+    """
+    folder = RunFolder(path)
+    config = folder.read_config()
+    if not config:
+        has_begun = folder.has_begun
+        raise UserInputError(
+            "the run ended before it wrote its config.yaml" if has_begun else "there is no checkpoint to continue from",
+            where=str(path),
+            hint="give the run file, too: rlhf train RUN.yaml --output DIR --resume auto"
+            if has_begun
+            else "start anew without --resume",
+        )
+    model = config.get("model")
+    if isinstance(model, dict) and _is_own_model(str(model.get("path"))) and (path / WARM_START / "model").is_dir():
+        model["path"] = str(path / WARM_START / "model")
+    return config
+
+
+def find_checkpoint(resume: str, output: Path) -> Path | None:
+    """The checkpoint that `--resume` means: the newest whole one of the run, or the named folder.
+
+    None: under `auto`, the run ended before it wrote one, and starts again.
+
+    Raises:
+        UserInputError: there is no run, or no whole checkpoint.
+    """
+    folder = output if resume == "auto" else Path(resume)
+    if (folder / "files.json").exists():
+        if problem := find_damage(folder):
+            raise UserInputError(problem, where=str(folder), hint="--resume auto takes the newest good one")
+        return folder
+    store = CheckpointStore(folder / "checkpoints", keep=1)
+    found = store.newest()
+    if found is None and not (resume == "auto" and RunFolder(folder).has_begun and not store.steps()):
+        raise UserInputError(
+            "there is no checkpoint to continue from", where=str(folder), hint="start anew without --resume"
+        )
+    return found
+
+
+def resume_changes(folder: RunFolder, resolved: ResolvedRun, data_digest: str, *, is_again: bool) -> list[Change]:
+    """What a resume changes of the run in `folder`. `is_again`: it has no checkpoint, and may change everything.
+
+    Raises:
+        UserInputError: model, algorithm or prompts are others than the checkpoint's.
+    """
+    before = folder.read_config()
+    if not before:
+        return []
+    manifest = folder.read_json(folder.manifest)
+    working_folder = Path(manifest.get("working_folder", "."))
+    changes = [
+        change
+        for change in config_changes(redact_mapping(before), redact_mapping(resolved.to_mapping()))
+        if change.key != "model.path" or not _is_same_model(change, folder, working_folder, is_again=is_again)
+    ]
+    if not is_again:
+        _refuse(folder, [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)])
+        if manifest.get("data_digest", data_digest) != data_digest:
+            _refuse(folder, ["prompts: its records are not those that the run was trained on"])
+    return changes
+
+
+def _is_fixed(key: str) -> bool:
+    if key == "prompts.path":
+        return False  # the digest says whether it is other data
+    return any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
+
+
+def _is_same_model(change: Change, folder: RunFolder, working_folder: Path, *, is_again: bool) -> bool:
+    """Whether another path is the same folder, or the quickstart's model in a run folder that was moved."""
+    before, after = str(change.before), os.path.realpath(str(change.after))
+    if after == os.path.realpath(folder.path / WARM_START / "model"):
+        return is_again or _is_own_model(before)
+    return after == os.path.realpath(working_folder / before)
+
+
+def _is_own_model(path: str) -> bool:
+    return Path(path).parts[-2:] == (WARM_START, "model")
+
+
+def _refuse(folder: RunFolder, problems: Sequence[str]) -> None:
+    if problems:
+        raise UserInputError(
+            "a resume goes on with the model, algorithm and prompts of the run:\n" + "\n".join(problems),
+            where=str(folder.path),
+            hint="leave them as they were, or start anew with another --output",
+        )

@@ -1,0 +1,30 @@
+"""Signals that wait while something is done that must not be left half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Within the block SIGINT and SIGTERM wait, and are sent again after it; outside the main thread none does.
+
+    For what takes a moment: nobody can stop it meanwhile.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: held.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for one in held:
+            os.kill(os.getpid(), one)
