@@ -12,7 +12,6 @@ what it was (`{"loss/policy": "nan"}`). A key without meaning is left out by who
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from types import TracebackType
 from typing import Any, SupportsFloat, SupportsIndex
 
 from ..errors import CheckpointError, RlhfError
-from ..util.jsonl import dump_line, truncate_lines
+from ..util.jsonl import LineFile, dump_line, truncate_lines
 
 Number = SupportsFloat | SupportsIndex
 Line = dict[str, Any]
@@ -40,7 +39,7 @@ class MetricsWriter:
         self._step = step
         self._held: Line | None = None
         self._episode: Line = {}
-        self._file = path.open("ab", buffering=0)
+        self._file = LineFile(path)
 
     @classmethod
     def resume(cls, path: Path, *, step: int, on_line: Callable[[Line], object] | None = None) -> MetricsWriter:
@@ -48,6 +47,7 @@ class MetricsWriter:
 
         Raises:
             CheckpointError: lines up to `step` are missing.
+            DataError: one of them is torn.
         """
         last = truncate_after(path, step)
         if last != step:
@@ -105,11 +105,11 @@ class MetricsWriter:
         held, self._held = self._held, None
         if held is not None:
             line = finite(held)
-            self._on_disk(lambda: self._file.write(dump_line(line)))
+            self._on_disk(lambda: self._file.append(dump_line(line)))
             if self._on_line is not None:
                 self._on_line(line)
         if sync:
-            self._on_disk(lambda: os.fsync(self._file.fileno()))
+            self._on_disk(self._file.sync)
 
     def _on_disk(self, action: Callable[[], object]) -> None:
         try:
@@ -140,7 +140,7 @@ class MetricsWriter:
 
 def truncate_after(path: Path, step: int) -> int:
     """Cut the lines of `metrics.jsonl` after `step` and a torn last line. Returns the last step kept, or 0."""
-    last = truncate_lines(path, lambda line: int(line["step"]) <= step)
+    last = truncate_lines(path, "step", step)
     return int(last["step"]) if last else 0
 
 

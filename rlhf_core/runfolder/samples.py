@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import queue
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 from ..errors import DeadlineError, RlhfError
 from ..types import FinishReason, Rollout
-from ..util.jsonl import dump_line, truncate_lines
+from ..util.jsonl import LineFile, dump_line, truncate_lines
 
 Keep = Literal["all", "none"] | int
 """Which samples of an episode are written: all, none, or at most so many, spread over the episode."""
@@ -74,13 +73,16 @@ class SampleWriter:
         self._timeout = timeout_seconds
         self._queue: queue.Queue[Sequence[SampleRecord] | threading.Event | None] = queue.Queue(_QUEUE_EPISODES)
         self._error: OSError | ValueError | None = None
-        self._file = path.open("ab")
+        self._file = LineFile(path)
         self._thread = threading.Thread(target=self._run, name="samples-writer", daemon=True)
         self._thread.start()
 
     @classmethod
     def resume(cls, path: Path, *, episode: int, keep: Keep = "all") -> SampleWriter:
-        """Cut the samples after `episode` (the last one that the checkpoint holds; -1: none) and go on."""
+        """Cut the samples after `episode` (the last one that the checkpoint holds; -1: none) and go on.
+
+        Raises DataError, naming the line, where one of those before is torn.
+        """
         truncate_after_episode(path, episode)
         return cls(path, keep=keep)
 
@@ -129,10 +131,9 @@ class SampleWriter:
 
     def _do(self, job: Sequence[SampleRecord] | threading.Event) -> None:
         if isinstance(job, threading.Event):
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._file.sync()
         elif self._error is None:
-            self._file.writelines(dump_line(record.to_json()) for record in job)
+            self._file.append(b"".join(dump_line(record.to_json()) for record in job))
 
     def _put(self, job: Sequence[SampleRecord] | threading.Event | None) -> None:
         try:
@@ -168,4 +169,4 @@ def choose(records: Sequence[SampleRecord], keep: Keep) -> Sequence[SampleRecord
 
 def truncate_after_episode(path: Path, episode: int) -> None:
     """Cut the lines of `samples.jsonl` after `episode`, and a torn last line."""
-    truncate_lines(path, lambda line: int(line["episode"]) <= episode)
+    truncate_lines(path, "episode", episode)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from ..errors import DataError
@@ -24,31 +26,87 @@ def read_lines(path: Path) -> Iterator[Record]:
     Raises:
         DataError: a line before the last is no JSON object; names file and line.
     """
-    for record, _end in _scan(path):
-        yield record
+    torn: int | None = None
+    for number, (record, _end) in enumerate(_scan(path), start=1):
+        if torn is not None:
+            raise DataError("is no JSON object", where=f"{path}:{torn}")
+        if record is None:
+            torn = number
+        else:
+            yield record
 
 
-def truncate_lines(path: Path, keep: Callable[[Record], bool]) -> Record | None:
-    """Cut a file before the first line that `keep` refuses, and a torn last line with it.
+def truncate_lines(path: Path, key: str, last: int) -> Record | None:
+    """Cut a file before the first line whose number under `key` is above `last`, and a torn end with it.
 
     Returns the last line kept, None where none is. A file that is not there stays so.
 
     Raises:
-        DataError: a line before the last is no JSON object.
+        DataError: a line among those to be kept is no JSON object with such a number; the file stays as it was.
     """
     if not path.exists():
         return None
-    last: Record | None = None
+    kept: Record | None = None
     size = 0
-    for record, end in _scan(path):
-        if not keep(record):
+    torn: int | None = None
+    for number, (record, end) in enumerate(_scan(path), start=1):
+        place = None if record is None else record.get(key)
+        if record is None or not isinstance(place, int):
+            torn = torn or number
+        elif place > last:
             break
-        last, size = record, end
+        elif torn is not None:
+            raise DataError(
+                "is torn, and the checkpoint counts on the lines after it",
+                where=f"{path}:{torn}",
+                hint="resume from a checkpoint that is older than this line: --resume RUN/checkpoints/step-N",
+            )
+        else:
+            kept, size = record, end
     if path.stat().st_size != size:
         with path.open("r+b") as file:
             file.truncate(size)
             os.fsync(file.fileno())
-    return last
+    return kept
+
+
+class LineFile:
+    """A file that lines are appended to: each call writes all of its lines, or none and raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def append(self, lines: bytes) -> None:
+        """Write lines of `dump_line`; a disk may take them in several pieces."""
+        handle = self._file.fileno()
+        size = os.fstat(handle).st_size
+        left = memoryview(lines)
+        try:
+            while left:
+                left = left[os.write(handle, left) :]
+        except OSError:
+            with suppress(OSError):  # of a device or a pipe, nothing can be taken back
+                os.ftruncate(handle, size)
+            raise
+
+    def sync(self) -> None:
+        """Return when everything written is on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> LineFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -70,22 +128,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _scan(path: Path) -> Iterator[tuple[Record, int]]:
-    """Each whole line with the offset of its end. Only the last line may be torn."""
+def _scan(path: Path) -> Iterator[tuple[Record | None, int]]:
+    """Each line, None where it is torn, with the offset of its end."""
     if not path.exists():
         return
-    torn: int | None = None
     with path.open("rb") as file:
         end = 0
-        for number, line in enumerate(file, start=1):
-            if torn is not None:
-                raise DataError("is no JSON object", where=f"{path}:{torn}")
+        for line in file:
             end += len(line)
-            record = _parse(line) if line.endswith(b"\n") else None
-            if record is None:
-                torn = number
-            else:
-                yield record, end
+            yield _parse(line) if line.endswith(b"\n") else None, end
 
 
 def _parse(line: bytes) -> Record | None:
