@@ -1,4 +1,4 @@
-"""Ctrl-C: the first asks the run to stop after the episode, the second stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first asks the run to stop after the episode, the second stops at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,17 @@ _NOT_HEARD = (
 logger = logging.getLogger("rlhf")
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a run to stop. A SIGHUP that is ignored already (`nohup`) stays so."""
+    heard = (signal.SIGINT, signal.SIGTERM)
+    return heard if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*heard, signal.SIGHUP)
+
+
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
 class InterruptFlag:
-    """Context manager that turns the first SIGINT or SIGTERM into `requested`; outside the main thread it is inert."""
+    """Context manager that turns the first of `stop_signals` into `requested`; outside the main thread it is inert."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -40,7 +46,7 @@ class InterruptFlag:
         if threading.current_thread() is threading.main_thread():
             self._watch = lock_watch()
             self._wakeup_before = self._watch.hear_signals(_NOT_HEARD)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in stop_signals():
                 self._before[number] = signal.signal(number, self._handle)
         return self
 

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from ..config.resolve import ResolvedRun
-from ..distributed.interrupts import INTERRUPT_FILE
+from ..distributed.interrupts import INTERRUPT_FILE, stop_signals
 from ..errors import RlhfError
 
 
@@ -84,7 +84,7 @@ def _own_signals(config: type[Any]) -> dict[str, Any]:
 
     A torch that has no such option (before 2.9) does so.
     """
-    return {"signals_to_handle": "SIGHUP,SIGQUIT"} if "signals_to_handle" in config.__dataclass_fields__ else {}
+    return {"signals_to_handle": "SIGQUIT"} if "signals_to_handle" in config.__dataclass_fields__ else {}
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _interrupts_as_file(path: Path) -> Iterator[None]:
             raise KeyboardInterrupt
         path.touch()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
     os.environ[INTERRUPT_FILE] = str(path)
     try:
         yield

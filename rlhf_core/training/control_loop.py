@@ -24,22 +24,36 @@ Setter = Callable[[float], str]
 class ControlLoop:
     """Takes commands on rank 0 and has every rank do them at the same place."""
 
-    def __init__(self, folder: RunFolder, strategy: Strategy, setters: Mapping[str, Setter]) -> None:
-        """`setters`: option -> what sets it on a rank."""
+    def __init__(
+        self,
+        folder: RunFolder,
+        strategy: Strategy,
+        setters: Mapping[str, Setter],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        """`setters`: option -> what sets it on a rank. `interrupted`: whether this rank heard a signal."""
         self._folder = folder
         self._strategy = strategy
         self._setters = setters
+        self._interrupted = interrupted
         self._box = ControlBox(folder.control)
         self._paused = False
         self.checkpoint_asked = False
         self.stop_asked = False
 
     def after_update(self, step: int, episode: int) -> None:
-        """Collective. Do what was asked; while the run is paused, wait here."""
+        """Collective. Do what was asked; while the run is paused, wait here. A signal to any rank ends the pause."""
         self._take(step, episode)
         while self._paused and not self.stop_asked:
             time.sleep(_PAUSED_POLL_SECONDS)
             self._take(step, episode)
+            self.stop_asked = self.stop_asked or self.agree(self._interrupted())
+
+    def agree(self, flag: bool) -> bool:
+        """Collective. True on every rank when it is on any."""
+        import torch
+
+        return bool(self._strategy.all_reduce(torch.tensor([float(flag)]), "max").item() > 0)
 
     def _take(self, step: int, episode: int) -> None:
         for command in self._agreed():
@@ -58,9 +72,7 @@ class ControlLoop:
         commands = self._box.take() if self._strategy.is_main else []
         if self._strategy.world_size == 1:
             return commands
-        import torch
-
-        if not self._strategy.all_reduce(torch.tensor([float(len(commands))]), "max").item():
+        if not self.agree(bool(commands)):
             return []
         agreed: list[Command] = self._strategy.broadcast_object(commands)
         return agreed

@@ -79,7 +79,7 @@ class TrainerSession:
         )
         self._live_options = LiveOptions(resolved.run.optimizer, models.trained, algorithm)
         self._guard_runner = GuardRunner(strategy, hooks, resolved.run.guards, folder)
-        self._control = ControlLoop(folder, strategy, self._live_options.setters)
+        self._control = ControlLoop(folder, strategy, self._live_options.setters, parts.interrupted)
         self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type)
         self._updater = Updater(
             algorithm,
@@ -162,7 +162,7 @@ class TrainerSession:
         self._publish(self._version + 1)
         metrics = self._record.end_episode(self._strategy)
         last = episode + 1 == run.train.episodes
-        interrupted = self._agree(self._parts.interrupted() or self._control.stop_asked)
+        interrupted = self._control.agree(self._parts.interrupted() or self._control.stop_asked)
         results: Mapping[str, float] = {}
         # Also when interrupted: after a resume its scores could not be put on the line they belong to.
         if run.eval is not None and (last or _due(episode, run.eval.every_episodes)):
@@ -354,12 +354,6 @@ class TrainerSession:
         items = list(self._prepare(items))
         mine = items[self._strategy.rank :: self._strategy.world_size] or [algorithm.masked(items[0])]
         return {f"eval/{name}": value for name, value in self._updater.evaluate(mine).items()}
-
-    def _agree(self, flag: bool) -> bool:
-        """True on every rank when it is on any."""
-        import torch
-
-        return bool(self._strategy.all_reduce(torch.tensor([float(flag)]), "max").item() > 0)
 
     def _save_model(self) -> None:
         """Write `model/` (and `adapter/`): a plain transformers folder whatever the strategy. Collective."""

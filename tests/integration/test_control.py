@@ -1,6 +1,8 @@
 """Live control of whole runs."""
 
 import json
+import os
+import signal
 import threading
 
 import pytest
@@ -89,6 +91,33 @@ def test_a_paused_run_waits_and_goes_on_unchanged(tmp_path):
     assert [(e["command"], e["step"]) for e in events(paused.run_folder)] == [("pause", 3), ("resume", 3)]
 
 
+@pytest.mark.usefixtures("no_plots")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_paused_run_hears_a_signal(tmp_path, number):
+    """It goes on to the end of the episode, and a resume makes what an untouched run makes."""
+    straight = start(BASE, tmp_path / "straight")
+    answers = tmp_path / "run" / "control"
+
+    def signal_once_paused():
+        wait_until(lambda: list(answers.glob("*.answer.json")), "the answer to the pause")
+        os.kill(os.getpid(), number)
+
+    helper = threading.Thread(target=signal_once_paused)
+    # Were the signal not heard, the run would wait for ever.
+    rescue = threading.Timer(60, lambda: ControlBox(answers).send(parse_command(["resume"])))
+    rescue.start()
+    try:
+        helper.start()
+        with pytest.raises(InterruptedRun, match="stopped after episode 2 of 4"):
+            start(BASE, tmp_path / "run", hooks=[Send({3: "pause"})])
+    finally:
+        rescue.cancel()
+        helper.join()
+    assert [event["command"] for event in events(tmp_path / "run")] == ["pause"]  # not rescued
+    resumed = start(BASE, tmp_path / "run", resume="auto")
+    assert metrics(resumed.run_folder) == metrics(straight.run_folder)
+
+
 def test_the_command_steers_a_run_of_two_processes(tmp_path):
     changes = {**BASE, "train": {**TRAIN, "episodes": 4000}, "strategy": {"name": "ddp"}}
     folder = tmp_path / "run"
@@ -107,7 +136,8 @@ def test_the_command_steers_a_run_of_two_processes(tmp_path):
         assert set_lr.returncode == 0, set_lr.stderr
         assert len(lines(folder / "metrics.jsonl")) == step
         assert command("control", folder, "resume").stdout == "goes on\n"
-        assert command("control", folder, "stop").returncode == 0
+        assert command("control", folder, "pause").returncode == 0
+        process.send_signal(signal.SIGTERM)  # a paused run hears it
         _, err = process.finish()
     assert process.returncode == 130, err
     assert lines(folder / "metrics.jsonl")[-1]["policy/lr"] == pytest.approx(1e-5)

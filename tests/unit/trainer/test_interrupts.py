@@ -9,7 +9,7 @@ import pytest
 from rlhf_core.distributed.interrupts import INTERRUPT_FILE, InterruptFlag
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_asks_and_the_second_stops(number):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), InterruptFlag() as flag:
@@ -40,3 +40,14 @@ def test_outside_the_main_thread_it_is_inert():
     thread.start()
     thread.join(10)
     assert seen == [(False, before)]
+
+
+def test_a_run_under_nohup_does_not_hear_the_terminal_go():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with InterruptFlag() as flag:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not flag()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
