@@ -31,7 +31,7 @@ class LiveProgress(PlainProgress):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._console = Console(file=stream)
+        self._console = Console(file=self._stream)
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 

@@ -16,7 +16,7 @@ import click
 from rlhf_core.errors import RlhfError
 
 from .lazy import LazyCommand, RootGroup
-from .output import echo
+from .output import echo, let_go, outliving
 
 _HELP = """Train language models from feedback.
 
@@ -90,7 +90,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader left (`rlhf plugins list | head`): nothing to say, and nothing more may be flushed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go(sys.stdout)
         return EXIT_FAILED
     except Exception as error:  # a bug, ours or a plugin's
         return _unexpected(error)
@@ -108,4 +108,5 @@ def _unexpected(error: Exception) -> int:
 
 
 def _say(message: str) -> None:
-    echo(f"error: {message}" if message != "interrupted" else message, err=True)
+    with outliving(sys.stderr):
+        echo(f"error: {message}" if message != "interrupted" else message, err=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 import click
 
@@ -21,6 +24,43 @@ def heading(text: str, *, bold: bool = False, dim: bool = False) -> None:
     """A line that a terminal shows in a style."""
     plain = printable(text)
     click.echo(click.style(plain, bold=bold, dim=dim) if sys.stdout.isatty() else plain)
+
+
+class OutlivingStream:
+    """A text stream whose reader may leave, by closing a pipe or a terminal: what is written then goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with outliving(self._stream):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with outliving(self._stream):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def outliving(stream: TextIO) -> Iterator[None]:
+    """Around what writes to `stream`: where its reader is gone, this write and all later ones go nowhere."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        let_go(stream)
+
+
+def let_go(stream: TextIO) -> None:
+    """Send what is still written to `stream`, at the end of the process, too, nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def print_json(value: Any) -> None:

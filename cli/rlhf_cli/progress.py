@@ -1,7 +1,7 @@
 """What a person sees while a run goes on: live bars in a terminal, plain lines in a pipe, only the end when quiet.
 
-Each is a hook plugin. Plain lines are never cut to a width. A reader that closes the pipe (`| head`) ends the
-printing, not the run.
+Each is a hook plugin. Plain lines are never cut to a width. A reader that closes the pipe (`| head`) or the
+terminal ends the printing, not the run.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
 from rlhf_core.util.printable import printable
+
+from .output import OutlivingStream
 
 Mode = Literal["live", "plain", "quiet"]
 
@@ -41,8 +43,7 @@ class PlainProgress:
     """One line per episode and per evaluation, and a summary at the end."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._open = True
+        self._stream = cast(TextIO, OutlivingStream(stream))  # a reader that leaves does not end the run
         self._info = FitInfo(algorithm="", num_episodes=0)
         self._started = 0.0
         self._line: dict[str, Any] = {}
@@ -96,12 +97,7 @@ class PlainProgress:
 
     def say(self, line: str) -> None:
         """Print a line at once."""
-        if not self._open:
-            return
-        try:
-            print(printable(line), file=self._stream, flush=True)
-        except BrokenPipeError:
-            self._open = False  # the reader left; the run has no reason to
+        print(printable(line), file=self._stream, flush=True)
 
     def _begin(self, info: FitInfo) -> None:
         """One object may see several fits: the quickstart has two."""

@@ -1,12 +1,15 @@
 """`--num-processes 2`: the same run in two processes, and what happens when one goes wrong."""
 
 import json
+import os
+import pty
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
-from run_files import command, metrics, samples, start, write_run
-from running import ended, rlhf, wait_until
+from run_files import RLHF, command, metrics, samples, start, write_run
+from running import PATIENCE_SECONDS, ended, rlhf, wait_until
 
 pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
 DDP = {"strategy": "ddp", "train": {"episodes": 2, "prompts_per_episode": 6, "train_batch_size": 12}}
@@ -107,6 +110,38 @@ def test_ctrl_c_stops_all_processes_with_a_checkpoint(tmp_path):
     assert "Traceback" not in out + err
     assert (tmp_path / "run/checkpoints/last").is_file()
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_terminal_that_is_closed_asks_for_a_checkpoint(tmp_path, processes):
+    """What the run says goes nowhere from then on, which ends nothing."""
+    changes = {**DDP, "strategy": "ddp" if processes > 1 else "single"}
+    run = write_run(tmp_path, {**changes, "train": {**DDP["train"], "episodes": 100_000}})
+    flags = ["train", str(run), "--output", str(tmp_path / "run"), "--num-processes", str(processes)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(RLHF, [RLHF, *flags])
+    os.set_blocking(terminal, False)
+    metrics_file = tmp_path / "run" / "metrics.jsonl"
+
+    def updated():
+        with suppress(BlockingIOError):  # nothing was said since
+            os.read(terminal, 1 << 16)
+        return metrics_file.exists() and metrics_file.stat().st_size
+
+    wait_until(updated, "an update")
+    os.close(terminal)
+    process = psutil.Process(pid)
+    try:
+        code = process.wait(timeout=PATIENCE_SECONDS)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    log = (tmp_path / "run/run.log").read_text()
+    assert code == 130, log
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted", log
+    assert (tmp_path / "run/checkpoints/last").is_file()
+    assert "Traceback" not in log
 
 
 @pytest.mark.slow

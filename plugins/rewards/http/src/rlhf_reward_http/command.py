@@ -141,7 +141,9 @@ def _bind(host: str, port: int, score: Score, limits: ServerLimits, token: str |
 
 
 def _serve(server: RewardServer, name: str, stop_seconds: float) -> None:
-    """Until SIGINT or SIGTERM; a second one ends the process at once."""
+    """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
+    from rlhf_core.distributed import stop_signals
+
     from .protocol import SCORE_PATH
 
     asked = threading.Event()
@@ -150,7 +152,7 @@ def _serve(server: RewardServer, name: str, stop_seconds: float) -> None:
         signal.signal(number, signal.SIG_DFL)
         asked.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, ask_to_stop)
     thread = threading.Thread(target=server.serve_forever, name="serve-reward", daemon=True)
     thread.start()
