@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..strategy import ReduceOp
 
-_ROLL_CALL_SECONDS = 3.0
+_ROLL_CALL_SECONDS = 1.5
 """How long the processes that are left wait for one another's sign of life after an error."""
 _LEAVE_SECONDS = 5.0
 """How long a process that is done waits for the others to be done."""
@@ -33,6 +33,13 @@ _SETTLE_SECONDS = 2.0
 """How long gloo's threads are waited for when all is done."""
 _GLOO_THREAD = "(pt_gloo_runloop)"
 _LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", "broken pipe", "recv", "socket")
+
+
+class LostRankError(DeadlineError):
+    """Other processes of the group gave no sign of life within the deadline."""
+
+    ranks: tuple[int, ...] = ()
+    """Those that gave none; empty where nobody can say which."""
 
 
 _groups_joined = itertools.count()
@@ -51,6 +58,7 @@ class ProcessGroup:
     _number: int = 0
     """Of the groups this process joined; the same on every rank."""
     _errors_seen: int = 0
+    _has_lost_ranks: bool = False
 
     @property
     def rank(self) -> int:
@@ -61,7 +69,7 @@ class ProcessGroup:
         return self.env.world_size
 
     def join(self) -> None:
-        """Meet the other processes. Raises `DeadlineError` when they do not all come in time.
+        """Meet the other processes. Raises `LostRankError` when they do not all come in time.
 
         A group that exists already (made by the caller's own code) is used and left alone.
         """
@@ -88,7 +96,8 @@ class ProcessGroup:
                 rank, size = self.env.rank, self.env.world_size
                 dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=timeout)
         except (dist.DistError, RuntimeError) as error:
-            raise DeadlineError(
+            raise self._lost(
+                set(range(self.world_size)) - {self.rank},
                 f"rank {self.rank} of {self.world_size} could not meet the others (limit "
                 f"{self.timeout_seconds:g} s) at {self.env.master_addr}:{self.env.master_port}: {_first_line(error)}",
                 where="strategy.timeout_seconds",
@@ -104,8 +113,9 @@ class ProcessGroup:
             return
         _let_gloo_settle()
         if self._owned:
-            # Nobody closes its connections while another still uses them; one that died is not waited for long.
-            self._absent_after(_LEAVE_SECONDS, f"rlhf/{self._number}/leaving")
+            # Nobody closes its connections while another still uses them; after a loss nobody is waited for.
+            if not self._has_lost_ranks:
+                self._absent_after(_LEAVE_SECONDS, f"rlhf/{self._number}/leaving")
             dist.destroy_process_group()
         self._owned = False
 
@@ -133,7 +143,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def guard(self, waiting_for: str) -> Iterator[None]:
-        """Turn a lost process into a `DeadlineError` that names it; other errors pass unchanged."""
+        """Turn a lost process into a `LostRankError` that names it; other errors pass unchanged."""
         import torch.distributed as dist
 
         try:
@@ -143,11 +153,18 @@ class ProcessGroup:
                 raise
             missing = self._roll_call()
             named = f"rank {', '.join(map(str, missing))}" if missing else "another process"
-            raise DeadlineError(
+            raise self._lost(
+                missing,
                 f"rank {self.rank} waited for {waiting_for}, but {named} is gone or stuck: {_first_line(error)}",
                 where=f"process group of {self.world_size}",
                 hint="see the log of that rank; a slow but living one needs a larger strategy.timeout_seconds",
             ) from error
+
+    def _lost(self, ranks: Iterable[int], message: str, *, where: str, hint: str) -> LostRankError:
+        self._has_lost_ranks = True
+        error = LostRankError(message, where=where, hint=hint)
+        error.ranks = tuple(sorted(ranks))
+        return error
 
     def _roll_call(self) -> list[int]:
         """Ranks that give no sign of life through the store within a few seconds."""

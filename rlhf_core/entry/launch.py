@@ -21,6 +21,10 @@ from typing import Any
 from ..config.resolve import ResolvedRun
 from ..distributed.interrupts import INTERRUPT_FILE, stop_signals
 from ..errors import RlhfError
+from .rank_watch import watched_ranks
+
+_TIMEOUT_SECONDS = 600.0
+"""How long processes wait for one another under a strategy that has no option for it."""
 
 
 def run_in_processes(
@@ -67,7 +71,9 @@ def run_in_processes(
             **_own_signals(LaunchConfig),
         )
         interrupted = Path(scratch) / "interrupted"
-        with _interrupts_as_file(interrupted), _threads_shared(num_processes), _quiet_elastic():
+        timeout_seconds = float(getattr(resolved.strategy.config, "timeout_seconds", _TIMEOUT_SECONDS))
+        watched = watched_ranks(request, timeout_seconds)
+        with _interrupts_as_file(interrupted), _threads_shared(num_processes), _quiet_elastic(), watched:
             try:
                 elastic_launch(config, sys.executable)("-m", "rlhf_core.entry.launched", str(request))
             except SignalException as error:

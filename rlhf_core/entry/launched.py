@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..distributed.parent_watch import killed_with_parent
+from ..distributed.process_group import LostRankError
 from ..errors import InterruptedRun, RlhfError
 from ..runfolder.folder import RunFolder
 from ..util.printable import printable
@@ -33,7 +34,10 @@ def _main(path: str) -> int:
         _write_error(Path(path).parent, rank, error)
         if not isinstance(error, RlhfError):
             sys.stderr.write(printable(traceback.format_exc()))
+        if isinstance(error, InterruptedRun):
+            _tell_done(Path(path).parent, rank)
         return error.exit_code if isinstance(error, RlhfError) else 1
+    _tell_done(Path(path).parent, rank)
     return 0
 
 
@@ -46,6 +50,11 @@ def _run(request: Mapping[str, Any], rank: int) -> None:
         run_rank(prepared, folder, checkpoint)
 
 
+def _tell_done(scratch: Path, rank: int) -> None:
+    """Let the launcher know that this process ended in order, at the run's end or when it was asked to."""
+    (scratch / f"done-{rank}").touch()
+
+
 def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
     known = error if isinstance(error, RlhfError) else None
     record = {
@@ -55,6 +64,7 @@ def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
         "message": f"{type(error).__name__}: {error}" if known is None else known.message,
         "where": None if known is None else known.where,
         "hint": "the traceback is above" if known is None else known.hint,
+        "lost_ranks": error.ranks if isinstance(error, LostRankError) else (),
     }
     partial = scratch / f".error-{rank}"
     partial.write_text(json.dumps(record))

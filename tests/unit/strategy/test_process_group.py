@@ -35,6 +35,25 @@ CHILD = """
         print(type(error).__name__, error, flush=True)
 """
 
+STOPS = """
+    import os, signal, sys, time
+    import torch
+    from rlhf_core.distributed import process_group
+    from rlhf_core.distributed.process_group import LostRankError, ProcessGroup
+
+    process_group._LEAVE_SECONDS = 600.0  # nobody may be waited for after a loss
+    group = ProcessGroup(torch.device("cpu"), timeout_seconds=2)
+    group.join()
+    group.all_reduce(torch.ones(1))
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        group.all_reduce(torch.ones(1))
+    except LostRankError as error:
+        print(error.ranks, flush=True)
+    group.leave()
+"""
+
 ENDS = """
     import sys, time
     import torch
@@ -53,18 +72,22 @@ ENDS = """
 """
 
 
-def test_two_meet_and_a_dead_one_is_named():
+def start_two(code: str) -> list[subprocess.Popen[str]]:
     port = free_port()
     places = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
-    processes = [
+    return [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(CHILD)],
+            [sys.executable, "-c", textwrap.dedent(code)],
             env={**os.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
             stdout=subprocess.PIPE,
             text=True,
         )
         for place in places
     ]
+
+
+def test_two_meet_and_a_dead_one_is_named():
+    processes = start_two(CHILD)
     try:
         outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in processes]
     finally:
@@ -73,9 +96,20 @@ def test_two_meet_and_a_dead_one_is_named():
     met = "[{'rank': 0, 'sum': 3.0}, {'rank': 1, 'sum': 3.0}]"
     assert [output.splitlines()[0] for output in outputs] == [met, met]
     assert processes[1].returncode == 9
-    assert "DeadlineError" in outputs[0]
+    assert "LostRankError" in outputs[0]
     assert "rank 0 waited for an all-reduce, but rank 1 is gone or stuck" in outputs[0]
     assert "strategy.timeout_seconds" in outputs[0]
+
+
+def test_a_stopped_one_is_named_and_not_waited_for():
+    processes = start_two(STOPS)
+    try:
+        assert processes[0].communicate(timeout=PATIENCE_SECONDS)[0] == "(1,)\n"
+        assert processes[0].returncode == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def test_a_process_that_has_left_may_end_at_once():
