@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
     from ..strategy import ReduceOp
 
-_ROLL_CALL_SECONDS = 1.5
+_ROLL_CALL_SECONDS = 1.0
 """How long the processes that are left wait for one another's sign of life after an error."""
+_STORE_SECONDS = 1.0
+"""How long the store may take over a question."""
 _LEAVE_SECONDS = 5.0
 """How long a process that is done waits for the others to be done."""
 _POLL_SECONDS = 0.02
@@ -59,6 +62,7 @@ class ProcessGroup:
     """Of the groups this process joined; the same on every rank."""
     _errors_seen: int = 0
     _has_lost_ranks: bool = False
+    _store_is_stuck: bool = False
 
     @property
     def rank(self) -> int:
@@ -114,8 +118,8 @@ class ProcessGroup:
         _let_gloo_settle()
         if self._owned:
             # Nobody closes its connections while another still uses them; after a loss nobody is waited for.
-            if not self._has_lost_ranks:
-                self._absent_after(_LEAVE_SECONDS, f"rlhf/{self._number}/leaving")
+            seconds = 0.0 if self._has_lost_ranks else _LEAVE_SECONDS
+            self._absent_after(seconds, f"rlhf/{self._number}/leaving")
             dist.destroy_process_group()
         self._owned = False
 
@@ -173,6 +177,16 @@ class ProcessGroup:
 
     def _absent_after(self, seconds: float, topic: str) -> list[int]:
         """Leave a mark under `topic` in the store and name the ranks that do not within `seconds`."""
+        answers: list[list[int]] = []
+        if not self._store_is_stuck:
+            # Where rank 0 keeps the store and is stopped, a question to it is never answered.
+            asking = threading.Thread(target=lambda: answers.append(self._ask_store(seconds, topic)), daemon=True)
+            asking.start()
+            asking.join(seconds + _STORE_SECONDS)
+            self._store_is_stuck = not answers
+        return answers[0] if answers else [0]
+
+    def _ask_store(self, seconds: float, topic: str) -> list[int]:
         import torch.distributed as dist
 
         absent = set(range(self.world_size)) - {self.rank}

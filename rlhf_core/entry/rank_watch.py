@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS = 1.0
 """For a process that was only late to end by itself, once the others have given it up."""
 _AFTER_SUCCESS_SECONDS = 60.0
 """How much longer than the deadline rank 0 may take over what it writes when all ranks are done."""

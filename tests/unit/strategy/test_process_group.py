@@ -36,8 +36,10 @@ CHILD = """
 """
 
 STOPS = """
-    import os, signal, sys, time
+    import os, signal
+    from datetime import timedelta
     import torch
+    import torch.distributed
     from rlhf_core.distributed import process_group
     from rlhf_core.distributed.process_group import LostRankError, ProcessGroup
 
@@ -45,7 +47,8 @@ STOPS = """
     group = ProcessGroup(torch.device("cpu"), timeout_seconds=2)
     group.join()
     group.all_reduce(torch.ones(1))
-    if group.rank == 1:
+    torch.distributed.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=600))
+    if group.rank == int(os.environ["STOPPED"]):
         os.kill(os.getpid(), signal.SIGSTOP)
     try:
         group.all_reduce(torch.ones(1))
@@ -72,13 +75,13 @@ ENDS = """
 """
 
 
-def start_two(code: str) -> list[subprocess.Popen[str]]:
+def start_two(code: str, **environment: str) -> list[subprocess.Popen[str]]:
     port = free_port()
     places = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
     return [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code)],
-            env={**os.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            env={**os.environ, **environment, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -101,11 +104,14 @@ def test_two_meet_and_a_dead_one_is_named():
     assert "strategy.timeout_seconds" in outputs[0]
 
 
-def test_a_stopped_one_is_named_and_not_waited_for():
-    processes = start_two(STOPS)
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_one_is_named_and_not_waited_for(stopped):
+    """Nor does the store keep anybody, which rank 0 holds where no launcher does."""
+    processes = start_two(STOPS, STOPPED=str(stopped))
+    left = processes[1 - stopped]
     try:
-        assert processes[0].communicate(timeout=PATIENCE_SECONDS)[0] == "(1,)\n"
-        assert processes[0].returncode == 0
+        assert left.communicate(timeout=PATIENCE_SECONDS)[0] == f"({stopped},)\n"
+        assert left.returncode == 0
     finally:
         for process in processes:
             process.kill()

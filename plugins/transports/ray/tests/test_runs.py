@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +153,27 @@ def test_a_run_takes_commands_while_it_goes_on(tmp_path: Path, run_file: Callabl
         train(run, output=tmp_path / "ray", hooks=[Send("set lr=5e-4", "set kl_coef=0.2", "stop")])
     lines = [json.loads(line) for line in (tmp_path / "ray" / "metrics.jsonl").read_text().splitlines()]
     assert [line["policy/lr"] for line in lines] == pytest.approx([1e-3, 5e-4])
+    assert [path.name for path in (tmp_path / "ray" / "checkpoints").glob("step-*")] == ["step-2"]
+
+
+class SignalOncePaused:
+    """Pauses the run, and asks this process to stop as soon as the run says that it is paused."""
+
+    def rlhf_run_start(self, run_folder: Path) -> None:
+        control = run_folder / "control"
+        ControlBox(control).send(parse_command(["pause"]))
+        threading.Thread(target=self._signal, args=(control,), daemon=True).start()
+
+    def _signal(self, control: Path) -> None:
+        deadline = time.monotonic() + 120
+        while not list(control.glob("*.answer.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_paused_run_hears_a_signal(tmp_path: Path, run_file: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(InterruptedRun, match="stopped after episode 1 of 3"):
+        train(run_file(max_staleness=0), output=tmp_path / "ray", hooks=[SignalOncePaused()])
     assert [path.name for path in (tmp_path / "ray" / "checkpoints").glob("step-*")] == ["step-2"]
 
 

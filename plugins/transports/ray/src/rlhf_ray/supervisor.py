@@ -25,7 +25,7 @@ logger = logging.getLogger("rlhf.ray")
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 60.0
 """Longest wait for a result that is there already."""
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 2.0
 """After a trainer's error, for the others to say what they know of its cause."""
 
 
