@@ -6,6 +6,8 @@ and what to type next. The command prints it without a traceback; a bug keeps it
 
 from __future__ import annotations
 
+import errno
+
 
 class RlhfError(Exception):
     """Base of all errors meant for the reader. `exit_code` is what the command ends with."""
@@ -36,6 +38,17 @@ class RlhfError(Exception):
 
 def _rebuild(cls: type[RlhfError], message: str, where: str | None, hint: str | None) -> RlhfError:
     return cls(message, where=where, hint=hint)
+
+
+def full_disk(error: BaseException) -> RlhfError | None:
+    """The error to tell where `error` is what the system says of a full disk or quota; None where it is not."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    return RlhfError(
+        "the disk is full",
+        where=None if error.filename is None else str(error.filename),
+        hint="the newest checkpoint is whole: free some space and start again with --resume auto",
+    )
 
 
 class UserInputError(RlhfError):

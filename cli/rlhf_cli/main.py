@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import RlhfError, full_disk
 
 from .lazy import LazyCommand, RootGroup
 from .output import echo, let_go, outliving
@@ -99,6 +99,9 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _unexpected(error: Exception) -> int:
     """A bug keeps its traceback: in the run's log where there is one (`error.run_log`), else here."""
+    if told := full_disk(error):
+        _say(str(told))
+        return told.exit_code
     log = getattr(error, "run_log", None)
     if log is None:
         echo("".join(traceback.format_exception(error)), err=True, newline=False)

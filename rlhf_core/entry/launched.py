@@ -14,7 +14,7 @@ from typing import Any
 
 from ..distributed.parent_watch import killed_with_parent
 from ..distributed.process_group import LostRankError
-from ..errors import InterruptedRun, RlhfError
+from ..errors import InterruptedRun, RlhfError, full_disk
 from ..runfolder.folder import RunFolder
 from ..util.printable import printable
 from .train import prepare, run_rank
@@ -30,7 +30,8 @@ def _main(path: str) -> int:
         _run(request, rank)
     except KeyboardInterrupt:
         return InterruptedRun.exit_code
-    except BaseException as error:
+    except BaseException as raised:
+        error = full_disk(raised) or raised
         _write_error(Path(path).parent, rank, error)
         if not isinstance(error, RlhfError):
             sys.stderr.write(printable(traceback.format_exc()))

@@ -12,8 +12,9 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,18 @@ RunStatus = Literal["running", "done", "failed", "interrupted", "rolled-back-and
 DEFAULT_RUNS = Path("runs")
 _LOCK_ATTEMPTS = 10
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _LogFile(logging.FileHandler):
+    """Drops what a full disk does not take: the files that matter raise, and logging would print tracebacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):  # it tries once more to write what it could not
+            super().close()
 
 
 class RunFolder:
@@ -271,7 +284,7 @@ class RunFolder:
         """Within the block, what the logger `rlhf` and those below it say also goes to `run.log`."""
         logger = logging.getLogger("rlhf")
         before = logger.level
-        handler = logging.FileHandler(self.log, encoding="utf-8", errors="backslashreplace")
+        handler = _LogFile(self.log, encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(PrintableFormatter(_LOG_FORMAT))
         handler.setLevel(level)
         logger.addHandler(handler)

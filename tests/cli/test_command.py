@@ -1,5 +1,6 @@
 """The command: what it hands on, what it prints, and how it ends."""
 
+import errno
 import json
 import logging
 import sys
@@ -144,6 +145,22 @@ def test_errors_for_the_reader_have_no_traceback(run_file, monkeypatch, capsys, 
 def test_errors_of_a_run_name_its_file(run_file, capsys):
     assert run(["train", run_file, "--set", "train.sead=1"]) == 2
     assert f'error: {run_file}: train.sead: unknown key; did you mean "seed"?' in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_message(run_file, monkeypatch, capsys):
+    def start(run, **options):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", "runs/x/summary.json")
+        except OSError as error:  # a hook's, beside the run's own
+            logging.getLogger("rlhf").error("the report cannot be written", exc_info=error)
+            raise
+
+    provide(monkeypatch, "rlhf_core.entry.train", train=start)
+    assert run(["train", str(run_file)]) == 1
+    said = capsys.readouterr().err
+    assert "error: runs/x/summary.json: the disk is full\n  -> " in said
+    assert "ERROR: the report cannot be written\n" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("log", [None, "runs/x/run.log"])

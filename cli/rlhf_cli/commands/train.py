@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -120,13 +121,23 @@ def quiet_progress() -> PlainProgress:
     return make_progress(quiet=True)
 
 
+class _WithoutTraceback(PrintableFormatter):
+    """Tracebacks are in the run's log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        bare = copy(record)
+        bare.exc_info = bare.exc_text = bare.stack_info = None
+        return super().format(bare)
+
+
 def log_to_stderr(verbosity: Verbosity) -> None:
     """Send the log of this process to stderr: warnings, with `--verbose` everything, with `--quiet` errors."""
     level = {"quiet": logging.ERROR, "normal": logging.WARNING, "verbose": logging.DEBUG}[verbosity]
     logger = logging.getLogger("rlhf")
     handler = logging.StreamHandler()
     handler.setLevel(level)
-    handler.setFormatter(PrintableFormatter("%(levelname)s: %(message)s"))
+    formatter = PrintableFormatter if verbosity == "verbose" else _WithoutTraceback
+    handler.setFormatter(formatter("%(levelname)s: %(message)s"))
     logger.handlers = [each for each in logger.handlers if type(each) is not logging.StreamHandler]
     logger.addHandler(handler)
     if verbosity == "verbose":

@@ -131,3 +131,12 @@ def test_summary_is_plain_json(tmp_path: Path):
     assert not folder.summary.exists()
     folder.write_summary(status="failed", eval_before=None, eval_after=None, wall_s=0.0)
     assert json.loads(folder.summary.read_text())["status"] == "failed"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_log_that_finds_no_room_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.log.symlink_to("/dev/full")
+        with folder.logging():
+            logging.getLogger("rlhf").error("said")
+    assert "Traceback" not in capsys.readouterr().err
