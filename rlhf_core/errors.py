@@ -47,7 +47,7 @@ def full_disk(error: BaseException) -> RlhfError | None:
     return RlhfError(
         "the disk is full",
         where=None if error.filename is None else str(error.filename),
-        hint="the newest checkpoint is whole: free some space and start again with --resume auto",
+        hint="free some space; --resume auto goes on from the newest checkpoint, which is whole",
     )
 
 
