@@ -11,7 +11,7 @@ import torch
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError, SyncError
-from rlhf_core.protocols import WeightReceiver
+from rlhf_core.protocols import RolloutEngine, WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
 from .cache import round_up
@@ -170,7 +170,7 @@ class HfEngine:
         self._packed = None
 
 
-def build(config: HfEngineConfig, context: EngineContext) -> HfEngine:
+def build(config: HfEngineConfig, context: EngineContext) -> RolloutEngine:
     """What the component `hf` names."""
     return HfEngine(config, context)
 

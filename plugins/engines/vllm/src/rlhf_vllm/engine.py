@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
 from rlhf_core.models import is_lora
-from rlhf_core.protocols import WeightReceiver
+from rlhf_core.protocols import RolloutEngine, WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 
@@ -119,7 +119,7 @@ class VllmEngine:
         self._backend.close()
 
 
-def build(config: VllmEngineConfig, context: EngineContext) -> VllmEngine:
+def build(config: VllmEngineConfig, context: EngineContext) -> RolloutEngine:
     """What the component `vllm` names."""
     return VllmEngine(config, context)
 

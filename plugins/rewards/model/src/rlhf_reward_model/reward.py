@@ -16,6 +16,7 @@ from rlhf_core.components import RewardContext
 from rlhf_core.config import ModelConfig
 from rlhf_core.models import load_tokenizer as load_policy_tokenizer
 from rlhf_core.models import own_lengths
+from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
 
 from .config import ModelRewardConfig
@@ -23,7 +24,7 @@ from .encoding import RolloutEncoder, same_tokenizer
 from .loading import load_model, load_tokenizer, place
 
 
-def build(config: ModelRewardConfig, context: RewardContext) -> ModelReward:
+def build(config: ModelRewardConfig, context: RewardContext) -> Reward:
     """Load the model. Raises `UserInputError` where it is no reward model that could score."""
     device, dtype = place(context.device if config.device == "auto" else config.device, config.dtype)
     tokenizer = load_tokenizer(config.path)

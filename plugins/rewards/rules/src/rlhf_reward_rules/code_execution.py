@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+from rlhf_core.protocols import Reward
+
 from .config import CodeExecutionConfig
 from .sandbox import Limits, ProgramResult, SandboxError, run_program
 
@@ -100,7 +102,7 @@ def _say_once_that_network_is_open() -> None:
     )
 
 
-def build(config: CodeExecutionConfig, context: object) -> partial[list[float]]:
+def build(config: CodeExecutionConfig, context: object) -> Reward:
     """The reward with its options, for the plugin's component."""
     return partial(
         code_execution,

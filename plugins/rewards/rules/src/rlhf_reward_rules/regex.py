@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+from rlhf_core.protocols import Reward
+
 from .config import RegexConfig
 
 
@@ -21,6 +23,6 @@ def regex(rollouts: Sequence[Any], *, pattern: str, mode: Literal["search", "ful
     return [float(match(rollout.completion) is not None) for rollout in rollouts]
 
 
-def build(config: RegexConfig, context: object) -> partial[list[float]]:
+def build(config: RegexConfig, context: object) -> Reward:
     """The reward with its options, for the plugin's component."""
     return partial(regex, pattern=config.pattern, mode=config.mode)
