@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 from ..errors import InterruptedRun, RlhfError
+from ..util.jsonl import write_json
 from .train import train
 
 _PR_SET_PDEATHSIG = 1
@@ -62,9 +63,7 @@ def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
         "where": None if known is None else known.where,
         "hint": "the traceback is above" if known is None else known.hint,
     }
-    partial = scratch / f".error-{rank}"
-    partial.write_text(json.dumps(record))
-    partial.rename(scratch / f"error-{rank}.json")
+    write_json(scratch / f"error-{rank}.json", record)
 
 
 if __name__ == "__main__":
