@@ -1,6 +1,7 @@
-"""Write docs/reference/<kind>.md from the code: `python docs/generate_reference.py [--check]`.
+"""Write docs/reference/*.md from the code: `python docs/generate_reference.py [--check]`.
 
-One page a kind: what core hands to `build`, what comes back, and the options of every plugin in this repository.
+One page a kind: what core hands to `build`, what comes back, and the options of every plugin in this repository; and
+plugin-api.md, what a plugin may import.
 `tests/architecture/test_reference.py` fails when a committed page is not what this writes.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from public_surface import surface
 from pydantic import BaseModel
 
 from rlhf_cli.schema_text import option_rows
@@ -67,7 +69,20 @@ CONTRACTS = {
 
 def pages() -> dict[Path, str]:
     """Every page's path and text."""
-    return {FOLDER / f"{kind}.md": page(kind) for kind in KINDS}
+    return {FOLDER / f"{kind}.md": page(kind) for kind in KINDS} | {FOLDER / "plugin-api.md": api_page()}
+
+
+def api_page() -> str:
+    """What a plugin may import."""
+    parts = [
+        "# What a plugin may import",
+        NOTE,
+        "These names, from these modules, as they stand here: `from rlhf_core.rollout import ModuleReceiver`, never "
+        "from a file in the folder `rollout/`. The rest of core is private and may move in any release.",
+    ]
+    for module, names in surface().items():
+        parts += [f"## `{module}`", table(["name", ""], [[f"`{name}`", text] for name, text in names.items()])]
+    return "\n\n".join(parts) + "\n"
 
 
 def page(kind: str) -> str:

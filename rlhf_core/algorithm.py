@@ -37,6 +37,7 @@ class Max:
 
 
 Metric = Mean | Max
+"""A metric of a micro-batch, which says how it is combined with those of others."""
 
 
 @dataclass(frozen=True, slots=True)

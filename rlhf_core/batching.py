@@ -76,6 +76,11 @@ def to_device(experience: Experience, device: torch.device) -> Experience:
     return _map_tensors(experience, lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
 
+def pinned(experience: Experience) -> Experience:
+    """The same batch, what is on the CPU in page-locked memory: a copy to a GPU need not be waited for."""
+    return _map_tensors(experience, lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)
+
+
 def select(experience: Experience, rows: Sequence[int] | Tensor) -> Experience:
     """The rows with these indices, in the order given; padding stays as it is."""
     index = torch.as_tensor(rows, dtype=torch.int64, device=experience.sequences.device)
@@ -103,15 +108,6 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int | None) -> list[l
         else:
             batches.append([index])
     return batches
-
-
-def split_evenly(count: int, parts: int) -> list[range]:
-    """`range(count)` cut into `parts` runs, whose sizes differ by one at most; the first ones are larger."""
-    if parts < 1:
-        raise ValueError(f"parts must be >= 1, got {parts}")
-    size, rest = divmod(count, parts)
-    starts = [part * size + min(part, rest) for part in range(parts + 1)]
-    return [range(starts[part], starts[part + 1]) for part in range(parts)]
 
 
 def _item(experience: Experience, row: int) -> BufferItem:

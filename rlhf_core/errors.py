@@ -51,6 +51,11 @@ def full_disk(error: BaseException) -> RlhfError | None:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what another library's error says, to quote it; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class UserInputError(RlhfError):
     """What the user gave is wrong, found before anything ran."""
 

@@ -35,10 +35,13 @@ from .types import RolloutGroup
 
 PROJECT = "rlhf"
 PREFIX = "rlhf_"
+"""Begins the name of every hook."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a hook, as pluggy's markers do: `@hookimpl(tryfirst=True)`."""
 
 Metrics = Mapping[str, Any]
+"""Key -> value, as `metrics.jsonl` has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """What the parts of a run ask of each other.
 
-Structural types: a class fits by having the methods, with no base class to inherit. The two kinds that
-carry behaviour for their subclasses, `Strategy` and `Algorithm`, are abstract classes of their own.
+Structural types: a class fits by having the methods, with no base class to inherit. Annotate what `build` returns
+with the one it has to fit, and a type checker compares the two. The two kinds that carry behaviour for their
+subclasses, `Strategy` and `Algorithm`, are abstract classes of their own.
 """
 
 from __future__ import annotations

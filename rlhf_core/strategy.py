@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 ReduceOp = Literal["sum", "max", "min"]
+"""How `Strategy.all_reduce` combines the values of all ranks."""
 
 
 class Trained(NamedTuple):

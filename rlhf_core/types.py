@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Role = Literal["policy", "critic", "reference"]
+"""A model's part in an algorithm."""
 FinishReason = Literal["stop", "length"]
+"""Why an answer ended: by itself, or at the longest allowed."""
 Message = Mapping[str, Any]
+"""One chat message: `role`, `content`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

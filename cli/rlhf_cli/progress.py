@@ -34,11 +34,6 @@ def make_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Plain
     return PlainProgress(target)
 
 
-def make_quiet_progress() -> PlainProgress:
-    """Nothing but the end (`--quiet`)."""
-    return make_progress(quiet=True)
-
-
 class PlainProgress:
     """One line per episode and per evaluation, and a summary at the end."""
 

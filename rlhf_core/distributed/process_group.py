@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeadlineError
+from ..errors import DeadlineError, first_line
 from .launch_env import LaunchEnv, read_launch_env
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ProcessGroup:
             raise self._lost(
                 set(range(self.world_size)) - {self.rank},
                 f"rank {self.rank} of {self.world_size} could not meet the others (limit "
-                f"{self.timeout_seconds:g} s) at {self.env.master_addr}:{self.env.master_port}: {_first_line(error)}",
+                f"{self.timeout_seconds:g} s) at {self.env.master_addr}:{self.env.master_port}: {first_line(error)}",
                 where="strategy.timeout_seconds",
                 hint=f"were all {self.world_size} processes started (under SLURM: with srun)? is the port free?",
             ) from error
@@ -159,7 +159,7 @@ class ProcessGroup:
             named = f"rank {', '.join(map(str, missing))}" if missing else "another process"
             raise self._lost(
                 missing,
-                f"rank {self.rank} waited for {waiting_for}, but {named} is gone or stuck: {_first_line(error)}",
+                f"rank {self.rank} waited for {waiting_for}, but {named} is gone or stuck: {first_line(error)}",
                 where=f"process group of {self.world_size}",
                 hint="see the log of that rank; a slow but living one needs a larger strategy.timeout_seconds",
             ) from error
@@ -230,7 +230,3 @@ def _gloo_is_busy() -> bool:
 def _is_lost_peer(error: RuntimeError) -> bool:
     text = str(error).lower()
     return any(mark in text for mark in _LOST_MARKS) and ("gloo" in text or "nccl" in text or "store" in text)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -16,6 +16,7 @@ from ..distributed.parent_watch import killed_with_parent
 from ..distributed.process_group import LostRankError
 from ..errors import InterruptedRun, RlhfError, full_disk
 from ..runfolder.folder import RunFolder
+from ..util.jsonl import write_json
 from ..util.printable import printable
 from .train import prepare, run_rank
 
@@ -67,9 +68,7 @@ def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
         "hint": "the traceback is above" if known is None else known.hint,
         "lost_ranks": error.ranks if isinstance(error, LostRankError) else (),
     }
-    partial = scratch / f".error-{rank}"
-    partial.write_text(json.dumps(record))
-    partial.rename(scratch / f"error-{rank}.json")
+    write_json(scratch / f"error-{rank}.json", record)
 
 
 if __name__ == "__main__":

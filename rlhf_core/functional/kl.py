@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 KLEstimator = Literal["k1", "k2", "k3"]
+"""An estimator of `kl_estimate`, as Schulman (2020) numbers them."""
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to plus or minus this before `exp` (e^20 = 4.9e8), so that no ratio overflows."""

@@ -17,6 +17,7 @@ from .logprobs import token_log_probs
 from .masking import masked_mean, masked_sum
 
 RatioLevel = Literal["token", "sequence"]
+"""What an importance ratio is of: each token, or the geometric mean over its sequence (GSPO)."""
 
 
 @dataclass(frozen=True, slots=True)

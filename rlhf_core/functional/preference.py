@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 DPOKind = Literal["sigmoid", "ipo", "hinge"]
+"""Loss of a preference margin: DPO's (Rafailov 2023), IPO's square (Azar 2024), SLiC's hinge (Zhao 2023)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..hookspecs import FitInfo, Metrics, hookimpl
+from ..runfolder.metrics import PHASES
 from ..util.jsonl import write_json
 
 PEAK_FLOPS: Mapping[str, float] = {
@@ -29,8 +30,6 @@ PEAK_FLOPS: Mapping[str, float] = {
     "T4": 65e12,
 }
 """Dense 16-bit FLOP/s of one device, from the makers' data sheets, by what its name contains."""
-
-_PHASES = ("rollout", "reward", "train", "sync")
 
 
 @dataclass
@@ -88,7 +87,7 @@ class PerformanceEvaluator:
         totals = self._totals
         totals.episodes += 1
         totals.wall_s += time.perf_counter() - self._started
-        for phase in _PHASES:
+        for phase in PHASES:
             seconds = float(metrics.get(f"time/{phase}_s") or 0.0)
             totals.time_s[phase] = totals.time_s.get(phase, 0.0) + seconds
             rate = float(metrics.get(f"tokens_per_second/{phase}") or 0.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserInputError
 from ..hookspecs import FitInfo, Metrics, hookimpl
-from ..util.jsonl import write_bytes
+from ..util.atomic import write_bytes
 from ..util.redact import redact_mapping
 from .scalars import scalars
 

@@ -2,6 +2,7 @@ from .batched_forward import with_trainer_log_probs as with_trainer_log_probs
 from .blocks import transformer_blocks as transformer_blocks
 from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
+from .classifier import last_token_scores as last_token_scores
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
 from .fast_passes import explained_compiling as explained_compiling
 from .forward import causal_lm_logits as causal_lm_logits
@@ -11,10 +12,12 @@ from .forward import policy_forward as policy_forward
 from .forward import value_forward as value_forward
 from .loading import adapter_off as adapter_off
 from .loading import disable_dropout as disable_dropout
+from .loading import eos_token_ids as eos_token_ids
 from .loading import is_lora as is_lora
 from .loading import load_policy as load_policy
 from .loading import load_tokenizer as load_tokenizer
 from .loading import merged_weights as merged_weights
+from .loading import quiet_progress as quiet_progress
 from .loading import write_model_config as write_model_config
 from .loading import write_transformers_folder as write_transformers_folder
 from .own_lengths import own_lengths as own_lengths

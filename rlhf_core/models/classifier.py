@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserInputError
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -55,3 +59,25 @@ def as_score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
             if not name.startswith(trunk):
                 parameter.zero_()
     return scoring  # type: ignore[no-any-return]
+
+
+def last_token_scores(model: Any, rows: Sequence[Tensor], device: torch.device) -> Tensor:
+    """[B, labels] float32: the head `score` of a transformers classifier at each row's last token.
+
+    rows: [B] of int64 token ids, without padding. The last token is known from the lengths: transformers' own pooling
+    looks for the last token that is not the pad token, and so misses an EOS that is also the pad token.
+    """
+    import torch
+
+    from ..functional.masking import mask_from_lengths
+    from .own_lengths import own_lengths
+
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device)
+    mask = mask_from_lengths(lengths, ids.shape[1]).long()
+    trunk = model.base_model
+    options = {"use_cache": False} if "use_cache" in inspect.signature(trunk.forward).parameters else {}
+    with own_lengths(trunk, lengths[:, None]):
+        hidden = trunk(input_ids=ids, attention_mask=mask, **options).last_hidden_state
+    scores: Tensor = model.score(hidden[torch.arange(len(rows), device=device), lengths - 1])
+    return scores.float()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import ModelKind
 from ..config.sections import LoraConfig, ModelConfig
-from ..errors import UserInputError
+from ..errors import UserInputError, first_line
 from .builtin import PREFIX, build_builtin, check_builtin
 from .classifier import as_score_model, is_score_folder
 
@@ -63,7 +63,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # `tokenizers` raises plain exceptions on a broken file
         raise UserInputError(
-            f"cannot load the tokenizer of {config.path!r}: {_first_line(error)}", where=WHERE
+            f"cannot load the tokenizer of {config.path!r}: {first_line(error)}", where=WHERE
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -87,7 +87,7 @@ def load_policy(
         model = build_builtin(config.path, seed)[0]
         model.to(dtype)  # type: ignore[arg-type]
     else:
-        with _no_bars():
+        with quiet_progress():
             model = _load_pretrained(config, dtype, kind)
     if kind == "sequence-classification":
         if tokenizer is None:
@@ -109,7 +109,7 @@ def load_policy(
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def quiet_progress() -> Iterator[None]:
     """transformers draws progress bars over ours when it reads or writes weights."""
     from transformers.utils import logging
 
@@ -136,7 +136,7 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -
             return AutoModelForSequenceClassification.from_pretrained(config.path, num_labels=1, **options)  # type: ignore[no-any-return]
         return AutoModelForCausalLM.from_pretrained(config.path, **options)
     except Exception as error:  # what a broken folder raises depends on which library reads the broken file
-        raise UserInputError(f"cannot load {config.path!r}: {_first_line(error)}", where=WHERE) from error
+        raise UserInputError(f"cannot load {config.path!r}: {first_line(error)}", where=WHERE) from error
 
 
 def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelKind = "causal-lm") -> PreTrainedModel:
@@ -178,6 +178,15 @@ def is_lora(model: nn.Module) -> bool:
 def is_adapter_weight(name: str) -> bool:
     """Whether a state-dict name belongs to the trained adapter (or to a module trained beside it)."""
     return "lora_" in name or "modules_to_save" in name
+
+
+def eos_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """All tokens that end an answer: those of the model's generation config, and the tokenizer's."""
+    found: set[int] = set()
+    generation = getattr(model, "generation_config", None)
+    for given in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
+        found.update(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
+    return frozenset(int(token) for token in found)
 
 
 @contextmanager
@@ -248,7 +257,7 @@ def write_transformers_folder(model: Any, weights: dict[str, torch.Tensor], path
     floats = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     dtype = functools.reduce(torch.promote_types, floats)
     widened = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-    with _no_bars():
+    with quiet_progress():
         model.save_pretrained(path, state_dict=widened)
     write_model_config(model, dtype, path)
 
@@ -299,7 +308,3 @@ def _save_adapter(model: nn.Module, state: dict[str, torch.Tensor], path: Path) 
     config = next(iter(model.peft_config.values())).to_dict()  # type: ignore[operator]
     plain = json.loads(json.dumps(config, default=lambda v: sorted(v) if isinstance(v, set) else str(v)))
     (path / "adapter_config.json").write_text(json.dumps(plain, indent=2))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

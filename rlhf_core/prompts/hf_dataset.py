@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..components import PromptsContext
 from ..errors import DataError, PluginError
+from ..protocols import PromptSource
 from ..util.did_you_mean import suggestion
 from .config import HfDatasetConfig
 from .jsonl import JsonlSource
@@ -86,7 +87,7 @@ class ChainedRows:
         return part[inner]
 
 
-def build(config: HfDatasetConfig, context: PromptsContext) -> MappedRows:
+def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource:
     """The source of a `prompts` section."""
     path = context.base_folder / Path(config.path).expanduser()
     if path.is_file():

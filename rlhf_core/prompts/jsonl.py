@@ -10,6 +10,7 @@ from typing import Any
 
 from ..components import PromptsContext
 from ..errors import DataError
+from ..protocols import PromptSource
 from .config import JsonlConfig
 
 
@@ -68,6 +69,6 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
     return record
 
 
-def build(config: JsonlConfig, context: PromptsContext) -> JsonlSource:
+def build(config: JsonlConfig, context: PromptsContext) -> PromptSource:
     """The source of a `prompts` section."""
     return JsonlSource(context.base_folder / Path(config.path).expanduser())

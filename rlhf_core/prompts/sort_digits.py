@@ -7,6 +7,7 @@ from math import gcd
 from typing import Any
 
 from ..components import PromptsContext
+from ..protocols import PromptSource
 from ..util.rng import derive_seed
 from .config import SortDigitsConfig
 
@@ -54,6 +55,6 @@ def _near_miss(answer: str, draw: int) -> str:
     return answer[:position] + wrong + answer[position + 1 :]
 
 
-def build(config: SortDigitsConfig, context: PromptsContext) -> SortDigits:
+def build(config: SortDigitsConfig, context: PromptsContext) -> PromptSource:
     """The source of a `prompts` section."""
     return SortDigits(num_digits=config.num_digits, size=config.size, seed=config.problem_seed)

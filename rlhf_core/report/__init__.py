@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import UserInputError
-from ..util.jsonl import write_bytes
+from ..util.atomic import write_bytes
 from .data import Run, read_run
 from .page import render
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..util.atomic import write_bytes
 
 _LISTING = "files.json"
 _LAST = "last"
@@ -59,7 +60,7 @@ class CheckpointStore:
         final = self.path(step)
         try:
             listing = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
-            _write_durably(partial / _LISTING, json.dumps(listing, indent=1))
+            write_bytes(partial / _LISTING, json.dumps(listing, indent=1).encode())
             for path in _files(partial):
                 _fsync(path)
             for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
@@ -68,7 +69,7 @@ class CheckpointStore:
                 final.rename(self._folder / f".partial-step-{step}-before")
             partial.rename(final)
             shutil.rmtree(self._folder / f".partial-step-{step}-before", ignore_errors=True)
-            _write_durably(self._folder / _LAST, final.name + "\n")
+            write_bytes(self._folder / _LAST, f"{final.name}\n".encode())
             self._name_best(best)
             _fsync(self._folder)
         except OSError as error:
@@ -107,7 +108,7 @@ class CheckpointStore:
         `best`: the best of those that stay.
         """
         try:
-            _write_durably(self._folder / _LAST, f"step-{step}\n")
+            write_bytes(self._folder / _LAST, f"step-{step}\n".encode())
             self._name_best(best)
         except OSError as error:
             raise write_error(self._folder / _LAST, error) from error
@@ -124,7 +125,7 @@ class CheckpointStore:
         if best is None:
             (self._folder / _BEST).unlink(missing_ok=True)
         else:
-            _write_durably(self._folder / _BEST, f"step-{best}\n")
+            write_bytes(self._folder / _BEST, f"step-{best}\n".encode())
 
 
 def find_damage(path: Path) -> str | None:
@@ -155,13 +156,6 @@ def _fingerprint(path: Path) -> list[Any]:
         while block := stream.read(1 << 20):
             digest.update(block)
     return [path.stat().st_size, digest.hexdigest()]
-
-
-def _write_durably(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    _fsync(partial)
-    partial.replace(path)
 
 
 def _fsync(path: Path) -> None:

@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, UserInputError
-from ..util.jsonl import write_bytes, write_json
+from ..util.atomic import write_bytes
+from ..util.jsonl import write_json
 from ..util.printable import PrintableFormatter
 from ..util.yaml12 import dump_yaml, parse_yaml
 

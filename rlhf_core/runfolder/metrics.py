@@ -27,6 +27,7 @@ Line = dict[str, Any]
 
 NONFINITE = "nonfinite"
 PHASES = ("rollout", "reward", "train", "sync")
+"""What an episode's time goes into: `time/<phase>_s`."""
 
 
 class MetricsWriter:

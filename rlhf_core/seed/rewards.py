@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.sections import RewardCallOptions
 from ..contexts import reward_context
 from ..errors import UserInputError
+from ..models.classifier import last_token_scores
 from ..models.loading import disable_dropout, is_lora
 from ..plugins.discovery import load
 from ..rewards.scorer import RewardSpec, reward_spec
@@ -194,24 +195,9 @@ class NeuralReward:
 
 
 def _score_with_trunk(model: Any, rows: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Scores [B] of a transformers classifier, rows padded on the right.
-
-    Its own pooling looks for the last token that is not the pad token, which may be EOS.
-    """
-    import torch
-
-    from ..functional.masking import mask_from_lengths, position_ids_of
-    from ..models.own_lengths import own_lengths
-
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device)
-    mask = mask_from_lengths(lengths, ids.shape[1])
-    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
-    positions = {"position_ids": position_ids_of(mask)} if takes_positions else {}
-    with own_lengths(model, lengths[:, None]):
-        output = model.base_model(input_ids=ids, attention_mask=mask.long(), **positions)
-    scores: Tensor = model.score(output.last_hidden_state)
-    return _one_number(scores).gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
+    """Scores [B] of a transformers classifier. Raises `ValueError` for one of several labels."""
+    by_position = last_token_scores(model, rows, device).unsqueeze(1)
+    return _one_number(by_position).squeeze(1)
 
 
 def _batches(lengths: Sequence[int], *, padded: bool) -> list[list[int]]:

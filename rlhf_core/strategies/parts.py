@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 ResolvedPrecision = Literal["fp32", "bf16", "fp16"]
+"""A precision of a run file, `auto` decided."""
 
 _FIRST_SCALE = 2.0**16
 _STEPS_PER_GROWTH = 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..protocols import WeightReceiver
 from ..types import Completion, GenerationRequest, SamplingParams
 from ..util.rng import derive_seed
 
@@ -61,7 +62,7 @@ class FakeEngine:
     def weights_updated(self, version: int) -> None:
         self._version = version
 
-    def receiver(self) -> FakeReceiver:
+    def receiver(self) -> WeightReceiver:
         return FakeReceiver(self)
 
     def close(self) -> None:

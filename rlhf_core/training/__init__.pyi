@@ -4,6 +4,7 @@ from .loop import Trainer as Trainer
 from .record import EpisodeRecord as EpisodeRecord
 from .request import FitResult as FitResult
 from .request import RunRequest as RunRequest
+from .request import Transport as Transport
 from .session import SessionParts as SessionParts
 from .session import TrainerSession as TrainerSession
 from .sources import BatchPlan as BatchPlan

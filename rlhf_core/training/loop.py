@@ -16,6 +16,7 @@ from ..hookspecs import FitInfo
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 Metrics = Mapping[str, float]
+"""Key -> value of an episode or an update."""
 
 
 class SkippedUpdate(Exception):

@@ -27,7 +27,7 @@ from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.weight_sync import CopiedWeights, NoReceiver, SharedWeights
 from ..strategy import Strategy
-from ..training.request import FitResult, RunRequest
+from ..training.request import FitResult, RunRequest, Transport
 from ..training.session import SessionParts, TrainerSession
 from ..types import RolloutGroup
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .plugin import LocalConfig
 
 
-def build(config: LocalConfig, context: None) -> LocalTransport:
+def build(config: LocalConfig, context: None) -> Transport:
     """The transport of `transport: {name: local}`."""
     return LocalTransport()
 

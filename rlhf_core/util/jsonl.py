@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import DataError
+from .atomic import write_bytes
 
 Record = dict[str, Any]
 
@@ -113,19 +114,6 @@ def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file, whole or not at all."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
     write_bytes(path, text.encode("utf-8", "surrogatepass"))
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write beside the file, sync, rename over it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _scan(path: Path) -> Iterator[tuple[Record | None, int]]:

@@ -7,11 +7,11 @@ written whole or not at all, and reading one runs nobody's code (no pickle).
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
+from .atomic import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,16 +58,11 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(_storable(tensors), str(partial), metadata=metadata)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with replacing(path) as beside:
+            save_file(_storable(tensors), str(beside), metadata=metadata)
     except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
         raise CheckpointError(f"cannot be written: {error}", where=str(path), hint="is the disk full?") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.batching import collate, masked, plan_micro_batches, select, split, split_evenly, to_device
+from rlhf_core.batching import collate, masked, plan_micro_batches, select, split, to_device
 from rlhf_core.types import BufferItem, Experience
 
 SCORE = st.floats(-10, 10, width=32)
@@ -162,16 +162,3 @@ def test_plans_put_like_lengths_together() -> None:
     assert plan_micro_batches([2, 9, 2, 8, 30, 2], 18) == [[4], [1, 3], [0, 2, 5]]
     with pytest.raises(ValueError, match="max_tokens"):
         plan_micro_batches([1], 0)
-
-
-@given(st.integers(0, 100), st.integers(1, 12))
-def test_even_splits(count: int, parts: int) -> None:
-    ranges = split_evenly(count, parts)
-    assert [i for part in ranges for i in part] == list(range(count)) and len(ranges) == parts
-    sizes = [len(part) for part in ranges]
-    assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
-
-
-def test_no_parts_are_refused() -> None:
-    with pytest.raises(ValueError, match="parts"):
-        split_evenly(3, 0)

@@ -3,12 +3,10 @@
 import pytest
 import tiny_reward_models as made
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlhf_core.components import RewardContext
 from rlhf_reward_model.config import ModelRewardConfig
-from rlhf_reward_model.reward import build, length_batches
+from rlhf_reward_model.reward import build
 
 CPU = RewardContext(device="cpu", seed=0)
 ANSWERS = ["", "1", "23", "1,2,3", "999999999", "3,2,1,0", "12", "abcdefghijkl"]
@@ -64,16 +62,6 @@ def test_batch_invariant_scores_agree_to_the_last_bit(save, rollouts):
     whole = scorer(rollouts)
     assert scorer(rollouts[::-1])[::-1] == whole
     assert [scorer([each])[0] for each in rollouts] == whole
-
-
-@given(lengths=st.lists(st.integers(1, 50), max_size=40), max_tokens=st.integers(0, 200))
-def test_batches_hold_each_sample_once_within_the_budget(lengths, max_tokens):
-    batches = length_batches(lengths, max_tokens)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= max_tokens
-    flat = [lengths[index] for batch in batches for index in batch]
-    assert flat == sorted(lengths, reverse=True)
 
 
 def test_the_label_is_chosen_and_weights_may_be_half(save, rollouts):

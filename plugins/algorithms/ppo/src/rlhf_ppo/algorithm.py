@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, RolloutAlgorithm
+from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import (
     AdaptiveKLController,
@@ -226,16 +227,6 @@ class PPO(RolloutAlgorithm):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
-
-
-def pinned(batch: Experience) -> Experience:
-    """The same batch with what lies on the CPU in page-locked memory."""
-    changed: dict[str, Any] = {}
-    for field in fields(batch):
-        value = getattr(batch, field.name)
-        if isinstance(value, Tensor) and value.is_cpu:
-            changed[field.name] = value.pin_memory()
-    return replace(batch, **changed)
 
 
 def _controller(config: PPOConfig) -> KLController:

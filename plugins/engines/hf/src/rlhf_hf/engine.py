@@ -11,7 +11,8 @@ import torch
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError, SyncError
-from rlhf_core.protocols import WeightReceiver
+from rlhf_core.models import eos_token_ids
+from rlhf_core.protocols import RolloutEngine, WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
 from .cache import round_up
@@ -39,7 +40,7 @@ class HfEngine:
         self._seed = context.seed
         self._module = context.model
         self._forward = ModelForward(context.model)
-        self._eos_ids = eos_token_ids(self._forward, context.tokenizer)
+        self._eos_ids = eos_token_ids(self._forward.base, context.tokenizer)
         self._path: Path | None = None
         self._packed: PackedLinears | None = None
         self._dtype = _mixed_dtype(config, context, self._forward.dtype)
@@ -170,7 +171,7 @@ class HfEngine:
         self._packed = None
 
 
-def build(config: HfEngineConfig, context: EngineContext) -> HfEngine:
+def build(config: HfEngineConfig, context: EngineContext) -> RolloutEngine:
     """What the component `hf` names."""
     return HfEngine(config, context)
 
@@ -182,12 +183,3 @@ def _mixed_dtype(config: HfEngineConfig, context: EngineContext, weights: torch.
     if config.precision == "auto":
         return context.compute_dtype
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
-
-
-def eos_token_ids(forward: ModelForward, tokenizer: Any) -> frozenset[int]:
-    """All tokens that end an answer: the model's generation config's and the tokenizer's."""
-    found: set[int] = set()
-    generation = getattr(forward.base, "generation_config", None)
-    for given in (getattr(generation, "eos_token_id", None), tokenizer.eos_token_id):
-        found.update(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
-    return frozenset(int(token) for token in found)

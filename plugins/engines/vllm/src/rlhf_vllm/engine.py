@@ -9,8 +9,8 @@ from typing import Any
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
-from rlhf_core.models import is_lora
-from rlhf_core.protocols import WeightReceiver
+from rlhf_core.models import eos_token_ids, is_lora
+from rlhf_core.protocols import RolloutEngine, WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 
@@ -41,7 +41,7 @@ class VllmEngine:
                 folder=Path(folder),
                 dtype=str(context.compute_dtype or next(base.parameters()).dtype).removeprefix("torch."),
                 device=str(context.device),
-                eos_ids=eos_token_ids(base, context.tokenizer),
+                eos_ids=tuple(sorted(eos_token_ids(base, context.tokenizer))),
             )
             self._backend: VllmBackend | VllmProcess = (
                 VllmBackend(settings) if config.in_process else VllmProcess(settings)
@@ -119,17 +119,9 @@ class VllmEngine:
         self._backend.close()
 
 
-def build(config: VllmEngineConfig, context: EngineContext) -> VllmEngine:
+def build(config: VllmEngineConfig, context: EngineContext) -> RolloutEngine:
     """What the component `vllm` names."""
     return VllmEngine(config, context)
-
-
-def eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """All tokens that end an answer: the model's generation config's and the tokenizer's."""
-    found: set[int] = set()
-    for given in (getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
-        found.update(given if isinstance(given, (list, tuple)) else () if given is None else (given,))
-    return tuple(sorted(found))
 
 
 def _limit(request: GenerationRequest, sampling: SamplingParams, max_model_tokens: int) -> int:

@@ -15,6 +15,7 @@ import httpx
 
 from rlhf_core.components import RewardContext
 from rlhf_core.errors import UserInputError
+from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
 
 from .config import HttpRewardConfig
@@ -38,7 +39,7 @@ class _TryAgain(Exception):
         self.wait_seconds = wait_seconds
 
 
-def build(config: HttpRewardConfig, context: RewardContext) -> HttpReward:
+def build(config: HttpRewardConfig, context: RewardContext) -> Reward:
     """Raises `UserInputError` where the token's variable is not set."""
     token = None
     if config.token_env is not None:

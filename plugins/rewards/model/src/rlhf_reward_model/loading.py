@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
 from rlhf_core.distributed import read_launch_env
-from rlhf_core.errors import UserInputError
+from rlhf_core.errors import UserInputError, first_line
+from rlhf_core.models import quiet_progress
 from rlhf_core.strategies import resolve_device
 
 WHERE = 'reward "model"'
@@ -40,7 +38,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(Path(path).expanduser()))
     except (OSError, ValueError, KeyError) as error:
         raise UserInputError(
-            f"cannot load the tokenizer of {path!r}: {_first_line(error)}",
+            f"cannot load the tokenizer of {path!r}: {first_line(error)}",
             where=WHERE,
             hint="tokenizer.save_pretrained(folder) beside the model",
         ) from None
@@ -54,10 +52,10 @@ def load_model(path: str, dtype: torch.dtype, label_index: int | None) -> tuple[
     """
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     try:
-        with _no_bars():
+        with quiet_progress():
             model, info = AutoModelForSequenceClassification.from_pretrained(str(Path(path).expanduser()), **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UserInputError(f"cannot load {path!r}: {_first_line(error)}", where=WHERE) from None
+        raise UserInputError(f"cannot load {path!r}: {first_line(error)}", where=WHERE) from None
     if info["missing_keys"]:
         raise UserInputError(
             f"{path!r} is no reward model: it lacks the weights {', '.join(sorted(info['missing_keys'])[:4])}, "
@@ -80,19 +78,3 @@ def _label(model: PreTrainedModel, path: str, label_index: int | None) -> int:
     if label_index is not None and label_index >= len(names):
         raise UserInputError(f"label_index is {label_index}, but {path!r} has {len(names)} labels", where=WHERE)
     return label_index or 0
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """transformers would draw progress bars over the run's."""
-    enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            transformers_logging.enable_progress_bar()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

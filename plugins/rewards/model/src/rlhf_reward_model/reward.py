@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlhf_core.batching import plan_micro_batches
 from rlhf_core.components import RewardContext
 from rlhf_core.config import ModelConfig
+from rlhf_core.models import last_token_scores, own_lengths
 from rlhf_core.models import load_tokenizer as load_policy_tokenizer
-from rlhf_core.models import own_lengths
+from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
 
 from .config import ModelRewardConfig
@@ -23,7 +23,7 @@ from .encoding import RolloutEncoder, same_tokenizer
 from .loading import load_model, load_tokenizer, place
 
 
-def build(config: ModelRewardConfig, context: RewardContext) -> ModelReward:
+def build(config: ModelRewardConfig, context: RewardContext) -> Reward:
     """Load the model. Raises `UserInputError` where it is no reward model that could score."""
     device, dtype = place(context.device if config.device == "auto" else config.device, config.dtype)
     tokenizer = load_tokenizer(config.path)
@@ -45,7 +45,7 @@ def build(config: ModelRewardConfig, context: RewardContext) -> ModelReward:
         encoder,
         label=label,
         device=device,
-        max_batch_tokens=0 if config.batch_invariant else config.max_batch_tokens,
+        max_batch_tokens=1 if config.batch_invariant else config.max_batch_tokens,
         offload=config.offload,
     )
 
@@ -90,7 +90,7 @@ class ModelReward:
             sequences = self._encoder.encode(rollouts)
             scores = [0.0] * len(sequences)
             with self._on_device(), torch.inference_mode():
-                for batch in length_batches([len(ids) for ids in sequences], self._max_batch_tokens):
+                for batch in plan_micro_batches([len(ids) for ids in sequences], self._max_batch_tokens):
                     logits = classify(self._model, [sequences[index] for index in batch], self._device)
                     for index, score in zip(batch, logits[:, self._label].tolist(), strict=True):
                         scores[index] = score
@@ -110,37 +110,13 @@ class ModelReward:
                 torch.cuda.empty_cache()
 
 
-def length_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices in batches of like lengths, longest first; rows x longest <= `max_tokens`, or a single row."""
-    batches: list[list[int]] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if batches and (len(batches[-1]) + 1) * longest <= max_tokens:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-            longest = lengths[index]
-    return batches
-
-
 def classify(model: PreTrainedModel, sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[B, labels] float32: the logits of each sequence.
-
-    A decoder's head is read at the last real token, which is known from the lengths: transformers' own pooling looks
-    for the last token that is not the pad token, and so misses an EOS that is also the pad token. Other models pool
-    as they do.
-    """
+    """[B, labels] float32: the logits of each sequence; a decoder's at its last token, other models pool as they do."""
+    if reads_last_token(model):
+        return last_token_scores(model, [torch.tensor(ids) for ids in sequences], device)
     lengths = torch.tensor([len(ids) for ids in sequences], device=device)
     width = int(lengths.max())
-    # What stands on padding does not matter: causal models never look there, the others get the mask.
     input_ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in sequences], device=device)
     mask = (torch.arange(width, device=device) < lengths[:, None]).long()
-    if not reads_last_token(model):
-        with own_lengths(model, lengths[:, None]):
-            return model(input_ids=input_ids, attention_mask=mask).logits.float()  # type: ignore[no-any-return]
-    trunk: Any = getattr(model, model.base_model_prefix)
-    options = {"use_cache": False} if "use_cache" in inspect.signature(trunk.forward).parameters else {}
-    with own_lengths(trunk, lengths[:, None]):
-        hidden = trunk(input_ids=input_ids, attention_mask=mask, **options).last_hidden_state
-    last = hidden[torch.arange(len(sequences), device=device), lengths - 1]
-    return model.score(last).float()  # type: ignore[operator, no-any-return]
+    with own_lengths(model, lengths[:, None]):
+        return model(input_ids=input_ids, attention_mask=mask).logits.float()  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.protocols import Reward
 from rlhf_core.sandbox import Limits, Mode, missing, run_program
 
 from .config import CodeExecutionConfig
@@ -83,7 +84,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def build(config: CodeExecutionConfig, context: object) -> partial[list[float]]:
+def build(config: CodeExecutionConfig, context: object) -> Reward:
     """The reward with its options. Raises `ConfigError` where this machine cannot give the sandbox asked for."""
     if lacking := missing(config.sandbox):
         raise ConfigError(lacking, where="code-execution", hint=_what_else(config.sandbox))

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.protocols import Reward
+
 from .config import JsonSchemaConfig
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -66,7 +68,7 @@ def _checker(schema: Mapping[str, Any], known: dict[str, Any]) -> Any:
     return known[key]
 
 
-def build(config: JsonSchemaConfig, context: object) -> partial[list[float]]:
+def build(config: JsonSchemaConfig, context: object) -> Reward:
     """The reward with its options, for the plugin's component."""
     schema = config.inline_schema
     if config.schema_file is not None:

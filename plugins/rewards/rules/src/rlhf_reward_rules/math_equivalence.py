@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from rlhf_core.protocols import Reward
+
 from .config import MathEquivalenceConfig
 from .exact_match import accepted_answers
 
@@ -39,7 +41,8 @@ def math_equivalence(rollouts: Sequence[Any], *, decimal_places: int = 6, requir
 def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
-    return parse(text, parsing_timeout=None)  # type: ignore[arg-type, no-any-return]
+    parsed: list[Any] = parse(text, parsing_timeout=None)
+    return parsed
 
 
 def _parse_answer(answer: str, sample_id: int) -> list[Any]:
@@ -50,6 +53,6 @@ def _parse_answer(answer: str, sample_id: int) -> list[Any]:
     return parsed
 
 
-def build(config: MathEquivalenceConfig, context: object) -> partial[list[float]]:
+def build(config: MathEquivalenceConfig, context: object) -> Reward:
     """The reward with its options, for the plugin's component."""
     return partial(math_equivalence, decimal_places=config.decimal_places, require_boxed=config.require_boxed)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+from rlhf_core.protocols import Reward
+
 from .config import RegexConfig
 from .matching import Matcher
 
@@ -20,6 +22,6 @@ def regex(rollouts: Sequence[Any], *, pattern: str, mode: Literal["search", "ful
     return [float(matcher.matches(rollout, mode)) for rollout in rollouts]
 
 
-def build(config: RegexConfig, context: object) -> partial[list[float]]:
+def build(config: RegexConfig, context: object) -> Reward:
     """The reward with its options, for the plugin's component."""
     return partial(regex, pattern=config.pattern, mode=config.mode)

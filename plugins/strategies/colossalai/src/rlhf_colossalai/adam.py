@@ -7,7 +7,7 @@ the update below instead: `foreach` operations, the same numbers to rounding.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def adam_update(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
     *,
     step: int,
     lr: float,
@@ -56,7 +56,7 @@ def adam_update(
     torch._foreach_addcdiv_(params, exp_avgs, denominators, value=-lr / correction1)
 
 
-class RunHybridAdam(HybridAdam):
+class RunHybridAdam(HybridAdam):  # type: ignore[misc]  # ColossalAI has no types
     """HybridAdam that clips host bf16 gradients too.
 
     ColossalAI 0.5.0 updates a bf16 gradient in host memory (offloaded, or no GPU) without dividing it by

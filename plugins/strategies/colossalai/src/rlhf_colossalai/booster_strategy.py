@@ -66,7 +66,8 @@ class BoosterStrategy(StrategyBase):
             wrapper.backward(self.prepared_of(optimizer).loss_scale.applied_to(loss))
 
     def _inner_optimizer(self, prepared: Prepared) -> Any:
-        return prepared.trained.optimizer.optim
+        wrapper: OptimizerWrapper = prepared.trained.optimizer
+        return wrapper.optim
 
 
 def computed_buffers(model: nn.Module) -> dict[str, Tensor]:

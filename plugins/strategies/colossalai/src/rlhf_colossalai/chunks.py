@@ -37,7 +37,8 @@ class ChunkWeights:
         info = chunk.tensors_info[parameter]
         payload = source.payload
         if source.is_gathered:
-            return payload[info.offset : info.end].view(parameter.shape).clone()
+            whole: Tensor = payload[info.offset : info.end].view(parameter.shape).clone()
+            return whole
         begin, end = _own_interval(source, info.offset, info.end)
         part = payload[begin - source.shard_begin : end - source.shard_begin]
         return self._assemble(part, begin - info.offset, parameter, source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.distributed import read_launch_env
@@ -19,6 +19,7 @@ with quietly():
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
 
 
 class DdpStrategy(BoosterStrategy):
@@ -41,8 +42,8 @@ class DdpStrategy(BoosterStrategy):
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         if is_last:
             return nullcontext()
-        context: AbstractContextManager[Any] = model.module.no_sync()
-        return context
+        wrapped: DistributedDataParallel = cast(Any, model).module  # ColossalAI's wrapper around torch's
+        return wrapped.no_sync()
 
 
 def build(config: DdpConfig, context: StrategyContext) -> DdpStrategy:

@@ -134,7 +134,7 @@ class GeminiStrategy(ZeroStrategy):
         local = {name: weights.state_keys(index) for index, name in enumerate(names)}
         everywhere = self.all_gather_objects(local)
         for index, name in enumerate(names):
-            keys = next((kinds[name] for kinds in everywhere if kinds[name]), {})
+            keys: dict[str, int | None] = next((kinds[name] for kinds in everywhere if kinds[name]), {})
             if keys:
                 with self.group.guard(f"the optimizer state of {name}"):
                     yield (

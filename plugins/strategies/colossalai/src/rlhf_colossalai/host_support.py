@@ -39,7 +39,7 @@ class _HostQueue:
         return True
 
 
-class HostAccelerator(CpuAccelerator):
+class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI has no types
     """The host as the device that computes. Its name is what ColossalAI's ZeRO code asks a compute device for."""
 
     _queue = _HostQueue()

@@ -7,7 +7,7 @@ ones and, in stage 2, the gradients are flat 1/N shards per parameter.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +134,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
         padding = -flat.numel() % self.world_size
         return torch.nn.functional.pad(flat, (0, padding)).chunk(self.world_size)[self.rank]
 
-    def _optimizer_entries(self, prepared: Prepared) -> Iterable[tuple[str, dict[str, Any]]]:
+    def _optimizer_entries(self, prepared: Prepared) -> Iterator[tuple[str, dict[str, Any]]]:
         optimizer: LowLevelZeroOptimizer = prepared.trained.optimizer
         for name, parameter in prepared.parameters.items():
             master = optimizer.working_to_master_param.get(id(parameter))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.training import EpisodeBatches
@@ -71,16 +71,3 @@ class BufferSource:
             self._num_drawn += 1
             taken.append(batch)
             yield batch
-
-
-def pinned(experience: Experience) -> Experience:
-    """The batch in page-locked memory, from where a copy to a GPU need not be waited for."""
-    from torch import Tensor
-
-    changed = {
-        each.name: value.pin_memory()
-        for each in fields(experience)
-        if isinstance(value := getattr(experience, each.name), Tensor)
-    }
-    rewards = {name: scores.pin_memory() for name, scores in experience.rewards.items()}
-    return replace(experience, rewards=rewards, **changed)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_core.batching import to_device
+from rlhf_core.batching import pinned, to_device
 from rlhf_core.errors import DeadlineError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
@@ -22,7 +22,7 @@ from rlhf_core.util.printable import PrintableFormatter
 
 from .detached_actors import NamedActors, get_named_actor, own_name
 from .detached_presence import MakerPresence
-from .detached_source import BufferSource, FitPlan, pinned
+from .detached_source import BufferSource, FitPlan
 from .replay_buffer import DetachedReplayBuffer
 
 if TYPE_CHECKING:

@@ -65,9 +65,9 @@ class _Batches:
         return self._batches.drain("it moves to an actor")
 
 
-_SharedBatches: Any = ray.remote(num_cpus=0, concurrency_groups={"put": _CALLS_AT_A_TIME, "get": _CALLS_AT_A_TIME})(
-    _Batches
-)
+_SharedBatches: Any = ray.remote(  # type: ignore[call-overload]  # Ray's types leave `concurrency_groups` out
+    num_cpus=0, concurrency_groups={"put": _CALLS_AT_A_TIME, "get": _CALLS_AT_A_TIME}
+)(_Batches)
 
 
 class DetachedReplayBuffer:

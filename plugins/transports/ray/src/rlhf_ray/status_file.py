@@ -82,7 +82,7 @@ class RunningJob:
             return time.time() - float(self.values["updated"]) < 60
         if self.values["driver_start"] is not None:
             # The id alone may be somebody else's by now.
-            return start_time(self.driver_pid) == self.values["driver_start"]
+            return bool(start_time(self.driver_pid) == self.values["driver_start"])
         try:
             os.kill(self.driver_pid, 0)
         except ProcessLookupError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ray
 
-from rlhf_core.training import FitResult, RunRequest
+from rlhf_core.training import FitResult, RunRequest, Transport
 
 from .actors import Actors, check
 from .cluster import connected
@@ -16,7 +16,7 @@ _OF_THE_DRIVER = frozenset({"transform_config", "run_start", "run_end"})
 """Events that happen in the driver itself."""
 
 
-def build(config: RayConfig, context: None) -> RayTransport:
+def build(config: RayConfig, context: None) -> Transport:
     """What the component `ray` names."""
     return RayTransport(config)
 

@@ -1,0 +1,109 @@
+"""What a plugin may import of core, read from the source: docs/reference/plugin-api.md.
+
+Three kinds of modules: those of the contract, whose public names all count; the rooms, with the names in the stub of
+their `__init__`; and the modules of `rlhf_core.testing`. Everything else is private and may move.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+CORE = Path(__file__).resolve().parents[1] / "rlhf_core"
+CONTRACT = ("types", "errors", "components", "protocols", "algorithm", "strategy", "hookspecs", "batching")
+BUILDING: dict[str, tuple[str, ...]] = {
+    "build": (
+        "TrainerModels",
+        "build_algorithm",
+        "build_engine",
+        "build_evaluator",
+        "build_reference_pass",
+        "build_run_prompts",
+        "build_scorer",
+        "build_strategy",
+        "build_trained_models",
+        "model_dtype",
+    ),
+    "contexts": ("reward_context", "strategy_context"),
+}
+"""Modules of which some names are for transports, which make a run's parts in processes of their own."""
+EAGER = ("functional", "loggers")
+"""Rooms that import all they have, so their `__init__` needs no stub."""
+TESTING = ("contracts", "engine", "models", "rollouts", "runs", "samples", "strategy_suite")
+
+
+def surface() -> dict[str, dict[str, str]]:
+    """Module -> public name -> a few words about it."""
+    found = {"rlhf_core": _exported(CORE)}
+    found |= {f"rlhf_core.{name}": _defined(CORE / f"{name}.py") for name in CONTRACT}
+    for room in sorted([*(path.parent for path in CORE.glob("*/__init__.pyi")), *(CORE / name for name in EAGER)]):
+        found[f"rlhf_core.{room.name}"] = _exported(room)
+    for name, chosen in BUILDING.items():
+        found[f"rlhf_core.{name}"] = {each: _says(CORE / f"{name}.py", each) for each in chosen}
+    for name in TESTING:
+        path = CORE / "testing" / name
+        found[f"rlhf_core.testing.{name}"] = _exported(path) if path.is_dir() else _defined(path.with_suffix(".py"))
+    return found
+
+
+def _exported(room: Path) -> dict[str, str]:
+    """The names that a package's stub re-exports, or those of its `__all__`."""
+    stub = room / "__init__.pyi"
+    source = stub if stub.exists() else room / "__init__.py"
+    imported = [name for name, _ in _imports(source)]
+    listed = [node.value for node in _body(source) if isinstance(node, ast.Assign) and _target(node) == "__all__"]
+    names = ast.literal_eval(listed[0]) if listed else imported if stub.exists() else []
+    return {name: _says(source, name) for name in sorted(names, key=str.lower)}
+
+
+def _defined(path: Path) -> dict[str, str]:
+    """The public classes and functions that a module defines, and its constants that have a docstring."""
+    return {name: text for name, text in _definitions(path) if not name.startswith("_") and text}
+
+
+def _says(path: Path, name: str) -> str:
+    """The first sentence about a name, in `path` or where that has it from."""
+    here = dict(_definitions(path))
+    if name in here:
+        return here[name]
+    (origin,) = (origin for imported, origin in _imports(path) if imported == name)
+    return _says(origin, name)
+
+
+def _definitions(path: Path) -> Iterator[tuple[str, str]]:
+    for node, after in itertools.zip_longest(body := _body(path), body[1:]):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name, _first_sentence(ast.get_docstring(node) or "")
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and (name := _target(node)):
+            is_told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            yield name, _first_sentence(str(after.value.value)) if is_told else ""
+
+
+def _imports(path: Path) -> Iterator[tuple[str, Path]]:
+    """Each name that is imported from core, with the file it comes from."""
+    for node in _body(path):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            origin = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            file = origin / "__init__.py" if origin.is_dir() else origin.with_suffix(".py")
+            yield from ((alias.asname or alias.name, file) for alias in node.names)
+
+
+@cache
+def _body(path: Path) -> list[ast.stmt]:
+    return ast.parse(path.read_text(encoding="utf-8")).body
+
+
+def _target(node: ast.Assign | ast.AnnAssign) -> str:
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    ends = (match.start() for match in re.finditer(r"\.(?= [A-Z`]|$)", paragraph))
+    end = next((end for end in ends if paragraph.count("(", 0, end) == paragraph.count(")", 0, end)), None)
+    return paragraph[:end].rstrip(":")

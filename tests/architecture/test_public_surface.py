@@ -1,0 +1,106 @@
+"""What plugins import of core is on the page docs/reference/plugin-api.md, and nothing else is."""
+
+import ast
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.plugins.discovery import discover, load_ref
+
+PROTOCOLS = {"engines": "RolloutEngine", "prompts": "PromptSource", "rewards": "Reward", "transports": "Transport"}
+
+
+@pytest.fixture(scope="module")
+def public(root: Path) -> dict[str, set[str]]:
+    """Module -> the names that the page lists."""
+    page = (root / "docs" / "reference" / "plugin-api.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## `(.+)`$", page, flags=re.MULTILINE)[1:]
+    rows = zip(sections[::2], sections[1::2], strict=True)
+    return {module: set(re.findall(r"^\| `(\w+)` \| [^ |]", text, re.MULTILINE)) for module, text in rows}
+
+
+@pytest.fixture(scope="module")
+def plugin_sources(root: Path, files: list[Path]) -> list[Path]:
+    """Plugins, the templates that new ones are made from, and examples; not the tests of ours."""
+    ours = [path for path in files if path.suffix == ".py" and path.is_relative_to(root / "plugins")]
+    templates = [path for path in files if path.name.endswith(".py.tmpl")]
+    examples = [path for path in files if path.suffix == ".py" and path.is_relative_to(root / "examples")]
+    return [*(path for path in ours if "src" in path.relative_to(root).parts), *templates, *examples]
+
+
+def core_imports(path: Path) -> list[tuple[str, str | None]]:
+    """(module, name) of each import from core in a file; None as the name: the module itself."""
+    text = re.sub(r"\{\{\w+\}\}", "placeholder", path.read_text(encoding="utf-8"))
+    found: list[tuple[str, str | None]] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rlhf_core":
+            found += [(str(node.module), alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, None) for alias in node.names if alias.name.partition(".")[0] == "rlhf_core"]
+    return found
+
+
+def test_plugins_import_what_is_public_only(root, public, plugin_sources):
+    assert len(plugin_sources) > 100
+    private = [
+        f"{path.relative_to(root)}: {module}{'' if name is None else f'.{name}'}"
+        for path in plugin_sources
+        for module, name in core_imports(path)
+        if module not in public or (name is not None and name not in public[module])
+    ]
+    assert not private, "not in docs/reference/plugin-api.md:\n" + "\n".join(private)
+
+
+def test_every_public_name_is_there_and_is_told(root, public):
+    listed = re.findall(r"^\| `(\w+)` \|", (root / "docs/reference/plugin-api.md").read_text("utf-8"), re.MULTILINE)
+    assert len(listed) == sum(map(len, public.values())), "a name without a docstring"
+    # In a process of its own: importing all of core is of no use to the other tests of this one.
+    check = """
+import importlib, json, sys
+for module, names in json.load(sys.stdin).items():
+    loaded = importlib.import_module(module)
+    print(*(f"{module}.{name}" for name in names if not hasattr(loaded, name)), end="")
+"""
+    given = json.dumps({module: sorted(names) for module, names in public.items()})
+    done = subprocess.run([sys.executable, "-c", check], input=given, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_the_types_load_little_of_core():
+    script = "import rlhf_core.types, json, sys; print(json.dumps([m for m in sys.modules if m[:9] == 'rlhf_core']))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert len(json.loads(done.stdout)) <= 9
+
+
+def test_functions_are_not_hidden_by_the_files_they_are_in():
+    from rlhf_core import functional
+
+    assert all(not inspect.ismodule(getattr(functional, name)) for name in functional.__all__)
+
+
+@pytest.mark.parametrize("kind", sorted(PROTOCOLS))
+def test_build_says_which_protocol_it_returns(kind):
+    """So that a type checker compares what is built with what core relies on."""
+    ours = [load_ref(ref) for ref in discover(kind).values() if ref.distribution.startswith("rlhf-")]
+    builds = {each.name: each.component.build for each in ours if each.function is None}
+    assert builds
+    assert {name: returned_by(build) for name, build in builds.items()} == dict.fromkeys(builds, PROTOCOLS[kind])
+
+
+def returned_by(build: str) -> str:
+    """The annotation of what `module:function` returns, without importing the module."""
+    module, _, function = build.partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    (found,) = (
+        node
+        for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name == function
+    )
+    return "" if found.returns is None else ast.unparse(found.returns)

@@ -1,0 +1,132 @@
+"""What a trainer process saves is what it brings back, and a checkpoint that cannot be written leaves none."""
+
+import errno
+
+import pytest
+
+from rlhf_core.components import StrategyContext
+from rlhf_core.config.sections import CheckpointConfig
+from rlhf_core.errors import CheckpointError
+from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.rewards.scorer import RewardCombiner
+from rlhf_core.runfolder.checkpoint_state import RunState
+from rlhf_core.runfolder.checkpoints import CheckpointStore
+from rlhf_core.training.checkpoint_saver import CheckpointSaver
+
+
+class Counting:
+    """As an algorithm and as a channel: one number that must survive."""
+
+    def __init__(self, value=0):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class Heard:
+    """A hook plugin that notes what was saved."""
+
+    def __init__(self):
+        self.steps = []
+
+    def rlhf_checkpoint_saved(self, path, step, episode):
+        self.steps.append((path.name, step, episode))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "checkpoints", keep=2)
+
+
+@pytest.fixture
+def make_saver(store):
+    from rlhf_torch.config import SingleConfig
+    from rlhf_torch.single import build
+
+    def make(algorithm=None, channel=None, hooks=None, **config):
+        return CheckpointSaver(
+            store,
+            strategy=build(SingleConfig(), StrategyContext(device="cpu")),
+            trained={},
+            algorithm=algorithm or Counting(),
+            combiner=RewardCombiner({"score": 1.0}, clip=None, normalise=False),
+            channel=channel,
+            hooks=hooks or HookRelay(),
+            config=CheckpointConfig.model_validate(config),
+        )
+
+    return make
+
+
+def state(step, algorithm=0):
+    return RunState(
+        step=step,
+        next_episode=step // 2,
+        policy_version=step,
+        eval_before=0.25,
+        algorithm={"value": algorithm},
+        combiner=RewardCombiner({"score": 1.0}, clip=None, normalise=False).state_dict(),
+        wall_s=1.5,
+    )
+
+
+def test_what_was_saved_is_brought_back_and_what_came_later_is_removed(make_saver, store):
+    heard, hooks = Heard(), HookRelay()
+    hooks.register(heard)
+    saver = make_saver(channel=Counting(7), hooks=hooks)
+    saver.save(state(4, algorithm=3))
+    saver.save(state(6, algorithm=5))
+    assert heard.steps == [("step-4", 4, 1), ("step-6", 6, 2)]
+    algorithm, channel = Counting(), Counting()
+    loaded = make_saver(algorithm, channel).load(store.path(4))
+    assert loaded == state(4, algorithm=3)
+    assert (algorithm.value, channel.value) == (3, 7)
+    assert store.steps() == [4]
+
+
+def test_a_full_disk_leaves_no_checkpoint(make_saver, store, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rlhf_core.training.checkpoint_saver.save_run_state", full)
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        make_saver().save(state(4))
+    assert store.steps() == []
+    assert not store.partial(4).exists()
+
+
+@pytest.mark.parametrize(("best_is", "better", "worse"), [("highest", 0.6, 0.4), ("lowest", 0.4, 0.6)])
+def test_the_best_is_known_after_a_resume(make_saver, store, best_is, better, worse):
+    options = {"best": "eval/score", "best_is": best_is}
+    saver = make_saver(**options)
+    assert saver.improves({"eval/score": 0.5}) == 0.5
+    saver.save(state(2), best_value=0.5)
+    resumed = make_saver(**options)
+    resumed.load(store.path(2))
+    assert resumed.improves({"eval/score": worse}) is None
+    assert resumed.improves({"eval/score": 0.5}) is None
+    assert resumed.improves({"eval/score": float("nan")}) is None
+    assert resumed.improves({}) is None
+    assert resumed.improves({"eval/score": better}) == better
+
+
+def test_the_best_is_kept_beside_the_newest(make_saver, store):
+    saver = make_saver(best="eval/score")
+    saver.save(state(2), best_value=0.5)
+    for step in (4, 6, 8):
+        saver.save(state(step))
+    assert store.steps() == [2, 6, 8]
+
+
+def test_the_last_good_one_is_from_before_the_episode_that_went_wrong(make_saver, store):
+    saver = make_saver()
+    assert saver.last_good(1) is None
+    saver.save(state(4))  # the next episode is 2
+    saver.save(state(6))  # the next episode is 3
+    assert saver.last_good(3) == store.path(4)
+    assert saver.last_good(4) == store.path(6)
+    assert saver.last_good(1) == store.path(4)
