@@ -25,7 +25,7 @@ from ..rewards.scorer import RewardScorer
 from ..rollout.channel import LocalChannel
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
-from ..rollout.weight_sync import CopiedWeights, NoReceiver, SharedWeights
+from ..rollout.weight_sync import NoReceiver, build_engine_beside
 from ..strategy import Strategy
 from ..training.request import FitResult, RunRequest
 from ..training.session import SessionParts, TrainerSession
@@ -107,20 +107,16 @@ class _LocalParts:
         )
 
     def _engine(self) -> tuple[RolloutEngine, WeightSync]:
-        """The engine shares the trained module where that is whole, else it has a copy that is kept in step."""
         strategy, resolved = self._strategy, self._resolved
-        tokenizer = self._models.tokenizer
-        if not strategy.shards_parameters:
-            engine = build_engine(resolved, strategy.unwrap(self._models.policy), tokenizer, strategy)
-            self._stack.callback(engine.close)
-            return engine, SharedWeights(engine)
-        run = resolved.run
-        copy = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed)
-        copy.to(strategy.device)  # type: ignore[arg-type]
-        copy.eval().requires_grad_(False)
-        engine = build_engine(resolved, copy, tokenizer, strategy)
+        model, seed = resolved.run.model, resolved.run.train.seed
+        engine, sync = build_engine_beside(
+            strategy,
+            self._models.policy,
+            build=lambda module: build_engine(resolved, module, self._models.tokenizer, strategy),
+            copy=lambda: load_policy(model, dtype=model_dtype(resolved, strategy), seed=seed),
+        )
         self._stack.callback(engine.close)
-        return engine, CopiedWeights(engine.receiver())
+        return engine, sync
 
     def _channel(self, engine: RolloutEngine, scorer: RewardScorer, prompts: PromptStream) -> LocalChannel:
         resolved, strategy, algorithm = self._resolved, self._strategy, self._algorithm
