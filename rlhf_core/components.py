@@ -45,6 +45,8 @@ class Component:
     api_version: int = API_VERSION
     feeds: Literal["rollouts", "dataset"] = "rollouts"
     """For an algorithm: whether it learns from sampled answers, or from the lines of a dataset (no rewards needed)."""
+    max_processes: int | None = None
+    """For a strategy: most processes that it trains across; None is any number."""
 
 
 def _sum_of_rewards(rewards: Mapping[str, float]) -> float:

@@ -80,9 +80,8 @@ def plan_run(resolved: ResolvedRun, prompts: PromptStream, num_processes: int = 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else torch.device(wanted)
     machine = measure(device)
     prompt_tokens, answer_tokens = _lengths(resolved, algorithm, prompts, tokenizer)
-    options = resolved.transport.config
-    trainers = int(getattr(options, "num_trainers", num_processes))
-    makers = int(getattr(options, "num_makers", 0))
+    own = resolved.own_processes
+    trainers, makers = (num_processes, 0) if own is None else (own.trainers, own.makers)
     strategy = build_strategy(resolved)
     dtype = model_dtype(resolved, strategy)
     work = _Work(
