@@ -110,14 +110,20 @@ def build_evaluator(
     scorer: RewardScorer,
     prompts: PromptStream,
     strategy: Ranks,
+    eval_prompts: PromptStream | None = None,
 ) -> PolicyEvaluator:
-    """What scores the policy on the held-out prompts, or on the first ones of a source of their own."""
+    """What scores the policy on the held-out prompts, or on the first ones of a source of their own.
+
+    eval_prompts: of that source, where they are built already.
+    """
     options = resolved.run.eval
     assert options is not None
     if resolved.eval_prompts is None:
         held_out = prompts.evaluation_prompts()
     else:
-        own = build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
+        own = eval_prompts
+        if own is None:
+            own = build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
         held_out = [own.prompt(position) for position in range(min(len(own), options.num_prompts))]
     return PolicyEvaluator(
         engine=engine,

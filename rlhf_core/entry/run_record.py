@@ -39,7 +39,7 @@ def begin_record(request: RunRequest, origin: Path | None) -> None:
     manifest = collect_manifest(
         seed=request.resolved.run.train.seed,
         command=full_command(),
-        data_digest=f"sha256:{request.prompts.digest}",
+        data_digest=f"sha256:{request.inputs.prompts.digest}",
         num_processes=read_launch_env().world_size,
     )
     folder.write_manifest({**manifest, "events": earlier.get("events", []) if request.resume is not None else []})

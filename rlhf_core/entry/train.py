@@ -23,12 +23,11 @@ from ..hooks.installed import load_hook_plugins
 from ..hooks.relay import HookRelay
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
-from ..prompts.stream import PromptStream
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..runfolder.folder import RunFolder, RunStatus, default_path, find_newest
 from ..training.guard_runner import ROLLBACK
-from ..training.request import RunRequest, Transport
+from ..training.request import RunInputs, RunRequest, Transport
 from ..util.host_memory import set_up_host_memory
 from .run_record import FirstScore, begin_record, failed_when_refused, register_run_hooks, undone_when_refused
 
@@ -81,7 +80,7 @@ def train(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
-    prompts = check_run(resolved)
+    inputs = check_run(resolved)
     if dry_run:
         return None
     if num_processes > 1:
@@ -91,7 +90,7 @@ def train(
             "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
         )
     chosen = _choose_output(output, resume, resolved)
-    return _execute(resolved, prompts, relay, chosen, resume, environment.rank, origin)
+    return _execute(resolved, inputs, relay, chosen, resume, environment.rank, origin)
 
 
 def _made(hook: object | str) -> object:
@@ -135,10 +134,10 @@ def _resolved(run: str | Path | Mapping[str, Any], overrides: Sequence[Override]
     return resolve(relay.transform_config(mapping), where=str(run) if isinstance(run, (str, Path)) else "run file")
 
 
-def check_run(resolved: ResolvedRun) -> PromptStream:
+def check_run(resolved: ResolvedRun) -> RunInputs:
     """Check what can be known before weights are loaded: model folder, tokenizer, prompt files, plugin code.
 
-    Returns the run's prompts, which were read and checked on the way.
+    Returns what was built on the way.
     """
     from ..algorithm import DatasetAlgorithm
     from ..build import build_algorithm, build_prompts, build_run_prompts
@@ -151,13 +150,13 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
     stream = build_run_prompts(resolved, tokenizer)
-    if resolved.eval_prompts is not None:
-        build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
+    own = resolved.eval_prompts
+    eval_prompts = None if own is None else build_prompts(resolved, tokenizer, held_out=0, source=own)
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)
     else:
         stream.prompt(0)
-    return stream
+    return RunInputs(tokenizer=tokenizer, algorithm=algorithm, prompts=stream, eval_prompts=eval_prompts)
 
 
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:
@@ -206,7 +205,7 @@ def find_checkpoint(resume: str, output: Path) -> Path:
 
 def _execute(
     resolved: ResolvedRun,
-    prompts: PromptStream,
+    inputs: RunInputs,
     relay: HookRelay,
     output: Path,
     resume: str | None,
@@ -226,7 +225,7 @@ def _execute(
             resolved=resolved,
             folder=folder,
             hooks=relay,
-            prompts=prompts,
+            inputs=inputs,
             resume=checkpoint,
             interrupted=interrupted,
         )

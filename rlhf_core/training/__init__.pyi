@@ -5,6 +5,7 @@ from .loop import Trainer as Trainer
 from .publisher import PolicyPublisher as PolicyPublisher
 from .record import EpisodeRecord as EpisodeRecord
 from .request import FitResult as FitResult
+from .request import RunInputs as RunInputs
 from .request import RunRequest as RunRequest
 from .session import SessionParts as SessionParts
 from .session import TrainerSession as TrainerSession

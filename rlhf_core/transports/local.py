@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import Algorithm, RolloutAlgorithm
 from ..build import (
     TrainerModels,
-    build_algorithm,
     build_engine,
     build_evaluator,
     build_reference_pass,
@@ -18,7 +17,7 @@ from ..build import (
     model_dtype,
 )
 from ..config.resolve import ResolvedRun
-from ..models.loading import load_policy, load_tokenizer
+from ..models.loading import load_policy
 from ..prompts.stream import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer
@@ -48,9 +47,8 @@ class LocalTransport:
         with ExitStack() as stack:
             stack.callback(strategy.teardown)
             strategy.setup()
-            tokenizer = load_tokenizer(request.resolved.run.model)
-            algorithm = build_algorithm(request.resolved, tokenizer)
-            models = build_trained_models(request.resolved, algorithm, strategy, tokenizer)
+            algorithm = request.inputs.algorithm
+            models = build_trained_models(request.resolved, algorithm, strategy, request.inputs.tokenizer)
             parts = _LocalParts(request, strategy, algorithm, models, stack).build()
             session = TrainerSession(
                 request.resolved,
@@ -83,7 +81,8 @@ class _LocalParts:
         self._stack = stack
 
     def build(self) -> SessionParts:
-        prompts = self._request.prompts
+        inputs = self._request.inputs
+        prompts = inputs.prompts
         channel, evaluator = None, None
         sync: WeightSync = NoReceiver()
         if self._resolved.generates:
@@ -96,7 +95,7 @@ class _LocalParts:
                 channel = self._channel(engine, scorer, prompts)
             if self._resolved.evaluates:
                 evaluator = build_evaluator(
-                    self._resolved, engine, self._models.tokenizer, scorer, prompts, self._strategy
+                    self._resolved, engine, inputs.tokenizer, scorer, prompts, self._strategy, inputs.eval_prompts
                 )
         return SessionParts(
             channel=channel,

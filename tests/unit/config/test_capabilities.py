@@ -3,12 +3,16 @@
 import pytest
 
 from rlhf_core.config.resolve import check_processes, resolve
+from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError
+from rlhf_core.plan import plan_run
+from rlhf_core.testing.runs import tiny_run
 
 ACME = """
 from pydantic import Field
 from rlhf_core import Component, Section
 from rlhf_core.config import OwnProcesses, PolicyLossSection, TransportConfig
+from rlhf_torch.config import SingleConfig
 
 class Fleet(TransportConfig):
     workers: int = Field(2, ge=1)
@@ -35,6 +39,7 @@ near = Component("Here.", Near, "acme_build:build")
 vague = Component("Somewhere.", Nothing, "acme_build:build")
 pair = Component("Two at most.", Nothing, "acme_build:build", max_processes=2)
 many = Component("Any number.", Nothing, "acme_build:build")
+single = Component("As single, of any number.", SingleConfig, "rlhf_torch.single:build")
 learns = Component("Learns.", Learns, "acme_build:build")
 """
 
@@ -43,7 +48,7 @@ learns = Component("Learns.", Learns, "acme_build:build")
 def run(install, fake_plugins, fake_run):
     groups = {
         "rlhf.transports": {"acme-fleet": "fleet", "acme-near": "near", "acme-vague": "vague"},
-        "rlhf.strategies": {"acme-pair": "pair", "acme-many": "many"},
+        "rlhf.strategies": {"acme-pair": "pair", "acme-many": "many", "acme-single": "single"},
         "rlhf.algorithms": {"acme-learns": "learns"},
     }
     targets = {group: {name: f"acme:{value}" for name, value in each.items()} for group, each in groups.items()}
@@ -89,3 +94,10 @@ def test_late_samples_are_weighed_whatever_transport_brings_them(run, lag, algor
 def test_a_transport_that_declares_nothing_is_refused(run):
     with pytest.raises(ConfigError, match=r"its options are no rlhf_core\.config\.TransportConfig"):
         resolve({**run, "transport": "acme-vague"})
+
+
+def test_a_plan_counts_the_processes_a_transport_says_it_starts(run):
+    transport = {"name": "acme-fleet", "workers": 2, "helpers": 3}
+    resolved = resolve(tiny_run({"transport": transport, "strategy": "acme-single"}))
+    found = plan_run(resolved, check_run(resolved))
+    assert [(each.kind, each.count) for each in found.processes] == [("trainer", 2), ("maker", 3)]
