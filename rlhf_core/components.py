@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-API_VERSION = 1
-"""Version of the plugin API: raised when a plugin made for an older core would break."""
+API_VERSION = 2
+"""Version of the plugin API: raised when a plugin made for an older core would break (docs/plugins.md, Upgrading)."""
 
 Kind = Literal["algorithms", "strategies", "rewards", "transports", "engines", "prompts"]
 KINDS: tuple[Kind, ...] = ("algorithms", "strategies", "rewards", "transports", "engines", "prompts")
