@@ -11,5 +11,6 @@ from .section import PolicyLossSection as PolicyLossSection
 from .section import TransportConfig as TransportConfig
 from .sections import EngineConfig as EngineConfig
 from .sections import ModelConfig as ModelConfig
+from .sections import PromptsConfig as PromptsConfig
 from .sections import RewardCallOptions as RewardCallOptions
 from .sections import Section as Section

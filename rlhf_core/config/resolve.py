@@ -130,7 +130,7 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
     chosen = {
         name: _plugin_section(kind, name, given.get(name, {}), problems) for name, kind in PLUGIN_SECTIONS.items()
     }
-    eval_prompts = _eval_prompts(given, problems)
+    eval_prompts = _eval_prompts(given, chosen["prompts"], problems)
     rewards = _rewards(given, chosen["algorithm"], problems)
     _check_score(given, rewards, problems)
     _fit_to_transport(chosen, problems)
@@ -251,11 +251,14 @@ def check_options(selected: Selected) -> None:
         )
 
 
-def _eval_prompts(given: Mapping[str, Any], problems: Problems) -> Configured | None:
+def _eval_prompts(given: Mapping[str, Any], prompts: Configured | None, problems: Problems) -> Configured | None:
+    """The source to evaluate on. Its limits are those of the run's prompts where it says nothing of them."""
     evaluation = given.get("eval")
     data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
     if data is None:
         return None
+    if isinstance(data, dict) and prompts is not None and isinstance(prompts.config, PromptsConfig):
+        data = {**{name: getattr(prompts.config, name) for name in PromptsConfig.model_fields}, **data}
     return _plugin_section("prompts", "eval.prompts", data, problems)
 
 
