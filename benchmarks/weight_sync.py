@@ -111,7 +111,7 @@ def time_sync(mode: str, megabytes: int, makers: int, repeats: int) -> tuple[flo
     def publish() -> None:
         nonlocal version
         version += 1
-        sync.publish(version, ())
+        sync.publish(version)
         ray.get([actor.wait_for.remote(version) for actor in actors], timeout=120)
 
     seconds = median(publish, repeats)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .algorithm import Algorithm, RolloutAlgorithm
 from .config.resolve import Configured, ResolvedRun
-from .config.sections import OptimizerConfig, TrainConfig
+from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
 from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
@@ -85,13 +85,14 @@ def build_prompts(
 ) -> PromptStream:
     """The endless stream of prompts of the run's source (or of another), with `held_out` records kept apart."""
     selected = source or resolved.prompts
+    limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
     context = prompts_context(seed=resolved.run.train.seed)
     return PromptStream(
         resolve_build(selected)(selected.config, context),
         tokenizer,
         seed=resolved.run.train.seed,
-        max_prompt_tokens=resolved.run.prompts.max_prompt_tokens,
-        too_long=resolved.run.prompts.too_long,
+        max_prompt_tokens=limits.max_prompt_tokens,
+        too_long=limits.too_long,
         held_out=held_out,
     )
 
@@ -110,14 +111,20 @@ def build_evaluator(
     scorer: RewardScorer,
     prompts: PromptStream,
     strategy: Ranks,
+    eval_prompts: PromptStream | None = None,
 ) -> PolicyEvaluator:
-    """What scores the policy on the held-out prompts, or on the first ones of a source of their own."""
+    """What scores the policy on the held-out prompts, or on the first ones of a source of their own.
+
+    eval_prompts: of that source, where they are built already.
+    """
     options = resolved.run.eval
     assert options is not None
     if resolved.eval_prompts is None:
         held_out = prompts.evaluation_prompts()
     else:
-        own = build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
+        own = eval_prompts
+        if own is None:
+            own = build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
         held_out = [own.prompt(position) for position in range(min(len(own), options.num_prompts))]
     return PolicyEvaluator(
         engine=engine,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-API_VERSION = 1
-"""Version of the plugin API: raised when a plugin made for an older core would break."""
+API_VERSION = 2
+"""Version of the plugin API: raised when a plugin made for an older core would break (docs/plugins.md, Upgrading)."""
 
 Kind = Literal["algorithms", "strategies", "rewards", "transports", "engines", "prompts"]
 KINDS: tuple[Kind, ...] = ("algorithms", "strategies", "rewards", "transports", "engines", "prompts")
@@ -48,6 +48,8 @@ class Component:
     model output to a library that cannot be stopped from inside: what a model wrote must not hang a run."""
     feeds: Literal["rollouts", "dataset"] = "rollouts"
     """For an algorithm: whether it learns from sampled answers, or from the lines of a dataset (no rewards needed)."""
+    max_processes: int | None = None
+    """For a strategy: most processes that it trains across; None is any number."""
 
 
 def _sum_of_rewards(rewards: Mapping[str, float]) -> float:

@@ -7,7 +7,7 @@ subclasses, `Strategy` and `Algorithm`, are abstract classes of their own.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .types import Completion, GenerationRequest, MadeEpisode, Prompt, Rollout, RolloutGroup, SamplingParams
@@ -113,8 +113,8 @@ class ExperienceChannel(Protocol):
 
 
 class WeightSync(Protocol):
-    """The sending end: brings a new policy version to whoever generates."""
+    """The sending end: brings a new policy version to whoever generates. It is built with where the weights are."""
 
-    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
-        """All of it arrives or none: receivers generate with the old version or with the new one."""
+    def publish(self, version: int) -> None:
+        """All of it arrives or none: receivers generate with the old version or with the new one. Collective."""
         ...

@@ -46,7 +46,7 @@ FAKE_PLUGINS = """
 from typing import Literal
 from pydantic import BaseModel, Field
 from rlhf_core.components import Component
-from rlhf_core.config.sections import EngineConfig
+from rlhf_core.config import EngineConfig, OwnProcesses, TransportConfig
 
 class Update(BaseModel):
     clip_eps: float = Field(0.2, gt=0, description="Clip.")
@@ -58,11 +58,14 @@ class OtherUpdate(BaseModel):
 class Placement(BaseModel):
     precision: Literal["auto", "fp32"] = "auto"
 
-class Empty(BaseModel):
+class Empty(TransportConfig):
     pass
 
-class Detached(BaseModel):
+class Detached(TransportConfig):
     num_trainers: int = Field(1, ge=1)
+
+    def own_processes(self):
+        return OwnProcesses(trainers=self.num_trainers, makers=0, option="num_trainers")
 
 class Engine(EngineConfig):
     cache: bool = True

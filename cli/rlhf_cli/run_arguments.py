@@ -134,11 +134,12 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def quickstart_run(algorithm: str | None) -> dict[str, Any]:
     """The quickstart's second stage: the algorithm's own, or that of all which learn from the same kind of data."""
+    from rlhf_core.config.resolve import DEFAULT_PLUGINS
     from rlhf_core.plugins.discovery import load
     from rlhf_core.util.did_you_mean import fold
 
-    name = "ppo" if algorithm is None else fold(algorithm)
-    if name not in ("ppo", "reward-model"):
+    name = fold(algorithm or DEFAULT_PLUGINS["algorithm"])
+    if not (files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml").is_file():
         feeds = load("algorithms", name, check_requires=False).component.feeds
         name = "dataset" if feeds == "dataset" else "critic-free"
     return quickstart_stage(name)

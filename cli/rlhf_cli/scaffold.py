@@ -10,6 +10,7 @@ from importlib.metadata import version
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from rlhf_core.components import API_VERSION
 from rlhf_core.errors import UserInputError
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
@@ -164,6 +165,7 @@ def _values(kind: str, name: str, distribution: str, template: Template) -> dict
         "distribution": distribution,
         "package": distribution.replace("-", "_"),
         "core_version": version("rlhf-core"),
+        "api_version": str(API_VERSION),
     }
     values["dependencies"] = f'"rlhf-core>={values["core_version"]}"' if template.imports_core else ""
     values["target"] = f"{values['package']}.{template.module}:{_fill(template.attribute, values)}"

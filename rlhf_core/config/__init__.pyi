@@ -6,8 +6,11 @@ from .problems import Problems as Problems
 from .resolve import ResolvedRun as ResolvedRun
 from .resolve import resolve as resolve
 from .resolve import resolve_reward as resolve_reward
+from .section import OwnProcesses as OwnProcesses
 from .section import PolicyLossSection as PolicyLossSection
+from .section import TransportConfig as TransportConfig
 from .sections import EngineConfig as EngineConfig
 from .sections import ModelConfig as ModelConfig
+from .sections import PromptsConfig as PromptsConfig
 from .sections import RewardCallOptions as RewardCallOptions
 from .sections import Section as Section

@@ -9,13 +9,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import Selected, load
+from ..plugins.discovery import Selected, discover, load
 from ..plugins.functions import is_file_reward
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
 from .load import PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
+from .section import OwnProcesses, PolicyLossSection, TransportConfig
 from .sections import EngineConfig, PromptsConfig, RewardCallOptions, RewardEntry, RunConfig
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
@@ -28,9 +29,6 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
 
 DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
 """What a run that samples answers and has no `rewards` gets."""
-
-LATE_SAMPLES_CAP = 2.0
-"""`importance_cap` of a run whose samples may come from older weights (`_weighting_late_samples`)."""
 
 SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
     "engines": EngineConfig,
@@ -87,6 +85,12 @@ class ResolvedRun:
         return self.run.engine.sampling()
 
     @property
+    def own_processes(self) -> OwnProcesses | None:
+        """Those that the transport starts itself."""
+        assert isinstance(self.transport.config, TransportConfig)
+        return self.transport.config.own_processes()
+
+    @property
     def rolls_out(self) -> bool:
         """Whether answers are sampled to learn from."""
         return self.algorithm.component.feeds == "rollouts"
@@ -126,13 +130,13 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
     chosen = {
         name: _plugin_section(kind, name, given.get(name, {}), problems) for name, kind in PLUGIN_SECTIONS.items()
     }
-    eval_prompts = _eval_prompts(given, problems)
+    eval_prompts = _eval_prompts(given, chosen["prompts"], problems)
     rewards = _rewards(given, chosen["algorithm"], problems)
     _check_score(given, rewards, problems)
+    _fit_to_transport(chosen, problems)
     problems.raise_if_any(where)
     assert core is not None
     plugins = {name: each for name, each in chosen.items() if each is not None}
-    plugins["algorithm"] = _weighting_late_samples(plugins["algorithm"], plugins["transport"].config)
     core = core.model_copy(
         update={
             "prompts": _shared_part(core.prompts, plugins["prompts"].config),
@@ -142,19 +146,40 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
     return ResolvedRun(run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), **plugins)
 
 
-def _weighting_late_samples(algorithm: Configured, transport: BaseModel) -> Configured:
-    """The algorithm with truncated importance sampling, where samples may come from older weights.
+def _fit_to_transport(chosen: dict[str, Configured | None], problems: Problems) -> None:
+    """Hold the transport's own processes against the strategy; weigh late samples where it brings such."""
+    transport, strategy, algorithm = chosen["transport"], chosen["strategy"], chosen["algorithm"]
+    if transport is None:
+        return
+    assert isinstance(transport.config, TransportConfig)
+    own = transport.config.own_processes()
+    if own is not None and strategy is not None and (too_many := _too_many(strategy, own.trainers)):
+        hint = _other_strategies(own.trainers)
+        problems.add(f"transport.{own.option}", f"{too_many}, not {own.trainers}; {hint}")
+    late = transport.config.staleness_bound() > 0
+    if late and algorithm is not None and isinstance(algorithm.config, PolicyLossSection):
+        chosen["algorithm"] = replace(algorithm, config=algorithm.config.weighing_late_samples())
 
-    Only where it has the option `importance_cap`, and the run says nothing of it or of `importance_token_range`, which
-    weighs and bounds the same ratios; `max_staleness` is the option of a transport whose makers may be behind the
-    trainer.
-    """
-    options = algorithm.config
-    is_open = "importance_cap" in type(options).model_fields.keys() - options.model_fields_set
-    is_open = is_open and getattr(options, "importance_token_range", None) is None
-    if not is_open or getattr(transport, "max_staleness", 0) == 0:
-        return algorithm
-    return replace(algorithm, config=options.model_copy(update={"importance_cap": LATE_SAMPLES_CAP}))
+
+def _too_many(strategy: Configured, num_processes: int) -> str | None:
+    """Why the strategy cannot train across so many processes."""
+    most = strategy.component.max_processes
+    if most is None or num_processes <= most:
+        return None
+    return f"strategy {strategy.name} is " + ("one process" if most == 1 else f"at most {most} processes")
+
+
+def _other_strategies(num_processes: int) -> str:
+    """What to type for a strategy that trains across so many processes, of those that are installed."""
+    found = []
+    for ref in discover("strategies").values():
+        try:
+            most = load(ref.kind, ref.name).component.max_processes
+        except PluginError:  # a broken one is no way out
+            continue
+        if most is None or num_processes <= most:
+            found.append(ref.name)
+    return f"add --strategy {' or '.join(found)}" if found else "install a strategy that trains across processes"
 
 
 def _shared_part(core: BaseModel, plugin: BaseModel) -> BaseModel:
@@ -211,6 +236,12 @@ def check_options(selected: Selected) -> None:
     shared = SHARED_OPTIONS.get(selected.kind)
     read_by_core = set() if shared is None or issubclass(model, shared) else set(shared.model_fields)
     taken = sorted(set(model.model_fields) & {"name", *read_by_core})
+    if selected.kind == "transports" and not issubclass(model, TransportConfig):
+        raise PluginError(
+            "its options are no rlhf_core.config.TransportConfig, which says what processes are its own",
+            where=selected.label,
+            hint="the plugin's authors must derive its config from it",
+        )
     if taken:
         subclass = f", or make its config a subclass of {shared.__module__}.{shared.__name__}" if shared else ""
         raise PluginError(
@@ -220,11 +251,14 @@ def check_options(selected: Selected) -> None:
         )
 
 
-def _eval_prompts(given: Mapping[str, Any], problems: Problems) -> Configured | None:
+def _eval_prompts(given: Mapping[str, Any], prompts: Configured | None, problems: Problems) -> Configured | None:
+    """The source to evaluate on. Its limits are those of the run's prompts where it says nothing of them."""
     evaluation = given.get("eval")
     data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
     if data is None:
         return None
+    if isinstance(data, dict) and prompts is not None and isinstance(prompts.config, PromptsConfig):
+        data = {**{name: getattr(prompts.config, name) for name in PromptsConfig.model_fields}, **data}
     return _plugin_section("prompts", "eval.prompts", data, problems)
 
 
@@ -279,14 +313,15 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
     if num_processes == 1:
         return
     where = f"{where} {num_processes}"
-    if run.transport.name != "local":
+    own = run.own_processes
+    if own is not None:
         raise ConfigError(
             f"does not go with transport {run.transport.name}, which starts its own trainers",
             where=where,
-            hint=f"--set transport.num_trainers={num_processes}",
+            hint=f"--set transport.{own.option}={num_processes}",
         )
-    if run.strategy.name == "single":
-        raise ConfigError("strategy single is one process", where=where, hint="add --strategy ddp")
+    if too_many := _too_many(run.strategy, num_processes):
+        raise ConfigError(too_many, where=where, hint=_other_strategies(num_processes))
     train = run.run.train
     for key, count in (
         ("prompts_per_episode", train.prompts_per_episode),

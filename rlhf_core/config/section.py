@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
+
+LATE_SAMPLES_CAP = 2.0
+"""`importance_cap` of a run whose samples may come from older weights."""
 
 
 class Section(BaseModel):
@@ -34,3 +38,33 @@ class PolicyLossSection(Section):
         description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
         "null is off.",
     )
+
+    def weighing_late_samples(self) -> PolicyLossSection:
+        """The options where samples may come from older weights: truncated importance sampling, unless the run says
+        something of it."""
+        if "importance_cap" in self.model_fields_set:
+            return self
+        return self.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcesses:
+    """The processes that a transport starts itself."""
+
+    trainers: int
+    makers: int
+    """0 where the trainers make the rollouts."""
+    option: str
+    """Its option for the number of trainers."""
+
+
+class TransportConfig(Section):
+    """Base of a transport's options: what of a run is the transport's own, which core asks by these methods."""
+
+    def own_processes(self) -> OwnProcesses | None:
+        """None where a run happens in the processes that are there (`--num-processes`, or those of a launcher)."""
+        return None
+
+    def staleness_bound(self) -> int:
+        """Policy versions a sample may be behind the trainer that learns from it."""
+        return 0

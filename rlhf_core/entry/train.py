@@ -23,13 +23,12 @@ from ..hooks.installed import load_hook_plugins
 from ..hooks.relay import HookRelay
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
-from ..prompts.stream import PromptStream
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus, default_path
 from ..training.guard_runner import ROLLBACK
-from ..training.request import RunRequest, Transport
+from ..training.request import RunInputs, RunRequest, Transport
 from ..util.held_signals import held_signals
 from ..util.host_memory import set_up_host_memory
 from .resume import find_checkpoint, resume_changes, resumed_folder
@@ -111,7 +110,7 @@ class PreparedRun:
     """A run that was checked, before it has a folder."""
 
     resolved: ResolvedRun
-    prompts: PromptStream
+    inputs: RunInputs
     relay: HookRelay
     hooks: Sequence[object | str]
     """Those given beside the installed ones; `relay` has them."""
@@ -136,7 +135,7 @@ def prepare(
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
     return PreparedRun(
         resolved=resolved,
-        prompts=check_run(resolved),
+        inputs=check_run(resolved),
         relay=relay,
         hooks=hooks,
         num_processes=num_processes,
@@ -167,7 +166,7 @@ def train_in(
 def _planned(folder: RunFolder, prepared: PreparedRun, resume: str | None, origin: Path | None) -> RunPlan:
     plan = RunPlan(
         resolved=prepared.resolved,
-        data_digest=f"sha256:{prepared.prompts.digest}",
+        data_digest=f"sha256:{prepared.inputs.prompts.digest}",
         num_processes=max(prepared.num_processes, prepared.environment.world_size),
         origin=origin,
     )
@@ -215,10 +214,10 @@ def _resolved(run: str | Path | Mapping[str, Any], overrides: Sequence[Override]
     return resolve(relay.transform_config(mapping), where=str(run) if isinstance(run, (str, Path)) else "run file")
 
 
-def check_run(resolved: ResolvedRun) -> PromptStream:
+def check_run(resolved: ResolvedRun) -> RunInputs:
     """Check what can be known before weights are loaded: model folder, tokenizer, prompt files, plugin code.
 
-    Returns the run's prompts, which were read and checked on the way.
+    Returns what was built on the way.
     """
     from ..algorithm import DatasetAlgorithm
     from ..build import build_algorithm, build_prompts, build_run_prompts
@@ -231,13 +230,13 @@ def check_run(resolved: ResolvedRun) -> PromptStream:
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
     stream = build_run_prompts(resolved, tokenizer)
-    if resolved.eval_prompts is not None:
-        build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
+    own = resolved.eval_prompts
+    eval_prompts = None if own is None else build_prompts(resolved, tokenizer, held_out=0, source=own)
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)
     else:
         stream.prompt(0)
-    return stream
+    return RunInputs(tokenizer=tokenizer, algorithm=algorithm, prompts=stream, eval_prompts=eval_prompts)
 
 
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:
@@ -268,7 +267,7 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
             resolved=prepared.resolved,
             folder=folder,
             hooks=prepared.relay,
-            prompts=prepared.prompts,
+            inputs=prepared.inputs,
             resume=checkpoint,
             interrupted=interrupted,
         )

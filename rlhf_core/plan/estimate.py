@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
 from ..batching import default_tokens
-from ..build import build_algorithm, build_strategy, model_dtype
+from ..build import build_strategy, model_dtype
 from ..config.resolve import ResolvedRun
-from ..models.loading import load_tokenizer
 from ..prompts.stream import PromptStream
 from ..strategy import StateBytes
 from ..training.record import peak_memory_bytes
+from ..training.request import RunInputs
 from .machine import Machine, measure
 from .shape import ModelShape, model_shape
 
@@ -69,20 +69,18 @@ class Plan:
         return {**asdict(self), "processes": totals}
 
 
-def plan_run(resolved: ResolvedRun, prompts: PromptStream, num_processes: int = 1) -> Plan:
-    """Estimate a checked run (`training.check_run` gives its prompts). Loads no weight but those of built-in models."""
+def plan_run(resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1) -> Plan:
+    """Estimate a checked run (`check_run` gives its inputs). Loads no weight but those of built-in models."""
     import torch
 
-    tokenizer = load_tokenizer(resolved.run.model)
-    algorithm = build_algorithm(resolved, tokenizer)
+    algorithm = inputs.algorithm
     shape = model_shape(resolved.run.model)
     wanted = resolved.run.model.device
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else torch.device(wanted)
     machine = measure(device)
-    prompt_tokens, answer_tokens = _lengths(resolved, algorithm, prompts, tokenizer)
-    options = resolved.transport.config
-    trainers = int(getattr(options, "num_trainers", num_processes))
-    makers = int(getattr(options, "num_makers", 0))
+    prompt_tokens, answer_tokens = _lengths(resolved, algorithm, inputs.prompts, inputs.tokenizer)
+    own = resolved.own_processes
+    trainers, makers = (num_processes, 0) if own is None else (own.trainers, own.makers)
     strategy = build_strategy(resolved)
     dtype = model_dtype(resolved, strategy)
     work = _Work(

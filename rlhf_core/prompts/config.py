@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from ..config.sections import Section
+from ..config.sections import PromptsConfig
 
 
-class JsonlConfig(Section):
+class JsonlConfig(PromptsConfig):
     """A JSON Lines file, one object a line."""
 
     path: str = Field(min_length=1, description="The file.")
 
 
-class HfDatasetConfig(Section):
+class HfDatasetConfig(PromptsConfig):
     """A dataset on disk or on the Hugging Face hub."""
 
     path: str = Field(
@@ -29,7 +29,7 @@ class HfDatasetConfig(Section):
     )
 
 
-class SortDigitsConfig(Section):
+class SortDigitsConfig(PromptsConfig):
     """Problems like `31415926>`, whose answer is the digits in ascending order."""
 
     num_digits: int = Field(8, ge=1, le=64, description="Digits of each problem.")

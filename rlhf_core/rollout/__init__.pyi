@@ -14,5 +14,6 @@ from .weight_sync import CopiedWeights as CopiedWeights
 from .weight_sync import ModuleReceiver as ModuleReceiver
 from .weight_sync import NoReceiver as NoReceiver
 from .weight_sync import SharedWeights as SharedWeights
+from .weight_sync import build_engine_beside as build_engine_beside
 from .weight_sync import named_weights as named_weights
 from .weight_sync import verify_weights as verify_weights

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import SyncError
-from ..protocols import RolloutEngine, WeightReceiver
+from ..protocols import RolloutEngine, WeightReceiver, WeightSync
+from ..strategy import Strategy
 from ..util.weight_files import plain_tensor, untied_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+SHARD_BYTES = 512 * 1024**2
+"""Most bytes of a shard that is gathered inside a trainer's process."""
 _ROW = 4096
 """64-bit words of a row that a checksum sums."""
 _ROWS = 16
@@ -156,21 +159,23 @@ class SharedWeights:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
-    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
+    def publish(self, version: int) -> None:
         self._engine.weights_updated(version)
 
 
 class CopiedWeights:
     """The engine of this process has its own copy: every shard is staged, then all are swapped in."""
 
-    def __init__(self, receiver: WeightReceiver) -> None:
+    def __init__(self, receiver: WeightReceiver, shards: Callable[[], Iterable[Mapping[str, Tensor]]]) -> None:
+        """`shards`: the sender's weights as they are when it is called, full and named."""
         self._receiver = receiver
+        self._shards = shards
 
-    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
+    def publish(self, version: int) -> None:
         import torch
 
         self._receiver.begin(version)
-        for shard in shards:
+        for shard in self._shards():
             # A shard may live in a buffer that the next one reuses, and on another device than the engine.
             self._receiver.stage(version, {name: torch.clone(tensor) for name, tensor in shard.items()})
         self._receiver.commit(version)
@@ -179,5 +184,23 @@ class CopiedWeights:
 class NoReceiver:
     """Nobody generates (an offline algorithm without evaluation by generation): nothing to bring anywhere."""
 
-    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
-        """The shards are not read."""
+    def publish(self, version: int) -> None:
+        """Nothing is sent."""
+
+
+def build_engine_beside(
+    strategy: Strategy,
+    policy: nn.Module,
+    *,
+    build: Callable[[nn.Module], RolloutEngine],
+    copy: Callable[[], nn.Module],
+) -> tuple[RolloutEngine, WeightSync]:
+    """An engine in a trainer's process: over `policy` itself where that is whole there, else over a copy kept in step.
+
+    copy: makes a model of the same architecture; what it holds is replaced at the first publish.
+    """
+    if not strategy.shards_parameters:
+        engine = build(strategy.unwrap(policy))
+        return engine, SharedWeights(engine)
+    engine = build(copy().to(strategy.device).eval().requires_grad_(False))
+    return engine, CopiedWeights(engine.receiver(), lambda: strategy.state_dict_shards(policy, SHARD_BYTES))

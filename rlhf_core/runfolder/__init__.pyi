@@ -6,3 +6,4 @@ from .checkpoints import CheckpointStore as CheckpointStore
 from .checkpoints import find_damage as find_damage
 from .folder import RunFolder as RunFolder
 from .metrics import MetricsWriter as MetricsWriter
+from .metrics import PhaseTimer as PhaseTimer

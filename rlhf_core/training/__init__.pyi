@@ -1,8 +1,11 @@
+from .build_source import build_rollout_source as build_rollout_source
 from .loop import EpisodeBatches as EpisodeBatches
 from .loop import Metrics as Metrics
 from .loop import Trainer as Trainer
+from .publisher import PolicyPublisher as PolicyPublisher
 from .record import EpisodeRecord as EpisodeRecord
 from .request import FitResult as FitResult
+from .request import RunInputs as RunInputs
 from .request import RunRequest as RunRequest
 from .request import Transport as Transport
 from .session import SessionParts as SessionParts

@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..algorithm import Algorithm
 from ..config.resolve import ResolvedRun
 from ..hooks.relay import HookRelay
 from ..prompts.stream import PromptStream
 from ..protocols import ExperienceChannel, WeightSync
 from ..runfolder.folder import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """What checking a run has built. The process that runs it goes on with these; another one builds its own."""
+
+    tokenizer: PreTrainedTokenizerBase
+    algorithm: Algorithm[Any, Any]
+    prompts: PromptStream
+    """What the run trains on, as `build.build_run_prompts` makes it."""
+    eval_prompts: PromptStream | None
+    """What it evaluates on, where that has a source of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +38,8 @@ class RunRequest:
     folder: RunFolder
     """Exists; only the process that trains as rank 0 writes into it."""
     hooks: HookRelay
-    prompts: PromptStream
-    """The run's prompts, checked, as `build.build_run_prompts` makes them; another process builds its own."""
+    inputs: RunInputs
+    """Tokenizer, algorithm and prompts, built and checked in this process."""
     resume: Path | None
     """The checkpoint folder to continue from."""
     interrupted: Callable[[], bool]

@@ -4,41 +4,42 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
 from ..batching import default_tokens
-from ..build import TrainerModels, build_reference, offloads_reference, updates_per_episode
+from ..build import TrainerModels, updates_per_episode
 from ..config.resolve import ResolvedRun
 from ..errors import DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
 from ..hookspecs import FitInfo
-from ..models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
 from ..models.loading import save_plain_model
 from ..rewards.scorer import RewardCombiner
+from ..rollout.weight_sync import SHARD_BYTES
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.folder import RunFolder
 from ..strategy import Strategy
-from ..types import BufferItem
+from .build_source import DatasetItems, build_rollout_source
 from .checkpoint_saver import CheckpointSaver
 from .control_loop import ControlLoop
+from .evaluation import HeldOutEvaluation
 from .guard_runner import GuardRunner, RollBack
 from .live_options import LiveOptions
 from .loop import BatchSource, Metrics, Trainer
+from .publisher import PolicyPublisher
 from .record import EpisodeRecord
 from .request import FitResult
 from .request import SessionParts as SessionParts
-from .sources import BatchPlan, DatasetSource, RolloutSource, TrainBatch
+from .sources import BatchPlan, TrainBatch
 from .updater import Updater
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger("rlhf")
-SHARD_BYTES = 512 * 1024**2
 
 
 class TrainerSession:
@@ -88,11 +89,18 @@ class TrainerSession:
             micro_batch_tokens=self._tokens,
             compiled=resolved.run.train.compile,
         )
-        self._prepare = self._item_preparation()
-        self._version = 0
+        self._publisher = PolicyPublisher(parts.sync, hooks, parts.channel)
+        self._dataset = self._dataset_items()
+        self._evaluation = HeldOutEvaluation(
+            algorithm,
+            strategy,
+            self._updater,
+            hooks,
+            evaluator=parts.evaluator,
+            items=lambda: [] if self._dataset is None else self._dataset.held_out(),
+        )
         self._eval_before: float | None = None
         self._eval_after: float | None = None
-        self._evaluated_at: int | None = None
         self._started = time.perf_counter()
         self._wall_before = 0.0
         self._episode = 0
@@ -134,7 +142,7 @@ class TrainerSession:
             )
             if train.episodes > first_episode:
                 self._trainer.fit(self._fit_info(first_episode))
-        if self._evaluated_at != self._trainer.num_updates:
+        if self._evaluation.last_step != self._trainer.num_updates:
             self._eval_after = self._evaluate(self._trainer.num_updates).get("eval/score")
         self._save_model()
         return FitResult(self._eval_before, self._eval_after, self._trainer.num_updates)
@@ -143,7 +151,7 @@ class TrainerSession:
 
     def start_episode(self, episode: int, metrics: Metrics) -> None:
         assert self._record is not None
-        version = None if self._parts.channel is None else self._version
+        version = None if self._parts.channel is None else self._publisher.version
         self._episode = episode
         self._record.start_episode(episode, version, metrics)
 
@@ -159,7 +167,7 @@ class TrainerSession:
         assert self._record is not None and self._trainer is not None
         run = self._resolved.run
         self._algorithm.end_episode()
-        self._publish(self._version + 1)
+        self._publisher.publish(self._publisher.version + 1, self._record.timer)
         metrics = self._record.end_episode(self._strategy)
         last = episode + 1 == run.train.episodes
         interrupted = self._control.agree(self._parts.interrupted() or self._control.stop_asked)
@@ -189,7 +197,7 @@ class TrainerSession:
             RunState(
                 step=step,
                 next_episode=episode + 1,
-                policy_version=self._version,
+                policy_version=self._publisher.version,
                 eval_before=self._eval_before,
                 algorithm=self._algorithm.state_dict(),
                 combiner=self._combiner.state_dict(),
@@ -217,7 +225,7 @@ class TrainerSession:
             if self._strategy.is_main and (changed := self._live_options.describe()):
                 logger.warning("as it was changed before the checkpoint: %s", changed)
             return state.next_episode, state.step
-        self._publish(0)
+        self._publisher.publish(0)
         self._eval_before = self._evaluate(0).get("eval/score")
         if self._resolved.run.guards.rolling_back:
             self.save(-1, 0)  # somewhere to go back to
@@ -226,9 +234,8 @@ class TrainerSession:
     def _load(self, path: Path) -> RunState:
         state = self._saver.load(path)
         self._live_options.restore(state.lr_factors, state.settings)
-        self._version = state.policy_version
         self._num_samples = state.num_samples
-        self._publish(state.policy_version)
+        self._publisher.publish(state.policy_version)
         return state
 
     def _roll_back(self, request: RollBack) -> tuple[int, int]:
@@ -242,7 +249,7 @@ class TrainerSession:
         state = self._load(path)
         self._live_options.restore(factors, settings)
         self._live_options.slow_down(self._resolved.run.guards.rollback.lr_factor)
-        self._evaluated_at = None
+        self._evaluation.last_step = None
         self._guard_runner.tell_rollback(request, state, self._live_options.lr_factors)
         return state.next_episode, state.step
 
@@ -253,57 +260,28 @@ class TrainerSession:
         )
         if isinstance(self._algorithm, RolloutAlgorithm):
             assert self._parts.channel is not None
-            return RolloutSource(
+            return build_rollout_source(
                 self._parts.channel,
                 self._algorithm,
                 self._combiner,
                 plan,
-                version=lambda: self._version,
-                complete=self._complete,
-                on_episode=record.rollouts,
-            )
-        assert isinstance(self._algorithm, DatasetAlgorithm)
-        return self._dataset_source(self._algorithm, plan, record)
-
-    def _dataset_source(
-        self, algorithm: DatasetAlgorithm[Any, Any], plan: BatchPlan, record: EpisodeRecord
-    ) -> DatasetSource:
-        return DatasetSource(
-            self._parts.prompts.record,
-            algorithm,
-            plan,
-            items_per_episode=self._resolved.run.train.prompts_per_episode,
-            encode=lambda line: algorithm.encode(line, self._models.tokenizer),
-            prepare=self._prepare,
-            on_episode=record.items,
-        )
-
-    def _complete(self, items: list[BufferItem]) -> list[BufferItem]:
-        """The samples with the trainer's log-probs of them, where the algorithm asks for these. Collective."""
-        assert isinstance(self._algorithm, RolloutAlgorithm) and self._record is not None
-        if not self._algorithm.needs_trainer_log_probs:
-            return items
-        with self._record.timer.phase("train"):
-            return with_trainer_log_probs(
-                items,
-                self._models.policy,
-                self._strategy,
+                policy=self._models.policy,
+                strategy=self._strategy,
                 temperature=self._resolved.sampling.temperature,
                 batch_tokens=self._tokens,
+                timer=record.timer,
+                version=lambda: self._publisher.version,
+                on_episode=record.rollouts,
             )
+        assert self._dataset is not None
+        return self._dataset.source(plan, items_per_episode=train.prompts_per_episode, on_episode=record.items)
 
-    def _item_preparation(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """What a dataset's items go through before they are used, with the reference where one is needed."""
+    def _dataset_items(self) -> DatasetItems | None:
         algorithm = self._algorithm
         if not isinstance(algorithm, DatasetAlgorithm):
-            return lambda items: items
-        reference = build_reference(self._resolved, algorithm, self._strategy, self._models.policy)
-        if reference is None:
-            ask = no_reference(algorithm)
-        else:
-            offload = offloads_reference(self._resolved, self._strategy)
-            ask = reference_pass(algorithm, reference, self._strategy, batch_tokens=self._tokens, offload=offload)
-        return lambda items: algorithm.prepare_items(items, ask)
+            return None
+        prompts, tokens = self._parts.prompts, self._tokens
+        return DatasetItems(self._resolved, algorithm, self._strategy, self._models, prompts, batch_tokens=tokens)
 
     def _train_step(self, batch: TrainBatch) -> dict[str, float]:
         assert self._record is not None and self._trainer is not None
@@ -318,47 +296,13 @@ class TrainerSession:
                 self._strategy.drop_gradients(trained)
             raise skipped from error
 
-    def _publish(self, version: int) -> None:
-        """Bring the trainer's weights to whoever generates, as `version`."""
-        timer = None if self._record is None else self._record.timer
-        with self._hooks.span("sync", version=version):
-            if timer is None:
-                self._parts.sync.publish(version, self._shards())
-            else:
-                with timer.phase("sync"):
-                    self._parts.sync.publish(version, self._shards())
-        self._version = version
-        if self._parts.channel is not None:
-            self._parts.channel.published(version)
-
-    def _shards(self) -> Any:
-        return self._strategy.state_dict_shards(self._models.policy, SHARD_BYTES)
-
     def _evaluate(self, step: int) -> Mapping[str, float]:
-        """Greedy answers under the rewards and, for a dataset, the loss on held-out records."""
-        if self._resolved.run.eval is None:
-            return {}
-        with self._hooks.span("eval", step=step) as span:
-            metrics = {} if self._parts.evaluator is None else dict(self._parts.evaluator.evaluate())
-            if isinstance(self._algorithm, DatasetAlgorithm):
-                metrics.update(self._evaluate_dataset(self._algorithm))
-            span.set("metrics", metrics)
-        self._evaluated_at = step
-        return metrics
-
-    def _evaluate_dataset(self, algorithm: DatasetAlgorithm[Any, Any]) -> dict[str, float]:
-        encoded = [algorithm.encode(line, self._models.tokenizer) for line in self._parts.prompts.held_out_records()]
-        items = [item for item in encoded if item is not None]
-        if not items:
-            return {}
-        items = list(self._prepare(items))
-        mine = items[self._strategy.rank :: self._strategy.world_size] or [algorithm.masked(items[0])]
-        return {f"eval/{name}": value for name, value in self._updater.evaluate(mine).items()}
+        return {} if self._resolved.run.eval is None else self._evaluation.evaluate(step)
 
     def _save_model(self) -> None:
         """Write `model/` (and `adapter/`): a plain transformers folder whatever the strategy. Collective."""
         weights: dict[str, Tensor] = {}
-        for shard in self._shards():
+        for shard in self._strategy.state_dict_shards(self._models.policy, SHARD_BYTES):
             if self._strategy.is_main:
                 weights.update({name: tensor.detach().cpu() for name, tensor in shard.items()})
         inner = self._strategy.unwrap(self._models.policy)

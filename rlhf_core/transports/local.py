@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import Algorithm, RolloutAlgorithm
 from ..build import (
     TrainerModels,
-    build_algorithm,
     build_engine,
     build_evaluator,
     build_reference_pass,
@@ -18,14 +17,14 @@ from ..build import (
     model_dtype,
 )
 from ..config.resolve import ResolvedRun
-from ..models.loading import load_policy, load_tokenizer
+from ..models.loading import load_policy
 from ..prompts.stream import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer
 from ..rollout.channel import LocalChannel
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
-from ..rollout.weight_sync import CopiedWeights, NoReceiver, SharedWeights
+from ..rollout.weight_sync import NoReceiver, build_engine_beside
 from ..strategy import Strategy
 from ..training.request import FitResult, RunRequest, Transport
 from ..training.session import SessionParts, TrainerSession
@@ -48,9 +47,8 @@ class LocalTransport:
         with ExitStack() as stack:
             stack.callback(strategy.teardown)
             strategy.setup()
-            tokenizer = load_tokenizer(request.resolved.run.model)
-            algorithm = build_algorithm(request.resolved, tokenizer)
-            models = build_trained_models(request.resolved, algorithm, strategy, tokenizer)
+            algorithm = request.inputs.algorithm
+            models = build_trained_models(request.resolved, algorithm, strategy, request.inputs.tokenizer)
             parts = _LocalParts(request, strategy, algorithm, models, stack).build()
             session = TrainerSession(
                 request.resolved,
@@ -83,7 +81,8 @@ class _LocalParts:
         self._stack = stack
 
     def build(self) -> SessionParts:
-        prompts = self._request.prompts
+        inputs = self._request.inputs
+        prompts = inputs.prompts
         channel, evaluator = None, None
         sync: WeightSync = NoReceiver()
         if self._resolved.generates:
@@ -96,7 +95,7 @@ class _LocalParts:
                 channel = self._channel(engine, scorer, prompts)
             if self._resolved.evaluates:
                 evaluator = build_evaluator(
-                    self._resolved, engine, self._models.tokenizer, scorer, prompts, self._strategy
+                    self._resolved, engine, inputs.tokenizer, scorer, prompts, self._strategy, inputs.eval_prompts
                 )
         return SessionParts(
             channel=channel,
@@ -107,20 +106,16 @@ class _LocalParts:
         )
 
     def _engine(self) -> tuple[RolloutEngine, WeightSync]:
-        """The engine shares the trained module where that is whole, else it has a copy that is kept in step."""
         strategy, resolved = self._strategy, self._resolved
-        tokenizer = self._models.tokenizer
-        if not strategy.shards_parameters:
-            engine = build_engine(resolved, strategy.unwrap(self._models.policy), tokenizer, strategy)
-            self._stack.callback(engine.close)
-            return engine, SharedWeights(engine)
-        run = resolved.run
-        copy = load_policy(run.model, dtype=model_dtype(resolved, strategy), seed=run.train.seed)
-        copy.to(strategy.device)  # type: ignore[arg-type]
-        copy.eval().requires_grad_(False)
-        engine = build_engine(resolved, copy, tokenizer, strategy)
+        model, seed = resolved.run.model, resolved.run.train.seed
+        engine, sync = build_engine_beside(
+            strategy,
+            self._models.policy,
+            build=lambda module: build_engine(resolved, module, self._models.tokenizer, strategy),
+            copy=lambda: load_policy(model, dtype=model_dtype(resolved, strategy), seed=seed),
+        )
         self._stack.callback(engine.close)
-        return engine, CopiedWeights(engine.receiver())
+        return engine, sync
 
     def _channel(self, engine: RolloutEngine, scorer: RewardScorer, prompts: PromptStream) -> LocalChannel:
         resolved, strategy, algorithm = self._resolved, self._strategy, self._algorithm

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..components import Component
-from ..config.sections import Section
+from ..config.section import TransportConfig
 
 
-class LocalConfig(Section):
+class LocalConfig(TransportConfig):
     """`local` has no options: makers and trainers are one process (per rank)."""
 
 

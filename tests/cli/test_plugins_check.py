@@ -82,12 +82,12 @@ def test_one_that_needs_more_than_is_made_up_is_not_broken(rewards):
 COMPONENTS = """
 from pydantic import Field
 from rlhf_core.components import Component
-from rlhf_core.config.sections import EngineConfig, Section
+from rlhf_core.config import TransportConfig  # also a transport's options are its subclass
 
-class Options(Section):
+class Options(TransportConfig):
     path: str = Field(description="A path.")
 
-class Nothing(Section):
+class Nothing(TransportConfig):
     pass
 
 asks = Component("Asks.", Options, "acme_builds:nothing")

@@ -32,14 +32,14 @@ def test_every_section_is_selected_and_typed(fake_run):
     assert resolved.run.eval is None
     assert resolved.eval_prompts is None
     (reward,) = resolved.rewards
-    assert (reward.name, reward.weight, reward.policy) == ("fake-shout", 0.5, RewardCallOptions())
+    assert (reward.name, reward.weight, reward.call_options) == ("fake-shout", 0.5, RewardCallOptions())
     assert reward.config.loudness == 1
 
 
 def test_reward_policy_and_options_are_told_apart(fake_run):
     entry = {"name": "fake-shout", "label": "loud", "timeout_seconds": 2, "on_failure": "drop", "loudness": 7}
     (reward,) = resolve({**fake_run, "rewards": [entry]}).rewards
-    assert (reward.name, reward.policy.timeout_seconds, reward.policy.on_failure) == ("loud", 2.0, "drop")
+    assert (reward.name, reward.call_options.timeout_seconds, reward.call_options.on_failure) == ("loud", 2.0, "drop")
     assert reward.config.model_dump() == {"loudness": 7, "word": "hey"}
 
 

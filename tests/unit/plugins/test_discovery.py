@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from rlhf_core.components import API_VERSION
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins.discovery import as_kind, discover, discover_all, load, missing_modules, resolve_build
 
@@ -112,11 +113,11 @@ def test_a_missing_required_module_is_an_error_with_the_install_line(install):
     assert error.value.hint == "pip install xyz==1"
 
 
-@pytest.mark.parametrize(("api", "upgrade"), [(999, "rlhf-core"), (0, "acme")])
+@pytest.mark.parametrize(("api", "upgrade"), [(999, "rlhf-core"), (API_VERSION - 1, "acme")])
 def test_another_plugin_api_is_a_clear_error(install, api, upgrade):
     extra = f", api_version={api}"
     install("acme", {"rlhf.engines": {"thing": "acme_mod:thing"}}, {"acme_mod": GOOD.format(extra=extra)})
-    with pytest.raises(PluginError, match=f"made for plugin API {api}, this rlhf-core has 1") as error:
+    with pytest.raises(PluginError, match=f"made for plugin API {api}, this rlhf-core has {API_VERSION}") as error:
         load("engines", "thing")
     assert error.value.hint == f"pip install --upgrade {upgrade}"
 

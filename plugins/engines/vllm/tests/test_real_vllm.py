@@ -84,7 +84,7 @@ def test_new_weights_in_place(in_process, max_shard_bytes, module, engine, colle
     sent = copy.deepcopy(module)
     for version in (1, 2):
         perturb(sent, seed=version)
-        CopiedWeights(made.receiver()).publish(version, state_dict_shards_of(sent, max_shard_bytes))
+        CopiedWeights(made.receiver(), lambda: state_dict_shards_of(sent, max_shard_bytes)).publish(version)
         found = collect(made, asked, GREEDY)
         assert tokens(found) == greedy_of(sent, asked)
         assert {each.policy_version for each in found.values()} == {version}

@@ -68,6 +68,10 @@ class CriticFreeConfig(PolicyLossSection, NamesFunctions):
         """Those of the options that are not null."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
+    def weighing_late_samples(self) -> PolicyLossSection:
+        """`importance_token_range` weighs and bounds the same ratios."""
+        return self if self.importance_token_range is not None else super().weighing_late_samples()
+
     @property
     def corrects_off_policy(self) -> bool:
         """Whether the trainer's own log-probs are asked for at the start of an episode."""

@@ -211,10 +211,10 @@ class PPOTrainer(OLTrainer):
                 buffer=self.data_buffer,
                 num_collect_steps=num_collect_steps,
                 num_update_steps=num_update_steps,
-                version=lambda: self._version,
+                timer=self._record.timer,
                 on_episode=self._start_training,
             )
-            self._generation.publish(self._version, self._context)
+            self._generation.publisher.publish(self._version)
             self._loop = TrainerLoop(self, self._source, self._context.hooks, self._record)
             self._loop.fit(self._fit_info(num_episodes))
         self._first_episode = 0
@@ -374,8 +374,7 @@ class PPOTrainer(OLTrainer):
         """Adapt the KL coefficient, publish the policy, save when due. Returns the values of the last line."""
         self._context.algorithm.end_episode()
         self._version += 1
-        with self._context.hooks.span("sync", version=self._version), record.timer.phase("sync"):
-            self._generation.publish(self._version, self._context)
+        self._generation.publisher.publish(self._version, record.timer)
         metrics = record.end_episode(self._context.strategy)
         self.data_buffer.clear()
         self._at_border = self._progress()

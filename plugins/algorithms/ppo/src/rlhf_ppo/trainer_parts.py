@@ -14,21 +14,20 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import ReferencePass, adapter_off, is_lora, with_trainer_log_probs
+from rlhf_core.models import ReferencePass, adapter_off, is_lora
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
-from rlhf_core.rollout import CopiedWeights, PolicyExperienceMaker, SharedWeights
+from rlhf_core.rollout import PolicyExperienceMaker, build_engine_beside
+from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.seed import NeuralReward, seed_reward
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.training import BatchPlan, RolloutSource, Updater
-from rlhf_core.types import BufferItem, Experience
+from rlhf_core.training import BatchPlan, PolicyPublisher, Updater, build_rollout_source
+from rlhf_core.types import Experience
 
 from .algorithm import PPO
 from .collection import CollectedEpisodes, ExperienceSource, RandomBatches, SampleBuffer
 from .trainer_setup import Batching, Models, Rollouts
-
-_SHARD_BYTES = 512 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +49,9 @@ class Generation:
     """What makes experience: held open by the fit's exit stack."""
 
     maker: PolicyExperienceMaker
-    sync: WeightSync
+    publisher: PolicyPublisher
     scorer: RewardScorer
     neural_reward: NeuralReward | None
-
-    def publish(self, version: int, context: TrainerContext) -> None:
-        """Bring the actor's weights to the engine, as `version`."""
-        self.sync.publish(version, context.strategy.state_dict_shards(context.models.actor, _SHARD_BYTES))
 
     def release_inference_models(self) -> None:
         """`offload_inference_models`: what only makes experience leaves the device before training."""
@@ -94,7 +89,8 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
         hooks=context.hooks,
         reference_pass=_reference_pass(context),
     )
-    return Generation(maker, sync, scorer, reward.function if isinstance(reward.function, NeuralReward) else None)
+    neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
+    return Generation(maker, PolicyPublisher(sync, context.hooks), scorer, neural_reward)
 
 
 def build_source(
@@ -105,7 +101,7 @@ def build_source(
     buffer: SampleBuffer,
     num_collect_steps: int,
     num_update_steps: int,
-    version: Callable[[], int],
+    timer: PhaseTimer,
     on_episode: Callable[..., None],
 ) -> ExperienceSource:
     """Episodes collected by `collect`, cut into batches as the trainer's options say."""
@@ -121,13 +117,17 @@ def build_source(
     plan = BatchPlan(size, num_update_steps, strategy.rank, strategy.world_size)
     if batching.sample_buffer:
         plan = RandomBatches(size, num_update_steps, strategy.rank, strategy.world_size, seed=context.rollouts.seed)
-    source = RolloutSource(
+    source = build_rollout_source(
         channel,
         context.algorithm,
         RewardCombiner(generation.scorer.weights),
         plan,
-        version=version,
-        complete=partial(_complete, context),
+        policy=context.models.actor,
+        strategy=strategy,
+        temperature=context.rollouts.sampling.temperature,
+        batch_tokens=None,
+        timer=timer,
+        version=lambda: generation.publisher.version,
         on_episode=on_episode,
     )
     return ExperienceSource(
@@ -138,26 +138,17 @@ def build_source(
     )
 
 
-def _complete(context: TrainerContext, items: list[BufferItem]) -> list[BufferItem]:
-    """The maker has run the trainer's models already, but for what importance weights compare the engine with."""
-    if not context.algorithm.needs_trainer_log_probs:
-        return items
-    temperature = context.rollouts.sampling.temperature
-    actor = context.models.actor
-    return with_trainer_log_probs(items, actor, context.strategy, temperature=temperature, batch_tokens=None)
-
-
 def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:
-    """The engine shares the actor where that is whole in this process, else it has a copy that is kept in step."""
     strategy, actor = context.strategy, context.models.actor
     selected = load("engines", context.rollouts.engine)
-    inner = strategy.unwrap(actor)
-    model = _empty_copy(inner).to(strategy.device) if strategy.shards_parameters else inner
-    engine_context = EngineContext(
-        model=model, tokenizer=context.tokenizer, device=strategy.device, seed=context.rollouts.seed
-    )
-    engine = cast(RolloutEngine, resolve_build(selected)(selected.component.config(), engine_context))
-    return engine, CopiedWeights(engine.receiver()) if strategy.shards_parameters else SharedWeights(engine)
+
+    def build(model: nn.Module) -> RolloutEngine:
+        engine_context = EngineContext(
+            model=model, tokenizer=context.tokenizer, device=strategy.device, seed=context.rollouts.seed
+        )
+        return cast(RolloutEngine, resolve_build(selected)(selected.component.config(), engine_context))
+
+    return build_engine_beside(strategy, actor, build=build, copy=lambda: _empty_copy(strategy.unwrap(actor)))
 
 
 def _empty_copy(model: nn.Module) -> nn.Module:
@@ -170,8 +161,7 @@ def _empty_copy(model: nn.Module) -> nn.Module:
         from peft import get_peft_model
 
         copy = get_peft_model(copy, next(iter(adapted.peft_config.values())))
-    inference: nn.Module = copy.eval().requires_grad_(False)
-    return inference
+    return cast(nn.Module, copy)
 
 
 def _reference_pass(context: TrainerContext) -> ReferencePass:

@@ -8,6 +8,7 @@ single = Component(
     summary="One process: AdamW, mixed precision, on a CPU or one GPU",
     config=SingleConfig,
     build="rlhf_torch.single:build",
+    max_processes=1,
 )
 
 fsdp = Component(

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlhf_core.config import Section
+from rlhf_core.config import OwnProcesses, TransportConfig
 
 
-class RayConfig(Section):
+class RayConfig(TransportConfig):
     """How many actors, where they are placed, how weights reach the makers, and every deadline."""
 
     num_makers: int = Field(1, ge=1, le=1024, description="Actors that sample and score answers.")
@@ -73,3 +73,9 @@ class RayConfig(Section):
         description="Longest silence of a maker before it is started anew, or of a trainer before the run ends.",
     )
     max_restarts: int = Field(3, ge=0, le=1000, description="Times one maker is started anew before the run ends.")
+
+    def own_processes(self) -> OwnProcesses:
+        return OwnProcesses(trainers=self.num_trainers, makers=self.num_makers, option="num_trainers")
+
+    def staleness_bound(self) -> int:
+        return self.max_staleness

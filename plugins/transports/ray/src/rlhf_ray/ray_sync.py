@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -17,9 +17,6 @@ from rlhf_core.util import group_into_shards
 from .calls import answer, ask
 from .messages import Canary
 from .weight_wire import num_bytes, pack
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _EVERYTHING = 1 << 62
 """Bytes of a shard under `sync: full`: one per model."""
@@ -67,8 +64,8 @@ class RayWeightSync:
         self._canary_prompts = list(canary_prompts)
         self._last: dict[str, float] = {}
 
-    def publish(self, version: int, shards: Iterable[Mapping[str, Tensor]]) -> None:
-        """Send `version` to all makers. `shards` is not read: chunk size and part are this transport's own options.
+    def publish(self, version: int) -> None:
+        """Send `version` to all makers.
 
         Raises `SyncError` when a maker refuses it and `DeadlineError` when one does not take it in time.
         """

@@ -1,0 +1,100 @@
+"""What feeds a trainer's loop, from its parts: rollouts or a dataset, completed by the trainer's own models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
+from ..build import TrainerModels, build_reference, offloads_reference
+from ..config.resolve import ResolvedRun
+from ..models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
+from ..prompts.stream import PromptStream
+from ..protocols import ExperienceChannel
+from ..rewards.combiner import RewardCombiner
+from ..runfolder.metrics import PhaseTimer
+from ..strategy import Strategy
+from ..types import BufferItem, MadeEpisode
+from .sources import BatchPlan, DatasetSource, RolloutSource
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def build_rollout_source(
+    channel: ExperienceChannel,
+    algorithm: RolloutAlgorithm,
+    combiner: RewardCombiner,
+    plan: BatchPlan,
+    *,
+    policy: nn.Module,
+    strategy: Strategy,
+    temperature: float,
+    batch_tokens: int | None,
+    timer: PhaseTimer,
+    version: Callable[[], int],
+    on_episode: Callable[[int, MadeEpisode, Sequence[BufferItem]], None],
+) -> RolloutSource:
+    """Episodes from `channel`, with the trainer's log-probs of them where the algorithm asks for these.
+
+    temperature: at which the samples were drawn. timer: counts those forward passes as `train`.
+    """
+
+    def complete(items: list[BufferItem]) -> list[BufferItem]:
+        if not algorithm.needs_trainer_log_probs:
+            return items
+        with timer.phase("train"):
+            return with_trainer_log_probs(items, policy, strategy, temperature=temperature, batch_tokens=batch_tokens)
+
+    return RolloutSource(channel, algorithm, combiner, plan, version=version, complete=complete, on_episode=on_episode)
+
+
+class DatasetItems:
+    """The records of a run's dataset as an algorithm's items, with the reference where it needs one."""
+
+    def __init__(
+        self,
+        resolved: ResolvedRun,
+        algorithm: DatasetAlgorithm[Any, Any],
+        strategy: Strategy,
+        models: TrainerModels,
+        prompts: PromptStream,
+        *,
+        batch_tokens: int,
+    ) -> None:
+        """Loads the reference."""
+        self._algorithm = algorithm
+        self._tokenizer = models.tokenizer
+        self._prompts = prompts
+        reference = build_reference(resolved, algorithm, strategy, models.policy)
+        if reference is None:
+            self._ask = no_reference(algorithm)
+        else:
+            offload = offloads_reference(resolved, strategy)
+            self._ask = reference_pass(algorithm, reference, strategy, batch_tokens=batch_tokens, offload=offload)
+
+    def held_out(self) -> Sequence[Any]:
+        """The items to evaluate on; those too long are left out. Collective."""
+        encoded = [self._encode(line) for line in self._prompts.held_out_records()]
+        items = [item for item in encoded if item is not None]
+        return self._prepare(items) if items else []
+
+    def source(
+        self, plan: BatchPlan, *, items_per_episode: int, on_episode: Callable[[int, Sequence[Any]], None]
+    ) -> DatasetSource:
+        """The items to train on, episode by episode."""
+        return DatasetSource(
+            self._prompts.record,
+            self._algorithm,
+            plan,
+            items_per_episode=items_per_episode,
+            encode=self._encode,
+            prepare=self._prepare,
+            on_episode=on_episode,
+        )
+
+    def _encode(self, line: Any) -> Any:
+        return self._algorithm.encode(line, self._tokenizer)
+
+    def _prepare(self, items: Sequence[Any]) -> Sequence[Any]:
+        return list(self._algorithm.prepare_items(items, self._ask))

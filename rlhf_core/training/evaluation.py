@@ -1,0 +1,53 @@
+"""`HeldOutEvaluation`: a run's policy on what was held out of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..algorithm import Algorithm, DatasetAlgorithm
+from ..hooks.relay import HookRelay
+from ..strategy import Strategy
+from .request import Evaluator
+from .updater import Updater
+
+
+class HeldOutEvaluation:
+    """Greedy answers under the rewards and, for a dataset, the loss on held-out records."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any],
+        strategy: Strategy,
+        updater: Updater,
+        hooks: HookRelay,
+        *,
+        evaluator: Evaluator | None,
+        items: Callable[[], Sequence[Any]],
+    ) -> None:
+        """`items`: the held-out records of a dataset, encoded and prepared; collective."""
+        self._algorithm = algorithm
+        self._strategy = strategy
+        self._updater = updater
+        self._hooks = hooks
+        self._evaluator = evaluator
+        self._items = items
+        self.last_step: int | None = None
+        """Updates made when the policy was evaluated last."""
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """`eval/…` after `step` updates. Collective."""
+        with self._hooks.span("eval", step=step) as span:
+            metrics = {} if self._evaluator is None else dict(self._evaluator.evaluate())
+            if isinstance(self._algorithm, DatasetAlgorithm):
+                metrics.update(self._losses(self._algorithm))
+            span.set("metrics", metrics)
+        self.last_step = step
+        return metrics
+
+    def _losses(self, algorithm: DatasetAlgorithm[Any, Any]) -> dict[str, float]:
+        items = self._items()
+        if not items:
+            return {}
+        mine = items[self._strategy.rank :: self._strategy.world_size] or [algorithm.masked(items[0])]
+        return {f"eval/{name}": value for name, value in self._updater.evaluate(mine).items()}
