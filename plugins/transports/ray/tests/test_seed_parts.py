@@ -10,12 +10,11 @@ from torch import nn
 
 from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
 from rlhf_core.types import Experience
-from rlhf_ray.detached_presence import MakerPresence
-from rlhf_ray.detached_source import BufferSource, FitPlan
+from rlhf_ray.detached_source import BufferSource, FitPlan, MakerPresence
 from rlhf_ray.holder_numbering import maker_number, sample_id
 from rlhf_ray.holder_sending import deal
 from rlhf_ray.maker_worker import trained_names
-from rlhf_ray.weight_wire import num_bytes, pack, unpack
+from rlhf_ray.wire import num_bytes, pack, unpack
 
 
 def test_what_is_trained_beside_a_frozen_rest_has_names() -> None:
@@ -148,7 +147,7 @@ def test_lora_layers_of_another_scale_are_refused() -> None:
     from rlhf_core.config.sections import LoraConfig
     from rlhf_core.models.builtin import build_builtin
     from rlhf_core.models.loading import add_lora
-    from rlhf_ray.detached_lora import check_lora_scales, lora_scales
+    from rlhf_ray.wire import check_lora_scales, lora_scales
 
     def model(alpha: float) -> nn.Module:
         return add_lora(build_builtin("builtin:tiny-digits", 0)[0], LoraConfig(r=2, alpha=alpha), seed=0)

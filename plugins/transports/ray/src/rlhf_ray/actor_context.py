@@ -1,10 +1,11 @@
-"""What every actor of a run is given, and how it settles into its process."""
+"""What every actor of a run is given, how it settles into its process, and its sign of life."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,3 +97,29 @@ class ActorContext:
         if not any(isinstance(handler, ActorLogHandler) for handler in root.handlers):
             root.addHandler(ActorLogHandler(self.sender))
         logging.getLogger("rlhf").setLevel(logging.DEBUG)
+
+
+class Heartbeat:
+    """Inside, the coordinator hears every `every_seconds` that this process runs; one that was stopped is silent."""
+
+    def __init__(self, trainer: str, coordinator: Any, *, every_seconds: float) -> None:
+        self._trainer = trainer
+        self._coordinator = coordinator
+        self._every_seconds = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *of_an_error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            # Nothing comes back, and nobody waits: a coordinator that is gone ends the run by itself.
+            self._coordinator.alive.remote(self._trainer)
+            if self._stop.wait(self._every_seconds):
+                return

@@ -12,9 +12,8 @@ import ray
 
 from rlhf_core.rollout import Checksum
 
-from .detached_actors import Call, NamedActors, collect
-from .failures import ActorLostError
-from .weight_wire import num_bytes, pack
+from .calls import ActorLostError, Call, NamedActors, collect
+from .wire import num_bytes, pack
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,9 +19,8 @@ from rlhf_core.hookspecs import FitInfo
 from rlhf_core.training import Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience
 
-from .detached_actors import NamedActors, get_named_actor, own_name
-from .detached_presence import MakerPresence
-from .detached_source import BufferSource, FitPlan, pinned
+from .calls import NamedActors, get_named_actor, own_name
+from .detached_source import BufferSource, FitPlan, MakerPresence, pinned
 from .replay_buffer import DetachedReplayBuffer
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlhf_core.types import BufferItem
 
-from .detached_actors import Call, NamedActors, collect
+from .calls import Call, NamedActors, collect
 
 
 def deal(items: Sequence[BufferItem], num_targets: int, first: int) -> tuple[list[list[BufferItem]], int]:

@@ -18,10 +18,10 @@ from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, Samplin
 
 from .actor_context import ActorContext, ActorSpec
 from .calls import ask
-from .group_wire import pack_group
 from .maker_parts import MakerParts, build_maker
 from .messages import EvaluationWork, Made, RolloutWork, RunOver, Work
 from .weight_puller import WeightPuller
+from .wire import pack_group
 
 logger = logging.getLogger("rlhf.ray")
 

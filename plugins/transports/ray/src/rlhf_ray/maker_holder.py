@@ -14,14 +14,13 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
 from rlhf_core.types import BufferItem, Prompt, RolloutGroup
 
-from .detached_actors import NamedActors, own_name, set_environment
-from .detached_lora import check_lora_scales
+from .calls import NamedActors, own_name, set_environment
 from .detached_trainer import show_debug_messages
 from .holder_models import IdTokenizer, make_models, make_strategy, make_worker
 from .holder_numbering import maker_number, sample_id
 from .holder_performance import MakerPerformance
 from .holder_sending import TrainerSender
-from .weight_wire import unpack
+from .wire import check_lora_scales, unpack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.types import PhaseTimes
 
-from .group_wire import PackedGroup
+from .wire import PackedGroup
 
 if TYPE_CHECKING:
     import numpy as np

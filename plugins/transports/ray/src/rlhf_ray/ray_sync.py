@@ -16,7 +16,7 @@ from rlhf_core.util import group_into_shards
 
 from .calls import answer, ask
 from .messages import Canary
-from .weight_wire import num_bytes, pack
+from .wire import num_bytes, pack
 
 if TYPE_CHECKING:
     from torch import Tensor

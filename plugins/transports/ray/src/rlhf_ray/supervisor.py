@@ -1,4 +1,4 @@
-"""The driver's loop: watches every actor, replays their events, starts dead makers anew, ends the run."""
+"""`RayTransport`, the driver: starts the actors, watches them, replays their events, starts dead makers anew."""
 
 from __future__ import annotations
 
@@ -13,12 +13,44 @@ from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest
 
-from .actors import Actors, Maker
-from .calls import ask
+from .actors import Actors, Maker, check
+from .calls import ActorLostError, ask, explain, first_cause, is_lost
+from .cluster import connected
+from .config import RayConfig
 from .event_relay import replay
-from .failures import ActorLostError, explain, first_cause, is_lost
 from .messages import Overview
 from .status_file import StatusFile
+
+_OF_THE_DRIVER = frozenset({"transform_config", "run_start", "run_end"})
+"""Events that happen in the driver itself."""
+
+
+def build(config: RayConfig, context: None) -> RayTransport:
+    """What the component `ray` names."""
+    return RayTransport(config)
+
+
+class RayTransport:
+    """Makers and trainers are actors; this process starts them, watches them and shows what they tell."""
+
+    def __init__(self, config: RayConfig) -> None:
+        self._config = config
+
+    def run(self, request: RunRequest) -> FitResult:
+        """Run to the end. Whatever the end, no actor is left, nor a Ray that was started here."""
+        check(request, self._config)
+        hooks = request.hooks.of_this_process()
+        listened = frozenset(event for event in hooks.events if hooks.listens(event)) - _OF_THE_DRIVER
+        with connected(self._config) as namespace:
+            actors = Actors(request, self._config, namespace, listened)
+            status = StatusFile(request.folder.path, ray.get_runtime_context().gcs_address, namespace)
+            try:
+                actors.start()
+                return Supervisor(actors, request, hooks, status).run()
+            finally:
+                actors.close()
+                status.remove()
+
 
 logger = logging.getLogger("rlhf.ray")
 

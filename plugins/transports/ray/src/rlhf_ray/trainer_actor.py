@@ -20,9 +20,8 @@ from rlhf_core.rollout import NoReceiver
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
 
-from .actor_context import ActorContext, ActorSpec
+from .actor_context import ActorContext, ActorSpec, Heartbeat
 from .calls import ask
-from .heartbeat import Heartbeat
 from .maker_worker import trained_names
 from .ray_channel import RayChannel, RayEvaluator
 from .ray_sync import RayWeightSync, SyncOptions

@@ -13,7 +13,7 @@ from rlhf_core.errors import RlhfError, SyncError
 from .calls import ask
 from .holder_weights import StagedWeights
 from .messages import Canary, WeightChunk, WeightEnd
-from .weight_wire import unpack
+from .wire import unpack
 
 logger = logging.getLogger("rlhf.ray")
 
