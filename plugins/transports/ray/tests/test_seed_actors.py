@@ -279,7 +279,7 @@ def test_a_failing_loop_tells_the_trainers(start: Callable[..., Any], maker: Any
 
 def test_the_reference_must_not_be_what_is_trained() -> None:
     from rlhf_core.errors import UserInputError
-    from rlhf_ray.holder_models import make_models
+    from rlhf_ray.maker_parts import make_models
 
     actor = my_actor()
     with pytest.raises(UserInputError, match="the initial model is the actor itself"):

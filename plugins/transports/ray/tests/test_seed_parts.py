@@ -11,9 +11,8 @@ from torch import nn
 from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
 from rlhf_core.types import Experience
 from rlhf_ray.detached_source import BufferSource, FitPlan, MakerPresence
-from rlhf_ray.holder_numbering import maker_number, sample_id
-from rlhf_ray.holder_sending import deal
-from rlhf_ray.maker_worker import trained_names
+from rlhf_ray.loader_feed import deal, maker_number, sample_id
+from rlhf_ray.maker_parts import trained_names
 from rlhf_ray.wire import num_bytes, pack, unpack
 
 
@@ -170,7 +169,7 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.plugins.discovery import load, resolve_build
     from rlhf_core.seed.generation import set_eos
     from rlhf_core.types import Prompt, SamplingParams
-    from rlhf_ray.holder_models import IdTokenizer, make_models, make_worker
+    from rlhf_ray.maker_parts import IdTokenizer, make_models, make_worker
 
     selected = load("strategies", "single")
     strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))

@@ -17,6 +17,7 @@ from rlhf_core.hooks import HookRelay, load_hook_plugins
 from rlhf_core.hookspecs import PREFIX
 from rlhf_core.util import set_up_host_memory
 
+from .calls import own_name
 from .config import RayConfig
 from .event_relay import ActorLogHandler, EventSender
 
@@ -39,6 +40,8 @@ class ActorSpec:
     """Handle of the coordinator."""
     listened: frozenset[str]
     """Hook events that somebody in the driver listens to."""
+    index: int = 0
+    """Of this actor, among those of its kind."""
     num_threads: int | None
     """For torch, where actors share a machine's cores without reserving them; None leaves it to torch."""
 
@@ -123,3 +126,15 @@ class Heartbeat:
             self._coordinator.alive.remote(self._trainer)
             if self._stop.wait(self._every_seconds):
                 return
+
+
+def show_debug_messages() -> None:
+    """What the packages of this project log at DEBUG goes to this actor's output."""
+    name = own_name() or "driver"
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"[{name}] %(levelname)s %(name)s: %(message)s"))
+    for package in ("rlhf", "rlhf_core", "rlhf_ray", "rlhf_ppo", "rlhf_hf"):
+        package_logger = logging.getLogger(package)
+        package_logger.setLevel(logging.DEBUG)
+        if not package_logger.handlers:
+            package_logger.addHandler(handler)

@@ -21,7 +21,7 @@ from .actor_context import ActorSpec
 from .calls import ask, explain
 from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
-from .maker_actor import maker_class
+from .experience_maker_holder import ExperienceMakerHolder
 from .trainer_actor import Rendezvous, trainer_class
 
 
@@ -159,12 +159,16 @@ class Actors:
             Demand(f"trainer-{i}", config.trainer_cpus, config.trainer_gpus) for i in range(config.num_trainers)
         ]
         self._placement = Placement([*trainers, *makers], config)
-        self.coordinator = self._actor(Coordinator, "coordinator", near_driver()).remote(self._settings())
-        self._actors.append(self.coordinator)
+        self.coordinator = self._started(ray.remote(Coordinator), "coordinator", near_driver(), self._settings())
         for index, demand in enumerate(makers):
             self.makers.append(Maker(demand.name, index, None, None))
             self._start_maker(self.makers[-1])
-        actors = [self._started(trainer_class(), demand.name, demand.name) for demand in trainers]
+        actors = [
+            self._started(
+                ray.remote(trainer_class()), demand.name, self._options(demand.name), demand.name, self._spec()
+            )
+            for demand in trainers
+        ]
         places = self._answers([actor.place.remote() for actor in actors], [demand.name for demand in trainers])
         self.trainers = [
             TrainerPlace(demand.name, actor, *place)
@@ -210,17 +214,18 @@ class Actors:
             self._placement.release()
 
     def _start_maker(self, maker: Maker) -> None:
-        maker.actor = self._started(maker_class(), maker.id, maker.name, maker.index)
+        place = self._options(maker.name)
+        maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, run=self._spec(maker.index))
         maker.work = maker.actor.work.remote()
 
-    def _started(self, cls: type, name: str, place: str, *arguments: Any) -> Any:
+    def _options(self, place: str) -> dict[str, Any]:
         assert self._placement is not None
-        actor = self._actor(cls, name, self._placement.options(place)).remote(name, *arguments, self._spec())
-        self._actors.append(actor)
-        return actor
+        return self._placement.options(place)
 
-    def _actor(self, cls: type, name: str, options: dict[str, Any]) -> Any:
-        return ray.remote(cls).options(name=name, namespace=self.namespace, max_restarts=0, **options)
+    def _started(self, cls: Any, name: str, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        named_cls = cls.options(name=name, namespace=self.namespace, max_restarts=0, **options)
+        self._actors.append(named_cls.remote(*arguments, **named))
+        return self._actors[-1]
 
     def _settings(self) -> CoordinatorSettings:
         config, resolved = self.config, self.request.resolved
@@ -236,7 +241,7 @@ class Actors:
             heartbeat_seconds=config.heartbeat_seconds,
         )
 
-    def _spec(self) -> ActorSpec:
+    def _spec(self, index: int = 0) -> ActorSpec:
         return ActorSpec(
             run=self.request.resolved.to_mapping(),
             folder=str(self.request.folder.path.resolve()),
@@ -244,6 +249,7 @@ class Actors:
             working_folder=str(Path.cwd()),
             coordinator=self.coordinator,
             listened=self.listened,
+            index=index,
             num_threads=_threads(self.config),
         )
 

@@ -9,5 +9,5 @@ from .config import RayConfig
 ray = Component(
     summary="Makers and trainers are Ray actors that work at the same time, on this machine or on a cluster.",
     config=RayConfig,
-    build="rlhf_ray.supervisor:build",
+    build="rlhf_ray.transport:build",
 )

@@ -22,7 +22,7 @@ from rlhf_core.training import FitResult, SessionParts, TrainerSession
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat
 from .calls import ask
-from .maker_worker import trained_names
+from .maker_parts import trained_names
 from .ray_channel import RayChannel, RayEvaluator
 from .ray_sync import RayWeightSync, SyncOptions
 
