@@ -51,6 +51,13 @@ def test_items_are_dealt_in_turn(sizes: list[int], num_targets: int) -> None:
     assert received == [list(range(target, made, num_targets)) for target in range(num_targets)]
 
 
+def test_a_run_starts_the_class_that_is_used_by_hand() -> None:
+    import rlhf_ray
+    from rlhf_ray import actors
+
+    assert actors.ExperienceMakerHolder is rlhf_ray.ExperienceMakerHolder
+
+
 class TestNumbers:
     @given(st.integers(0, (1 << 22) - 1), st.integers(0, (1 << 24) - 1), st.integers(0, (1 << 16) - 1))
     def test_numbers_are_unique_and_fit(self, maker: int, step: int, row: int) -> None:

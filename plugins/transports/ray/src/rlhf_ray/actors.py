@@ -22,7 +22,7 @@ from .calls import ask, explain
 from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
 from .experience_maker_holder import ExperienceMakerHolder
-from .trainer_actor import Rendezvous, trainer_class
+from .trainer_actor import Rendezvous, TrainerActor
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +164,7 @@ class Actors:
             self.makers.append(Maker(demand.name, index, None, None))
             self._start_maker(self.makers[-1])
         actors = [
-            self._started(
-                ray.remote(trainer_class()), demand.name, self._options(demand.name), demand.name, self._spec()
-            )
+            self._started(ray.remote(TrainerActor), demand.name, self._options(demand.name), demand.name, self._spec())
             for demand in trainers
         ]
         places = self._answers([actor.place.remote() for actor in actors], [demand.name for demand in trainers])

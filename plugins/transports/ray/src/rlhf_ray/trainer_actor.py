@@ -140,8 +140,3 @@ class TrainerActor:
             score=options.score,
             timeout_seconds=self._config.episode_timeout_seconds,
         )
-
-
-def trainer_class() -> type:
-    """`TrainerActor` under a short name, which is what Ray shows in the process table."""
-    return type("Trainer", (TrainerActor,), {"__module__": __name__, "__doc__": TrainerActor.__doc__})

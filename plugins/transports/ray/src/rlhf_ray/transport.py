@@ -62,7 +62,7 @@ _GRACE_SECONDS = 5.0
 
 
 class Supervisor:
-    """Runs a actors to its end."""
+    """Runs the actors to their end."""
 
     def __init__(self, actors: Actors, request: RunRequest, hooks: HookRelay, status: StatusFile) -> None:
         self._actors = actors
