@@ -28,7 +28,7 @@ from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.ray_sync import RayWeightSync, SyncOptions
-from rlhf_ray.weight_puller import WeightPuller
+from rlhf_ray.run_feed import WeightPuller
 
 SIDE = 512
 LAYER_BYTES = 4 * SIDE * SIDE

@@ -14,7 +14,7 @@ from running import PATIENCE_SECONDS
 
 from rlhf_ppo import Critic, DetachedPPOTrainer
 from rlhf_ray import ExperienceMakerHolder
-from rlhf_ray.detached_actors import collect, wait_until
+from rlhf_ray.calls import collect, wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 

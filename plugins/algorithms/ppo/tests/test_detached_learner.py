@@ -33,7 +33,7 @@ from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig
 from rlhf_ppo.detached_learner import DetachedLearner
 from rlhf_ppo.detached_roles import OptimizerOptions
-from rlhf_ray.weight_wire import pack, unpack
+from rlhf_ray.wire import pack, unpack
 
 OPTIONS = OptimizerOptions(actor_lr=1e-2, critic_lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
 CONFIG = PPOConfig(kl_coef=0.0)

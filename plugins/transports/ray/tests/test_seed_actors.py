@@ -15,7 +15,7 @@ from running import PATIENCE_SECONDS
 from rlhf_core.batching import collate
 from rlhf_core.types import BufferItem, Experience
 from rlhf_ray import DetachedTrainer, ExperienceMakerHolder
-from rlhf_ray.detached_actors import collect, get_named_actor, wait_until
+from rlhf_ray.calls import collect, get_named_actor, wait_until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
@@ -280,7 +280,7 @@ def test_a_failing_loop_tells_the_trainers(start: Callable[..., Any], maker: Any
 
 def test_the_reference_must_not_be_what_is_trained() -> None:
     from rlhf_core.errors import UserInputError
-    from rlhf_ray.holder_models import make_models
+    from rlhf_ray.maker_parts import make_models
 
     actor = my_actor()
     with pytest.raises(UserInputError, match="the initial model is the actor itself"):
@@ -290,7 +290,7 @@ def test_the_reference_must_not_be_what_is_trained() -> None:
 
 def test_an_actor_that_never_comes_is_named() -> None:
     from rlhf_core.errors import DeadlineError
-    from rlhf_ray.detached_actors import NamedActors
+    from rlhf_ray.calls import NamedActors
 
     before = time.monotonic()
     with pytest.raises(DeadlineError, match="an actor named 'nobody'"):

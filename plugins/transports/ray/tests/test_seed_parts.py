@@ -10,12 +10,10 @@ from torch import nn
 
 from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
 from rlhf_core.types import Experience
-from rlhf_ray.detached_presence import MakerPresence
-from rlhf_ray.detached_source import BufferSource, FitPlan
-from rlhf_ray.holder_numbering import maker_number, sample_id
-from rlhf_ray.holder_sending import deal
-from rlhf_ray.maker_worker import trained_names
-from rlhf_ray.weight_wire import num_bytes, pack, unpack
+from rlhf_ray.detached_source import BufferSource, FitPlan, MakerPresence
+from rlhf_ray.loader_feed import deal, maker_number, sample_id
+from rlhf_ray.maker_parts import trained_names
+from rlhf_ray.wire import num_bytes, pack, unpack
 
 
 def test_what_is_trained_beside_a_frozen_rest_has_names() -> None:
@@ -51,6 +49,13 @@ def test_items_are_dealt_in_turn(sizes: list[int], num_targets: int) -> None:
         for target, part in enumerate(dealt):
             received[target].extend(part)  # type: ignore[arg-type]
     assert received == [list(range(target, made, num_targets)) for target in range(num_targets)]
+
+
+def test_a_run_starts_the_class_that_is_used_by_hand() -> None:
+    import rlhf_ray
+    from rlhf_ray import actors
+
+    assert actors.ExperienceMakerHolder is rlhf_ray.ExperienceMakerHolder
 
 
 class TestNumbers:
@@ -148,7 +153,7 @@ def test_lora_layers_of_another_scale_are_refused() -> None:
     from rlhf_core.config.sections import LoraConfig
     from rlhf_core.models.builtin import build_builtin
     from rlhf_core.models.loading import add_lora
-    from rlhf_ray.detached_lora import check_lora_scales, lora_scales
+    from rlhf_ray.wire import check_lora_scales, lora_scales
 
     def model(alpha: float) -> nn.Module:
         return add_lora(build_builtin("builtin:tiny-digits", 0)[0], LoraConfig(r=2, alpha=alpha), seed=0)
@@ -171,7 +176,7 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.plugins.discovery import load, resolve_build
     from rlhf_core.seed.generation import set_eos
     from rlhf_core.types import Prompt, SamplingParams
-    from rlhf_ray.holder_models import IdTokenizer, make_models, make_worker
+    from rlhf_ray.maker_parts import IdTokenizer, make_models, make_worker
 
     selected = load("strategies", "single")
     strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))

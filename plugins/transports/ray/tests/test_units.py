@@ -16,14 +16,12 @@ from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
 from rlhf_core.rollout.evaluate import EvaluationRow
 from rlhf_core.rollout.groups import group_to_tree
 from rlhf_core.types import BufferItem, PhaseTimes, Rollout, RolloutGroup
+from rlhf_ray.calls import ActorLostError, explain, first_cause
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
-from rlhf_ray.evaluation_jobs import EvaluationJobs
-from rlhf_ray.failures import ActorLostError, explain, first_cause
-from rlhf_ray.group_wire import PackedGroup, pack_group, unpack_group
-from rlhf_ray.maker_registry import MakerRegistry
+from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry, WeightStore
 from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver, WeightChunk, WeightEnd
 from rlhf_ray.status_file import read_status
-from rlhf_ray.weight_store import WeightStore
+from rlhf_ray.wire import PackedGroup, pack_group, unpack_group
 
 
 def group(position: int) -> RolloutGroup:

@@ -14,11 +14,11 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.loggers import PerformanceEvaluator
 from rlhf_core.types import Experience
-from rlhf_ray.detached_actors import own_name, set_environment
-from rlhf_ray.detached_lora import lora_scales
+from rlhf_ray.calls import own_name, set_environment
 from rlhf_ray.detached_source import FitPlan
-from rlhf_ray.detached_sync import MakerSync, SyncReport
 from rlhf_ray.detached_trainer import DetachedTrainer
+from rlhf_ray.ray_sync import MakerSync, SyncReport
+from rlhf_ray.wire import lora_scales
 
 from .config import PPOConfig
 from .detached_learner import DetachedLearner

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .detached_trainer import DetachedTrainer
-    from .maker_holder import ExperienceMakerHolder
+    from .experience_maker_holder import ExperienceMakerHolder
     from .replay_buffer import DetachedReplayBuffer
 
 __all__ = ["DetachedReplayBuffer", "DetachedTrainer", "ExperienceMakerHolder"]
@@ -19,7 +19,7 @@ __all__ = ["DetachedReplayBuffer", "DetachedTrainer", "ExperienceMakerHolder"]
 _MODULES = {
     "DetachedReplayBuffer": "replay_buffer",
     "DetachedTrainer": "detached_trainer",
-    "ExperienceMakerHolder": "maker_holder",
+    "ExperienceMakerHolder": "experience_maker_holder",
 }
 
 

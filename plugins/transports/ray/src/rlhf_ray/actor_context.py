@@ -1,10 +1,11 @@
-"""What every actor of a run is given, and how it settles into its process."""
+"""What every actor of a run is given, how it settles into its process, and its sign of life."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from typing import Any
 from rlhf_core.config import ResolvedRun, resolve
 from rlhf_core.hooks import HookRelay, load_hook_plugins
 from rlhf_core.hookspecs import PREFIX
-from rlhf_core.util import set_up_host_memory
+from rlhf_core.util import PrintableFormatter, set_up_host_memory
 
+from .calls import own_name
 from .config import RayConfig
 from .event_relay import ActorLogHandler, EventSender
 
@@ -38,6 +40,8 @@ class ActorSpec:
     """Handle of the coordinator."""
     listened: frozenset[str]
     """Hook events that somebody in the driver listens to."""
+    index: int = 0
+    """Of this actor, among those of its kind."""
     num_threads: int | None
     """For torch, where actors share a machine's cores without reserving them; None leaves it to torch."""
 
@@ -96,3 +100,41 @@ class ActorContext:
         if not any(isinstance(handler, ActorLogHandler) for handler in root.handlers):
             root.addHandler(ActorLogHandler(self.sender))
         logging.getLogger("rlhf").setLevel(logging.DEBUG)
+
+
+class Heartbeat:
+    """Inside, the coordinator hears every `every_seconds` that this process runs; one that was stopped is silent."""
+
+    def __init__(self, trainer: str, coordinator: Any, *, every_seconds: float) -> None:
+        self._trainer = trainer
+        self._coordinator = coordinator
+        self._every_seconds = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *of_an_error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            # Nothing comes back, and nobody waits: a coordinator that is gone ends the run by itself.
+            self._coordinator.alive.remote(self._trainer)
+            if self._stop.wait(self._every_seconds):
+                return
+
+
+def show_debug_messages() -> None:
+    """What the packages of this project log at DEBUG goes to this actor's output."""
+    name = own_name() or "driver"
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter(f"[{name}] %(levelname)s %(name)s: %(message)s"))
+    for package in ("rlhf", "rlhf_core", "rlhf_ray", "rlhf_ppo", "rlhf_hf"):
+        package_logger = logging.getLogger(package)
+        package_logger.setLevel(logging.DEBUG)
+        if not package_logger.handlers:
+            package_logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""The actors of a run: started together, and gone together."""
+"""The actors of a run: placed, started together, and gone together."""
 
 from __future__ import annotations
 
@@ -14,17 +14,88 @@ from typing import Any
 
 import ray
 
-from rlhf_core.errors import ConfigError, DeadlineError
+from rlhf_core.errors import ConfigError, DeadlineError, RlhfError
 from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
-from .calls import ask
+from .calls import ask, explain
 from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
-from .failures import explain
-from .maker_actor import maker_class
-from .placement import Demand, Placement, near_driver
-from .trainer_actor import Rendezvous, trainer_class
+from .experience_maker_holder import ExperienceMakerHolder
+from .trainer_actor import Rendezvous, TrainerActor
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one actor reserves."""
+
+    name: str
+    num_cpus: float
+    num_gpus: float
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        return {kind: amount for kind, amount in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if amount > 0}
+
+
+class Placement:
+    """Places for the actors of a run. Actors that reserve nothing go anywhere, those that do into one group."""
+
+    def __init__(self, demands: Sequence[Demand], config: RayConfig) -> None:
+        self._demands = {demand.name: demand for demand in demands}
+        self._strategy = config.placement.upper()
+        self._reserving = [demand for demand in demands if demand.bundle]
+        self._group: Any = None
+        if self._reserving:
+            self._group = ray.util.placement_group(
+                [demand.bundle for demand in self._reserving], strategy=self._strategy
+            )
+            self._wait(config.start_timeout_seconds)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """For `.options(…)` of the actor."""
+        demand = self._demands[name]
+        options: dict[str, Any] = {"num_cpus": demand.num_cpus, "num_gpus": demand.num_gpus}
+        if demand.bundle:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=self._reserving.index(demand)
+            )
+        elif self._strategy == "SPREAD":
+            options["scheduling_strategy"] = "SPREAD"
+        return options
+
+    def release(self) -> None:
+        """Give the places back."""
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+            self._group = None
+
+    def _wait(self, timeout_seconds: float) -> None:
+        if self._group.wait(timeout_seconds):
+            return
+        self.release()
+        asked = {kind: sum(d.bundle.get(kind, 0.0) for d in self._reserving) for kind in ("CPU", "GPU")}
+        there = ray.cluster_resources()
+        free = ray.available_resources()
+        wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in asked.items() if amount)
+        have = ", ".join(f"{there.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
+        raise RlhfError(
+            f"waited {timeout_seconds:g} s for room for {', '.join(d.name for d in self._reserving)}: they ask for "
+            f"{wanted} together, the {len(ray.nodes())} nodes of the cluster have {have}",
+            where="transport",
+            hint="lower transport.maker_cpus, maker_gpus, trainer_cpus, trainer_gpus, or the number of actors",
+        )
+
+
+def near_driver() -> dict[str, Any]:
+    """Options of an actor whose end is the run's: on the driver's node, so that no other node's end is."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    node = ray.get_runtime_context().get_node_id()
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=True)}
+
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -88,12 +159,14 @@ class Actors:
             Demand(f"trainer-{i}", config.trainer_cpus, config.trainer_gpus) for i in range(config.num_trainers)
         ]
         self._placement = Placement([*trainers, *makers], config)
-        self.coordinator = self._actor(Coordinator, "coordinator", near_driver()).remote(self._settings())
-        self._actors.append(self.coordinator)
+        self.coordinator = self._started(ray.remote(Coordinator), "coordinator", near_driver(), self._settings())
         for index, demand in enumerate(makers):
             self.makers.append(Maker(demand.name, index, None, None))
             self._start_maker(self.makers[-1])
-        actors = [self._started(trainer_class(), demand.name, demand.name) for demand in trainers]
+        actors = [
+            self._started(ray.remote(TrainerActor), demand.name, self._options(demand.name), demand.name, self._spec())
+            for demand in trainers
+        ]
         places = self._answers([actor.place.remote() for actor in actors], [demand.name for demand in trainers])
         self.trainers = [
             TrainerPlace(demand.name, actor, *place)
@@ -139,17 +212,18 @@ class Actors:
             self._placement.release()
 
     def _start_maker(self, maker: Maker) -> None:
-        maker.actor = self._started(maker_class(), maker.id, maker.name, maker.index)
+        place = self._options(maker.name)
+        maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, run=self._spec(maker.index))
         maker.work = maker.actor.work.remote()
 
-    def _started(self, cls: type, name: str, place: str, *arguments: Any) -> Any:
+    def _options(self, place: str) -> dict[str, Any]:
         assert self._placement is not None
-        actor = self._actor(cls, name, self._placement.options(place)).remote(name, *arguments, self._spec())
-        self._actors.append(actor)
-        return actor
+        return self._placement.options(place)
 
-    def _actor(self, cls: type, name: str, options: dict[str, Any]) -> Any:
-        return ray.remote(cls).options(name=name, namespace=self.namespace, max_restarts=0, **options)
+    def _started(self, cls: Any, name: str, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        named_cls = cls.options(name=name, namespace=self.namespace, max_restarts=0, **options)
+        self._actors.append(named_cls.remote(*arguments, **named))
+        return self._actors[-1]
 
     def _settings(self) -> CoordinatorSettings:
         config, resolved = self.config, self.request.resolved
@@ -165,7 +239,7 @@ class Actors:
             heartbeat_seconds=config.heartbeat_seconds,
         )
 
-    def _spec(self) -> ActorSpec:
+    def _spec(self, index: int = 0) -> ActorSpec:
         return ActorSpec(
             run=self.request.resolved.to_mapping(),
             folder=str(self.request.folder.path.resolve()),
@@ -173,6 +247,7 @@ class Actors:
             working_folder=str(Path.cwd()),
             coordinator=self.coordinator,
             listened=self.listened,
+            index=index,
             num_threads=_threads(self.config),
         )
 
@@ -211,10 +286,4 @@ def check(request: RunRequest, config: RayConfig) -> None:
             "sends only what LoRA trains, but the model has no adapter",
             where="transport.sync",
             hint="add model.lora, or set transport.sync to full or chunked",
-        )
-    if config.num_trainers > 1 and resolved.strategy.name == "single":
-        raise ConfigError(
-            f"strategy single is one process, not {config.num_trainers}",
-            where="transport.num_trainers",
-            hint="--strategy ddp",
         )

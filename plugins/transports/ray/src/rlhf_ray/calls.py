@@ -1,17 +1,40 @@
-"""Calling the coordinator, from the driver or from another actor: with a deadline, and with its errors as they are."""
+"""Calling actors: found by name, waited for with a deadline, and their errors told with who failed and why."""
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
-from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError
 
-from .failures import explain
+logger = logging.getLogger("rlhf.ray")
 
 _MARGIN_SECONDS = 60.0
 """How much longer than the coordinator's own deadline its answer may take."""
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+
+Call = tuple[str, "ray.ObjectRef[Any]"]
+"""Name of the actor that was called, and its answer to come."""
+
+
+class ActorLostError(RlhfError):
+    """An actor's process is gone (killed, crashed, its node was lost), or cannot be reached."""
 
 
 def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.0) -> Any:
@@ -23,11 +46,182 @@ def answer(reference: Any, method: str, wait_seconds: float = 0.0) -> Any:
     """What the coordinator answers to a call of `method` that is under way; as `ask`."""
     try:
         return ray.get(reference, timeout=wait_seconds + _MARGIN_SECONDS)
-    except ray.exceptions.GetTimeoutError as error:
+    except GetTimeoutError as error:
         raise DeadlineError(
             f"the coordinator did not answer {method} within {wait_seconds + _MARGIN_SECONDS:g} s", where="coordinator"
         ) from error
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         cause = getattr(error, "cause", None)
         # As it was raised: otherwise Ray would wrap it again on its way on, and who failed would no longer be clear.
         raise cause if isinstance(cause, RlhfError) else explain("coordinator", error) from None
+
+
+def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> list[Any]:
+    """The answers, in order. Raises what an actor raised, with its name on it, `ActorLostError` or `DeadlineError`.
+
+    doing: what is waited for, as in "to take a batch".
+    """
+    deadline = time.monotonic() + timeout_seconds
+    answers = []
+    for name, reference in calls:
+        try:
+            answers.append(ray.get(reference, timeout=max(0.0, deadline - time.monotonic())))
+        except GetTimeoutError as error:
+            raise DeadlineError(
+                f"waited {timeout_seconds:g} s for actor {name!r} {doing}",
+                where="ray",
+                hint=f"what is {name!r} doing? `ray stack` shows where it stands",
+            ) from error
+        except RayError as error:
+            raise _told(f"actor {name!r}", error) from error
+    return answers
+
+
+def explain(actor: str, error: BaseException) -> RlhfError:
+    """What an actor's call raised, as an error of this process that names the actor; its traceback goes to the log."""
+    if isinstance(error, RayTaskError):
+        # Its text is the traceback, as it was there, with terminal colours.
+        logger.error("[%s] failed:\n%s", actor, re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip())
+    elif is_lost(error):
+        logger.error("[%s] is gone: %s", actor, error)
+    return _told(actor, error)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the actor died, rather than raised (which may be that another died, and is then of both kinds)."""
+    lost = ActorDiedError | ActorUnavailableError | WorkerCrashedError
+    return not isinstance(error, RayTaskError) and isinstance(error, lost)
+
+
+def first_cause(errors: dict[str, RlhfError]) -> RlhfError:
+    """The cause, where several actors failed at about the same time: the error that the others follow from."""
+    for kind in (ActorLostError, InterruptedRun):
+        for error in errors.values():
+            if isinstance(error, kind):
+                return error
+    # A deadline passed in one rank is mostly what an error of another looks like from there.
+    own = [error for error in errors.values() if not isinstance(error, DeadlineError)]
+    return (own or list(errors.values()))[0]
+
+
+def _told(actor: str, error: BaseException) -> RlhfError:
+    if isinstance(error, RayTaskError):
+        cause = error.cause if isinstance(error.cause, BaseException) else error
+        # The actors of a run call one other actor.
+        error = _told("coordinator", cause) if is_lost(cause) else cause
+    if isinstance(error, InterruptedRun):
+        return error
+    if isinstance(error, RlhfError):
+        where = actor if error.where is None or error.where == actor else f"{actor}, {error.where}"
+        return type(error)(error.message, where=where, hint=error.hint)
+    if is_lost(error):
+        return ActorLostError(
+            f"its process is gone: {_reason(error)}",
+            where=actor,
+            hint="a SIGKILL is often the system running out of memory; a run continues with --resume auto",
+        )
+    return RlhfError(
+        f"{type(error).__name__}: {error}", where=actor, hint="its traceback is in the log: run.log of a run's folder"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "cause" in line.lower() or "exit" in line.lower() or "kill" in line.lower()]
+    return (told or lines or [type(error).__name__])[-1]
+
+
+def get_named_actor(name: str) -> Any | None:
+    """The living actor of that name in this namespace (or in RAY_NAMESPACE); None where there is none."""
+    try:
+        return ray.get_actor(name, namespace=os.environ.get("RAY_NAMESPACE"))
+    except ValueError:
+        return None
+
+
+def own_name() -> str:
+    """Name of the actor this code runs in; its id where it has none, empty outside of an actor."""
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None:
+        return ""
+    return context.get_actor_name() or context.get_actor_id() or ""
+
+
+def set_environment(env_info: Mapping[str, str] | None) -> None:
+    """Variables of a launcher (`rank`, `world_size`, `master_addr`, …), under the names that launchers use."""
+    for name, value in (env_info or {}).items():
+        os.environ[name.upper()] = str(value)
+
+
+class NamedActors:
+    """The actors of a list of names, looked up when first needed, since makers and trainers name each other."""
+
+    def __init__(self, names: Sequence[str], *, timeout_seconds: float) -> None:
+        """`timeout_seconds`: how long to wait for an actor that is not there yet."""
+        self.names = tuple(names)
+        self._timeout_seconds = timeout_seconds
+        self._handles: dict[str, Any] = {}
+        self._lost: set[str] = set()
+        self._lock = threading.Lock()
+
+    def handle(self, name: str) -> Any:
+        """The actor. Raises `DeadlineError` when none of that name appears in time.
+
+        One that was lost is not waited for: `ActorLostError`, unless another has taken its name.
+        """
+        with self._lock:
+            if name not in self._handles:
+                self._handles[name] = self._find_again(name) if name in self._lost else self._wait_for(name)
+            return self._handles[name]
+
+    def lose(self, name: str) -> None:
+        """Its actor died: look the name up anew next time."""
+        with self._lock:
+            self._handles.pop(name, None)
+            self._lost.add(name)
+
+    def look_up_again(self) -> None:
+        """Forget who has the names: between two loops or fits, others may have taken them."""
+        with self._lock:
+            self._handles.clear()
+            self._lost.clear()
+
+    def call(self, method: str, *args: Any) -> list[Call]:
+        """Call `method` of all actors at the same time."""
+        return [(name, getattr(self.handle(name), method).remote(*args)) for name in self.names]
+
+    def _find_again(self, name: str) -> Any:
+        found = get_named_actor(name)
+        if found is None:
+            raise ActorLostError(f"actor {name!r} is gone", where="ray")
+        self._lost.discard(name)
+        return found
+
+    def _wait_for(self, name: str) -> Any:
+        found: Any = None
+
+        def look() -> bool:
+            nonlocal found
+            found = get_named_actor(name)
+            return found is not None
+
+        if not wait_until(look, self._timeout_seconds):
+            raise DeadlineError(
+                f"waited {self._timeout_seconds:g} s for an actor named {name!r}",
+                where="ray",
+                hint=f"start it with .options(name={name!r}) in the same namespace",
+            )
+        return found
+
+
+def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
+    """Ask again and again, ever more slowly; False when the time is over."""
+    deadline = time.monotonic() + timeout_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while not condition():
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return False
+        time.sleep(min(pause, remaining))
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    return True

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from rlhf_core.errors import DeadlineError, UserInputError
-from rlhf_core.util.printable import printable
+from rlhf_core.util import printable
 
 from .status_file import RunningJob, read_status
 

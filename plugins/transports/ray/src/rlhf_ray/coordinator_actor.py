@@ -18,10 +18,8 @@ from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.rollout import EvaluationRow, RolloutCoordinator
 from rlhf_core.types import PhaseTimes
 
-from .evaluation_jobs import EvaluationJobs
+from .coordinator_parts import EvaluationJobs, MakerRegistry, WeightStore
 from .event_relay import EventInbox
-from .group_wire import PackedGroup
-from .maker_registry import MakerRegistry
 from .messages import (
     Canary,
     EvaluationWork,
@@ -36,7 +34,7 @@ from .messages import (
     WeightEnd,
     Work,
 )
-from .weight_store import WeightStore
+from .wire import PackedGroup
 
 _REPORT_SECONDS = 20.0
 """How long an event waits for one that it overtook."""

@@ -1,13 +1,15 @@
-"""What feeds the loop of a detached trainer: batches from its buffer, as many episodes of them as a fit asks for."""
+"""What feeds the loop of a detached trainer: batches from its buffer, for as long as somebody may still send."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.training import EpisodeBatches
 from rlhf_core.types import Experience
 
@@ -71,3 +73,81 @@ class BufferSource:
             self._num_drawn += 1
             taken.append(batch)
             yield batch
+
+
+_GRACE_SECONDS = 1.0
+"""How long all makers must have been done."""
+_STALE_GRACE_SECONDS = 10.0
+"""The same where a loop ended before the fit began: the maker's next one may be about to start."""
+
+
+class MakerPresence:
+    """What makers say of themselves; safe between threads. A maker counts until it is done or its actor is gone."""
+
+    def __init__(self, names: Sequence[str], is_alive: Callable[[str], bool]) -> None:
+        self._is_alive = is_alive
+        self._lock = threading.Lock()
+        self._names = set(names)
+        self._seen: set[str] = set()
+        self._ended: dict[str, str] = {}
+        """Maker -> how its last loop ended."""
+        self._temperatures: dict[str, float] = {}
+        self._all_ended_since: float | None = None
+        self._ended_before_fit: set[str] = set()
+
+    def fit_begins(self) -> None:
+        """Loops that ended until now may have been those of an earlier fit."""
+        with self._lock:
+            self._ended_before_fit = set(self._ended)
+            self._all_ended_since = None
+
+    def started(self, name: str, temperature: float) -> None:
+        """A maker starts a loop; it samples at this temperature."""
+        with self._lock:
+            self._names.add(name)
+            self._seen.add(name)
+            self._ended.pop(name, None)
+            self._ended_before_fit.discard(name)
+            self._temperatures[name] = temperature
+
+    def done(self, name: str, error: str | None) -> None:
+        """A maker's loop is over; `error` is what broke it."""
+        with self._lock:
+            self._names.add(name)
+            self._ended[name] = f"{name} is done" if error is None else f"{name} failed: {error}"
+
+    @property
+    def temperature(self) -> float | None:
+        """What all makers sample at; None when none has said so. Raises `UserInputError` when they differ."""
+        with self._lock:
+            values = set(self._temperatures.values())
+        if len(values) > 1:
+            raise UserInputError(
+                f"the makers sample at different temperatures: {self._temperatures}",
+                where="detached trainer",
+                hint="give all makers the same temperature, so that log-probs can be compared",
+            )
+        return next(iter(values), None)
+
+    def reason_for_none(self) -> str | None:
+        """Why no maker will send anything more; None while one may."""
+        with self._lock:
+            running = self._names - self._ended.keys()
+            seen = set(self._seen)
+        for name in running:
+            if self._is_alive(name):
+                with self._lock:
+                    self._seen.add(name)
+            elif name in seen:
+                self.done(name, "its actor is gone")
+        with self._lock:
+            if not self._names or self._names - self._ended.keys():
+                self._all_ended_since = None
+                return None
+            now = time.monotonic()
+            if self._all_ended_since is None:
+                self._all_ended_since = now
+            grace = _STALE_GRACE_SECONDS if self._ended_before_fit else _GRACE_SECONDS
+            if now - self._all_ended_since < grace:
+                return None
+            return "; ".join(self._ended[name] for name in sorted(self._ended))

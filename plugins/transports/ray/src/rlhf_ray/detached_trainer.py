@@ -18,11 +18,10 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.training import Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience
-from rlhf_core.util.printable import PrintableFormatter
 
-from .detached_actors import NamedActors, get_named_actor, own_name
-from .detached_presence import MakerPresence
-from .detached_source import BufferSource, FitPlan
+from .actor_context import show_debug_messages
+from .calls import NamedActors, get_named_actor
+from .detached_source import BufferSource, FitPlan, MakerPresence
 from .replay_buffer import DetachedReplayBuffer
 
 if TYPE_CHECKING:
@@ -232,15 +231,3 @@ class _Syncing:
             "time/sync_s": time.perf_counter() - started,
             "tokens_per_second/train": times.num_tokens / max(times.train_s, 1e-9),
         }
-
-
-def show_debug_messages() -> None:
-    """What the packages of this project log at DEBUG goes to this actor's output."""
-    name = own_name() or "driver"
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter(f"[{name}] %(levelname)s %(name)s: %(message)s"))
-    for package in ("rlhf", "rlhf_core", "rlhf_ray", "rlhf_ppo", "rlhf_hf"):
-        package_logger = logging.getLogger(package)
-        package_logger.setLevel(logging.DEBUG)
-        if not package_logger.handlers:
-            package_logger.addHandler(handler)

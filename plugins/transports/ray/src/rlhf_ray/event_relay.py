@@ -18,7 +18,7 @@ import ray
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.util.printable import PrintableFormatter
+from rlhf_core.util import PrintableFormatter
 
 from .messages import Event, LogLine
 

@@ -1,12 +1,16 @@
-"""What a maker of a run is built from: core's own parts, placed in an actor."""
+"""The working parts of a maker, and how they are built: from a run file, or from the seed's factories. No Ray in here.
+
+One thread calls `make`; another brings weights through `weights`. They meet at the border between two batches only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.build import (
@@ -19,19 +23,83 @@ from rlhf_core.build import (
     build_strategy,
     model_dtype,
 )
-from rlhf_core.config import ResolvedRun
+from rlhf_core.components import EngineContext
+from rlhf_core.config import ResolvedRun, RewardCallOptions
+from rlhf_core.contexts import strategy_context
+from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import load_policy, load_tokenizer
-from rlhf_core.rollout import PolicyEvaluator
+from rlhf_core.models import ReferencePass, adapter_off, disable_dropout, is_lora, load_policy, load_tokenizer
+from rlhf_core.plugins import load, resolve_build
+from rlhf_core.protocols import RolloutEngine
+from rlhf_core.rewards import RewardScorer, RewardSpec
+from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker
+from rlhf_core.seed import seed_reward
 from rlhf_core.strategies import autocast_for
 from rlhf_core.strategy import Strategy
-from rlhf_core.types import Prompt, RolloutGroup
+from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 
-from .maker_worker import MakerWorker, trained_names
+from .holder_weights import StagedWeights, WeightTarget
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+REWARD_NAME = "reward"
+"""What the one reward of the seed's maker is called on its samples."""
+
+
+class MakerWorker:
+    """An engine, a scorer and, where needed, a reference and a critic; and the weights on their way to them."""
+
+    def __init__(
+        self,
+        maker: PolicyExperienceMaker,
+        engine: RolloutEngine,
+        scorer: RewardScorer,
+        models: Mapping[str, nn.Module],
+        adapters: Mapping[str, frozenset[str]],
+        *,
+        sync_idle_seconds: float,
+    ) -> None:
+        """engine, scorer: of `maker`. models: by role, the modules that take new weights: `policy`, which the engine
+        generates with, and `critic`. adapters: by role, the names of an adapter-only version (see `trained_names`).
+        """
+        self.engine = engine
+        self.scorer = scorer
+        self._maker = maker
+        targets = {
+            "policy": WeightTarget(engine.receiver(), models["policy"], adapters["policy"], engine.weights_updated)
+        }
+        if (critic := models.get("critic")) is not None:
+            received = ModuleReceiver(critic, on_commit=lambda version: None)
+            targets["critic"] = WeightTarget(received, critic, adapters["critic"])
+        self.weights = StagedWeights(targets, idle_seconds=sync_idle_seconds)
+
+    def make(self, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
+        """Make one batch, all of it with the newest whole version that had arrived when it began."""
+        with self.weights.making():
+            return list(self._maker.make(prompts))
+
+    def take_times(self) -> PhaseTimes:
+        """Seconds spent since the last call."""
+        return self._maker.take_times()
+
+    def close(self) -> None:
+        """Free the engine and end the rewards' threads and processes."""
+        try:
+            self.engine.close()
+        finally:
+            self.scorer.close()
+
+
+def trained_names(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that are trained: adapter, and what is trained beside it (a value head, biases).
+
+    Empty where everything is trained: there is no adapter then. Ask before freezing a model for inference.
+    """
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    frozen = any(not parameter.requires_grad for parameter in model.parameters())
+    return frozenset(trained) if frozen else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +169,33 @@ def build_maker(
     tokenizer = load_tokenizer(run.model)
     algorithm = build_algorithm(resolved, tokenizer)
     policy = load_policy(run.model, dtype=model_dtype(resolved, place), seed=run.train.seed, tokenizer=tokenizer)
-    critic = algorithm.build_critic(policy) if "critic" in algorithm.roles else None
-    adapters = {role: trained_names(model) for role, model in _present(policy=policy, critic=critic)}
-    for _, model in _present(policy=policy, critic=critic):
+    models: dict[str, nn.Module] = {"policy": policy}
+    if "critic" in algorithm.roles:
+        models["critic"] = algorithm.build_critic(policy)
+    adapters = {role: trained_names(model) for role, model in models.items()}
+    for model in models.values():
         place.prepare_inference(model)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     rollouts = algorithm if isinstance(algorithm, RolloutAlgorithm) else None
-    scoring = None if rollouts is None else build_reference_pass(resolved, rollouts, place, policy, critic)
+    scoring = (
+        None if rollouts is None else build_reference_pass(resolved, rollouts, place, policy, models.get("critic"))
+    )
     engine = build_engine(resolved, policy, tokenizer, place)
-    worker = MakerWorker(
+    scorer = build_scorer(resolved, place.device, cache_folder=cache_folder)
+    maker = PolicyExperienceMaker(
         engine=engine,
         tokenizer=tokenizer,
         sampling=resolved.sampling,
         samples_per_prompt=run.train.samples_per_prompt,
-        scorer=build_scorer(resolved, place.device, cache_folder=cache_folder),
+        scorer=scorer,
         hooks=hooks,
-        policy=policy,
-        critic=critic,
-        policy_adapter=adapters["policy"],
-        critic_adapter=adapters.get("critic", frozenset()),
         reference_pass=scoring,
-        sync_idle_seconds=sync_timeout_seconds,
     )
+    worker = MakerWorker(maker, engine, scorer, models, adapters, sync_idle_seconds=sync_timeout_seconds)
     prompts = build_run_prompts(resolved, tokenizer)
     evaluator = None
     if resolved.evaluates:
-        evaluator = build_evaluator(resolved, engine, tokenizer, worker.scorer, prompts, place)
+        evaluator = build_evaluator(resolved, engine, tokenizer, scorer, prompts, place)
     return MakerParts(worker, prompts.prompt, _keep_all if rollouts is None else rollouts.keep, evaluator)
 
 
@@ -134,5 +203,142 @@ def _keep_all(group: RolloutGroup) -> bool:
     return True
 
 
-def _present(**models: nn.Module | None) -> Sequence[tuple[str, nn.Module]]:
-    return [(role, model) for role, model in models.items() if model is not None]
+@dataclass(frozen=True, slots=True)
+class HolderModels:
+    """What a `model_fn` returned, ready for inference."""
+
+    actor: nn.Module
+    critic: nn.Module | None
+    reward: RewardSpec
+    reference: nn.Module | None
+    reference_context: Callable[[], AbstractContextManager[Any]]
+    adapters: Mapping[str, frozenset[str]]
+    """By role, the names of an adapter-only version."""
+
+
+class IdTokenizer:
+    """Stands in where a maker is given token ids only: texts are the ids, with spaces between."""
+
+    pad_token_id: int | None = None
+    chat_template: str | None = None
+
+    def __init__(self, eos_token_id: int | Sequence[int] | None) -> None:
+        self.eos_token_id = eos_token_id
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The ids; the EOS is left out where special tokens are not wanted."""
+        special = self.eos_token_id if isinstance(self.eos_token_id, Sequence) else (self.eos_token_id,)
+        return " ".join(str(i) for i in ids if not (skip_special_tokens and i in special))
+
+    def batch_decode(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+        """`decode` of each."""
+        return [self.decode(ids, skip_special_tokens) for ids in batch]
+
+
+def make_strategy(strategy_fn: Callable[[], Any]) -> Strategy:
+    """The factory's strategy, joined. A ColossalAI booster trains only: a maker then computes as `single` does."""
+    strategy = strategy_fn()
+    if not isinstance(strategy, Strategy):
+        selected = load("strategies", "single")
+        strategy = resolve_build(selected)(selected.component.config(), strategy_context("auto"))
+    strategy = cast(Strategy, strategy)
+    strategy.setup()
+    return strategy
+
+
+def make_models(
+    model_fn: Callable[[], tuple[Any, ...]], strategy: Strategy, *, kl_coef: float, seed: int = 0
+) -> HolderModels:
+    """Build and place the models; `seed` is for an installed reward.
+
+    Raises `UserInputError` when the factory returned something else.
+    """
+    from torch import nn
+
+    with strategy.model_init_context():
+        returned = model_fn()
+    if not isinstance(returned, tuple | list) or len(returned) != 4:
+        raise UserInputError(
+            "it must return (actor, critic, reward model, initial model)", where="model_fn of the experience maker"
+        )
+    actor, critic, reward, initial = returned
+    if not isinstance(actor, nn.Module):
+        raise UserInputError(f"the actor is a {type(actor).__name__}, not a causal language model", where="model_fn")
+    trained = {"policy": actor} if critic is None else {"policy": actor, "critic": critic}
+    adapters = {role: trained_names(model) for role, model in trained.items()}
+    reference, context = _reference(actor, initial, strategy, kl_coef)
+    return HolderModels(
+        actor=_placed(actor, strategy),
+        critic=None if critic is None else _placed(critic, strategy),
+        reward=seed_reward(reward, strategy.device, offload=False, seed=seed, where="model_fn"),
+        reference=reference,
+        reference_context=context,
+        adapters=adapters,
+    )
+
+
+def _reference(
+    actor: nn.Module, initial: nn.Module | None, strategy: Strategy, kl_coef: float
+) -> tuple[nn.Module | None, Callable[[], AbstractContextManager[Any]]]:
+    """The initial model, or the actor with its adapter off; none where no KL is used."""
+    if kl_coef == 0:
+        return None, nullcontext
+    if initial is not None and initial is not actor:
+        return _placed(initial, strategy), nullcontext
+    if is_lora(actor):
+        return actor, partial(adapter_off, actor)
+    raise UserInputError(
+        "the initial model is the actor itself, which changes" if initial is actor else "there is no initial model",
+        where="model_fn",
+        hint="return a copy of the actor as it starts (copy.deepcopy), or set kl_coef=0",
+    )
+
+
+def _placed(model: nn.Module, strategy: Strategy) -> nn.Module:
+    disable_dropout(model)
+    return strategy.prepare_inference(model)
+
+
+def make_worker(
+    models: HolderModels,
+    strategy: Strategy,
+    tokenizer: Any,
+    sampling: SamplingParams,
+    hooks: HookRelay,
+    *,
+    engine: str,
+    engine_options: Mapping[str, Any],
+    seed: int,
+    kl_coef: float,
+    reward_timeout_seconds: float,
+    sync_idle_seconds: float,
+) -> MakerWorker:
+    """An engine over the actor, a scorer over the reward, a pass over reference and critic."""
+    selected = load("engines", engine)
+    context = EngineContext(model=models.actor, tokenizer=tokenizer, device=strategy.device, seed=seed)
+    options = selected.component.config.model_validate(dict(engine_options))
+    built = cast(RolloutEngine, resolve_build(selected)(options, context))
+    call_options = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
+    reference_pass = ReferencePass(
+        strategy,
+        temperature=sampling.temperature,
+        reference=models.reference,
+        reference_context=models.reference_context,
+        critic=models.critic,
+    )
+    scorer = RewardScorer([replace(models.reward, name=REWARD_NAME, call_options=call_options)])
+    maker = PolicyExperienceMaker(
+        engine=built,
+        tokenizer=tokenizer,
+        sampling=sampling,
+        samples_per_prompt=1,
+        scorer=scorer,
+        hooks=hooks,
+        reference_pass=reference_pass,
+        kl_coef=kl_coef,
+        number=lambda position, k: position,
+    )
+    trained = {
+        role: model for role, model in (("policy", models.actor), ("critic", models.critic)) if model is not None
+    }
+    return MakerWorker(maker, built, scorer, trained, models.adapters, sync_idle_seconds=sync_idle_seconds)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.types import PhaseTimes
 
-from .group_wire import PackedGroup
+from .wire import PackedGroup
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class WeightChunk:
-    """A part of a version. `reference`: list of one object reference to the packed tensors (see `weight_wire`)."""
+    """A part of a version. `reference`: list of one object reference to the packed tensors (see `wire`)."""
 
     serial: int
     index: int

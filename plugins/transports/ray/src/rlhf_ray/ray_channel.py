@@ -11,8 +11,8 @@ from rlhf_core.strategy import Strategy
 from rlhf_core.types import MadeEpisode, PhaseTimes
 
 from .calls import ask
-from .group_wire import pack_group, unpack_group
 from .messages import TakenEpisode
+from .wire import pack_group, unpack_group
 
 
 class RayChannel:

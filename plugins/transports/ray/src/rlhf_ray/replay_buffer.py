@@ -15,7 +15,7 @@ from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.rollout import BatchBuffer
 from rlhf_core.types import BufferItem, Experience
 
-from .detached_actors import collect
+from .calls import collect
 
 if TYPE_CHECKING:
     import torch

@@ -20,10 +20,9 @@ from rlhf_core.rollout import NoReceiver
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
 
-from .actor_context import ActorContext, ActorSpec
+from .actor_context import ActorContext, ActorSpec, Heartbeat
 from .calls import ask
-from .heartbeat import Heartbeat
-from .maker_worker import trained_names
+from .maker_parts import trained_names
 from .ray_channel import RayChannel, RayEvaluator
 from .ray_sync import RayWeightSync, SyncOptions
 
@@ -141,8 +140,3 @@ class TrainerActor:
             score=options.score,
             timeout_seconds=self._config.episode_timeout_seconds,
         )
-
-
-def trainer_class() -> type:
-    """`TrainerActor` under a short name, which is what Ray shows in the process table."""
-    return type("Trainer", (TrainerActor,), {"__module__": __name__, "__doc__": TrainerActor.__doc__})

@@ -1,16 +1,25 @@
-"""`RayTransport`: a run on Ray actors, from the driver's side."""
+"""`RayTransport`, the driver: starts the actors, watches them, replays their events, starts dead makers anew."""
 
 from __future__ import annotations
 
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
 import ray
 
+from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest, Transport
 
-from .actors import Actors, check
+from .actors import Actors, Maker, check
+from .calls import ActorLostError, ask, explain, first_cause, is_lost
 from .cluster import connected
 from .config import RayConfig
+from .event_relay import replay
+from .messages import Overview
 from .status_file import StatusFile
-from .supervisor import Supervisor
 
 _OF_THE_DRIVER = frozenset({"transform_config", "run_start", "run_end"})
 """Events that happen in the driver itself."""
@@ -41,3 +50,123 @@ class RayTransport:
             finally:
                 actors.close()
                 status.remove()
+
+
+logger = logging.getLogger("rlhf.ray")
+
+_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 60.0
+"""Longest wait for a result that is there already."""
+_GRACE_SECONDS = 2.0
+"""After a trainer's error, for the others to say what they know of its cause."""
+
+
+class Supervisor:
+    """Runs the actors to their end."""
+
+    def __init__(self, actors: Actors, request: RunRequest, hooks: HookRelay, status: StatusFile) -> None:
+        self._actors = actors
+        self._request = request
+        self._hooks = hooks
+        self._status = status
+        self._told_to_stop = False
+
+    def run(self) -> FitResult:
+        """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
+        try:
+            fits = self._actors.fit()
+            while not self._finished(fits):
+                view = self._look(_POLL_SECONDS)
+                self._pass_interrupt_on()
+                self._watch_makers(view)
+                self._watch_trainers(view, fits)
+            result = self._result(fits)
+            self._look(0.0)
+            self._actors.finish()
+            return result
+        finally:
+            # What the actors had to say last; the coordinator itself may be what is gone.
+            with suppress(DeadlineError, ActorLostError):
+                self._look(0.0)
+
+    def _look(self, wait_seconds: float) -> Overview:
+        actors = self._actors
+        view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
+        replay(view.events, self._hooks)
+        self._status.write(view, actors)
+        return view
+
+    def _pass_interrupt_on(self) -> None:
+        if self._request.interrupted() and not self._told_to_stop:
+            self._told_to_stop = True
+            self._actors.coordinator.interrupt.remote()
+
+    def _finished(self, fits: dict[Any, str]) -> bool:
+        """True when every rank has ended, or one has failed and the others had time to say why."""
+        done, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
+        if not running:
+            return True
+        if not self._errors(done, fits):
+            return False
+        ray.wait(list(fits), num_returns=len(fits), timeout=_GRACE_SECONDS)
+        return True
+
+    def _result(self, fits: dict[Any, str]) -> FitResult:
+        done, _ = ray.wait(list(fits), num_returns=len(fits), timeout=0)
+        errors = self._errors(done, fits)
+        if errors:
+            raise first_cause(errors)
+        result: FitResult = ray.get(next(iter(fits)), timeout=_ANSWER_SECONDS)
+        return result
+
+    def _errors(self, done: list[Any], fits: dict[Any, str]) -> dict[str, RlhfError]:
+        found: dict[str, RlhfError] = {}
+        for reference in done:
+            try:
+                ray.get(reference, timeout=_ANSWER_SECONDS)
+            except ray.exceptions.RayError as error:
+                found[fits[reference]] = explain(fits[reference], error)
+        return found
+
+    def _watch_trainers(self, view: Overview, fits: dict[Any, str]) -> None:
+        """A trainer whose process is there but does not run ends the run: nobody can take its place."""
+        _, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
+        for name in (fits[reference] for reference in running if fits[reference] in view.silent):
+            raise ActorLostError(
+                f"waited {view.silent[name]:.0f} s for a sign of life; the run was at policy version {view.version}, "
+                f"{view.progress}",
+                where=name,
+                hint="was its process stopped? continue with --resume auto; one that is only slow needs a larger "
+                "transport.heartbeat_seconds",
+            )
+
+    def _watch_makers(self, view: Overview) -> None:
+        makers = self._actors.makers
+        ended, _ = ray.wait([maker.work for maker in makers], num_returns=len(makers), timeout=0)
+        for maker in makers:
+            if maker.work in ended:
+                self._take_end(maker)
+            elif maker.id in view.stuck:
+                self._replace(maker, f"it is held for dead: it {view.stuck[maker.id]}")
+
+    def _take_end(self, maker: Maker) -> None:
+        try:
+            ray.get(maker.work, timeout=_ANSWER_SECONDS)
+        except ray.exceptions.RayError as error:
+            if not is_lost(error):
+                raise explain(maker.name, error) from None
+            self._replace(maker, str(explain(maker.name, error).message))
+            return
+        raise RlhfError("its loop ended before the run did", where=maker.name)
+
+    def _replace(self, maker: Maker, reason: str) -> None:
+        if maker.attempt >= self._actors.config.max_restarts:
+            raise ActorLostError(
+                f"{reason}; it was started anew {maker.attempt} times already",
+                where=maker.name,
+                hint="see the log for why; transport.max_restarts bounds the attempts",
+            )
+        logger.warning("%s: %s", maker.name, reason)
+        started = time.monotonic()
+        self._actors.restart(maker)
+        logger.info("%s replaced in %.2f s", maker.name, time.monotonic() - started)

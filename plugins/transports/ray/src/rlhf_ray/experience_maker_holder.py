@@ -1,10 +1,10 @@
-"""`ExperienceMakerHolder`: the seed's maker actor."""
+"""`ExperienceMakerHolder`: the maker of every detached run, whether by hand or by run file."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,16 +12,14 @@ import ray
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
-from rlhf_core.types import BufferItem, Prompt, RolloutGroup
+from rlhf_core.types import Prompt, RolloutGroup
 
-from .detached_actors import NamedActors, own_name, set_environment
-from .detached_lora import check_lora_scales
-from .detached_trainer import show_debug_messages
-from .holder_models import IdTokenizer, make_models, make_strategy, make_worker
-from .holder_numbering import maker_number, sample_id
-from .holder_performance import MakerPerformance
-from .holder_sending import TrainerSender
-from .weight_wire import unpack
+from .actor_context import ActorSpec, show_debug_messages
+from .calls import NamedActors, own_name, set_environment
+from .loader_feed import LoaderFeed, MakerPerformance
+from .maker_parts import IdTokenizer, MakerWorker, make_models, make_strategy, make_worker
+from .run_feed import RunFeed
+from .wire import check_lora_scales, unpack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +31,7 @@ logger = logging.getLogger(__name__)
 class ExperienceMakerHolder:
     """Makes experience from a data loader's prompts and sends it to `DetachedTrainer` actors in turn.
 
+    In a run of `--transport ray` it takes its prompts from the coordinator, and sends there (`work`).
     Start it under a name, by which trainers find it. New weights arrive while it generates and are swapped in between
     two batches, whole versions only.
 
@@ -51,8 +50,10 @@ class ExperienceMakerHolder:
     stop, stop_token_ids, eos_token_id.
     tokenizer: needed where prompts are texts. seed: of the sampling noise. engine, engine_options: an installed
     rollout engine that shares the actor's module. sync_idle_seconds: after so long without a chunk, a half-sent
-    version is dropped.
+    version is dropped. run: of a maker that `--transport ray` starts; it says everything, the rest is not read.
     """
+
+    _worker: MakerWorker
 
     def __init__(
         self,
@@ -77,31 +78,35 @@ class ExperienceMakerHolder:
         actor_timeout_seconds: float = 60.0,
         sync_idle_seconds: float = 600.0,
         reward_timeout_seconds: float = 600.0,
+        run: ActorSpec | None = None,
         **generate_kwargs: Any,
     ) -> None:
+        self._name = own_name()
+        self._run = None if run is None else RunFeed(self._name, run)
+        if run is not None:
+            return
         if not detached_trainer_name_list:
             raise UserInputError("detached_trainer_name_list is empty", where="ExperienceMakerHolder")
         if debug:
             show_debug_messages()
         set_environment(env_info)
-        self._name = own_name()
-        self._hooks = HookRelay()
+        hooks = HookRelay()
         for callback in callbacks:
-            self._hooks.register(callback)
+            hooks.register(callback)
         if eval_performance:
-            self._hooks.register(MakerPerformance(self._name, print))
+            hooks.register(MakerPerformance(self._name, print))
         self._sampling = sampling_params(generate_kwargs, tokenizer)
-        self._strategy = make_strategy(strategy_fn)
-        models = make_models(model_fn, self._strategy, kl_coef=kl_coef, seed=seed)
+        strategy = make_strategy(strategy_fn)
+        models = make_models(model_fn, strategy, kl_coef=kl_coef, seed=seed)
         eos_token_id = generate_kwargs.get("eos_token_id")
         set_eos(models.actor, eos_token_id)
         decoder = tokenizer if tokenizer is not None else IdTokenizer(eos_token_id)
         self._worker = make_worker(
             models,
-            self._strategy,
+            strategy,
             decoder,
             self._sampling,
-            self._hooks,
+            hooks,
             engine=engine,
             engine_options=engine_options,
             seed=seed,
@@ -111,15 +116,17 @@ class ExperienceMakerHolder:
         )
         self._models = models
         self._update_lora_weights = update_lora_weights
-        self._number = maker_number(self._name)
-        self._reader = BatchReader(tokenizer, decoder, needs_mask=False)
-        trainers = NamedActors(detached_trainer_name_list, timeout_seconds=actor_timeout_seconds)
-        self._sender = TrainerSender(trainers, timeout_seconds=send_timeout_seconds)
+        self._feed = LoaderFeed(
+            self._name,
+            hooks,
+            BatchReader(tokenizer, decoder, needs_mask=False),
+            NamedActors(detached_trainer_name_list, timeout_seconds=actor_timeout_seconds),
+            timeout_seconds=send_timeout_seconds,
+        )
         self._first_sync_timeout_seconds = first_sync_timeout_seconds
         self._initialized = threading.Event()
         if not sync_models_from_trainers:
             self._initialized.set()
-        self._num_steps = 0
         self._unnumbered: dict[str, int] = {}
         """Sender -> the version it has open without having given it a number."""
 
@@ -131,16 +138,22 @@ class ExperienceMakerHolder:
         trainers have taken everything, and tells them; an error of the loop is told too, and raised.
         """
         self._wait_for_first_weights()
-        self._sender.announce(self._name, self._sampling.temperature)
+        feed = self._feed
+        feed.announce(self._sampling.temperature)
         try:
-            with self._hooks.span("maker_loop", maker=self._number):
-                for batch in batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn"):
-                    self._inference_step(batch)
-                self._sender.flush()
+            self._make_all(
+                feed, feed.batches(batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn"))
+            )
         except Exception as error:
             self._report_failure(error)
             raise
-        self._sender.say_done(self._name, None)
+        feed.say_done(None)
+
+    def work(self) -> None:
+        """The loop in a run: load everything, then make what the coordinator wants until the run is over."""
+        assert self._run is not None
+        with self._run.opened() as self._worker:
+            self._make_all(self._run, self._run.batches())
 
     @ray.method(concurrency_group="model_io")
     def update_experience_maker(
@@ -191,23 +204,22 @@ class ExperienceMakerHolder:
         """Newest version of the weights that samples come from; 0 before the first."""
         return self._worker.weights.newest or 0
 
-    def _inference_step(self, batch: Any) -> None:
-        step = self._num_steps
-        prompts = self._reader.read(batch, sample_id(self._number, step, 0), f"data loader, batch {step}")
-        sample_id(self._number, step, len(prompts) - 1)  # raises if the batch is too large to be numbered
-        self._num_steps += 1
-        groups = self._make_experience(prompts)  # type: ignore[operator]
-        items = [item for group in groups for item in group.items]
-        with self._hooks.span("send", num_groups=len(groups)):
-            self._send_items(items)  # type: ignore[operator]
+    def _make_all(self, feed: LoaderFeed | RunFeed, batches: Iterator[tuple[Any, list[Prompt]]]) -> None:
+        """Make the experience of each batch while that of the one before is on its way."""
+        with feed.hooks.span("maker_loop", maker=feed.number):
+            for work, prompts in batches:
+                groups = self._make_experience(prompts)  # type: ignore[operator]
+                with feed.hooks.span("send", num_groups=len(groups)):
+                    self._send_groups(feed, work, groups)  # type: ignore[operator]
+            feed.flush()
 
     @ray.method(concurrency_group="compute")
     def _make_experience(self, prompts: list[Prompt]) -> list[RolloutGroup]:
         return self._worker.make(prompts)
 
     @ray.method(concurrency_group="experience_io")
-    def _send_items(self, items: list[BufferItem]) -> None:
-        self._sender.send(items)
+    def _send_groups(self, feed: LoaderFeed | RunFeed, work: Any, groups: list[RolloutGroup]) -> None:
+        feed.send(work, groups)
 
     def _wait_for_first_weights(self) -> None:
         if not self._initialized.wait(self._first_sync_timeout_seconds):
@@ -221,6 +233,6 @@ class ExperienceMakerHolder:
         """Tell the trainers, who else would wait for samples; the error itself is raised by the loop."""
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         try:
-            self._sender.say_done(self._name, told)
+            self._feed.say_done(told)
         except RlhfError as unreachable:
             logger.error("cannot tell a trainer that the loop failed: %s", unreachable)

@@ -1,0 +1,228 @@
+"""What the coordinator keeps: who makes and since when, the parts of an evaluation, and the newest weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_core.errors import RlhfError, SyncError
+from rlhf_core.rollout import EvaluationRow
+
+from .messages import Canary, EvaluationWork, RolloutWork, WeightChunk, WeightEnd, Work
+
+
+@dataclass(slots=True)
+class _Maker:
+    pid: int
+    node: str
+    last_seen: float
+    since: float
+    doing: str = "waits"
+    working: bool = False
+    idle_s: float = 0.0
+    version: int | None = None
+
+
+class MakerRegistry:
+    """The makers that are there. A maker that is gone is forgotten; the one in its place registers anew."""
+
+    def __init__(
+        self, heartbeat_seconds: float, work_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`work_seconds`: longest that one piece of work may take."""
+        self._heartbeat_seconds = heartbeat_seconds
+        self._work_seconds = work_seconds
+        self._clock = clock
+        self._makers: dict[str, _Maker] = {}
+        self._counted_since = clock()
+
+    @property
+    def registered(self) -> set[str]:
+        return set(self._makers)
+
+    def register(self, name: str, pid: int, node: str) -> None:
+        now = self._clock()
+        self._makers[name] = _Maker(pid, node, last_seen=now, since=now)
+
+    def forget(self, name: str) -> None:
+        self._makers.pop(name, None)
+
+    def seen(self, name: str) -> None:
+        """A sign of life."""
+        if name in self._makers:
+            self._makers[name].last_seen = self._clock()
+
+    def begins(self, name: str, work: Work | None) -> None:
+        """The maker begins `work`, or begins to wait for some."""
+        if name not in self._makers:
+            return
+        maker, now = self._makers[name], self._clock()
+        if not maker.working:
+            maker.idle_s += now - max(maker.since, self._counted_since)
+        maker.since = now
+        maker.last_seen = now
+        maker.working = work is not None
+        maker.doing = _describe(work)
+
+    def has_version(self, name: str, version: int) -> None:
+        if name in self._makers:
+            self._makers[name].version = version
+        self.seen(name)
+
+    def take_idle_fraction(self) -> float:
+        """Share of the makers' time since the last call in which they had nothing to do."""
+        now = self._clock()
+        elapsed = (now - self._counted_since) * max(1, len(self._makers))
+        idle = 0.0
+        for maker in self._makers.values():
+            running = 0.0 if maker.working else now - max(maker.since, self._counted_since)
+            idle += maker.idle_s + running
+            maker.idle_s = 0.0
+        self._counted_since = now
+        return min(1.0, idle / elapsed) if elapsed > 0 else 0.0
+
+    def stuck(self) -> dict[str, str]:
+        """Makers that should be started anew, and why."""
+        now = self._clock()
+        found: dict[str, str] = {}
+        for name, maker in self._makers.items():
+            if now - maker.last_seen > self._heartbeat_seconds:
+                found[name] = f"gave no sign of life for {now - maker.last_seen:.0f} s"
+            elif maker.working and now - maker.since > self._work_seconds:
+                found[name] = f"{maker.doing} since {now - maker.since:.0f} s"
+        return found
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """For people: name, pid, node, what it does and for how long, version."""
+        now = self._clock()
+        return [
+            {
+                "name": name,
+                "pid": maker.pid,
+                "node": maker.node,
+                "doing": maker.doing,
+                "for_s": round(now - maker.since, 1),
+                "version": maker.version,
+            }
+            for name, maker in sorted(self._makers.items())
+        ]
+
+
+def _describe(work: Work | None) -> str:
+    if isinstance(work, RolloutWork):
+        return f"makes {len(work.positions)} prompts from {work.positions[0]}"
+    if isinstance(work, EvaluationWork):
+        return f"answers held-out prompts {work.start} to {work.stop}"
+    return "waits" if work is None else "ends"
+
+
+class EvaluationJobs:
+    """At most one evaluation at a time."""
+
+    def __init__(self) -> None:
+        self._waiting: list[EvaluationWork] = []
+        self._held: dict[EvaluationWork, str] = {}
+        self._rows: dict[int, Sequence[EvaluationRow]] = {}
+
+    def open(self, num_prompts: int, part_size: int, version: int) -> None:
+        """Cut the prompts into parts of `part_size`."""
+        starts = range(0, num_prompts, part_size)
+        self._waiting = [EvaluationWork(start, min(start + part_size, num_prompts), version) for start in starts]
+        self._held = {}
+        self._rows = {}
+
+    def take(self, maker: str) -> EvaluationWork | None:
+        """The next part, for `maker`."""
+        if not self._waiting:
+            return None
+        work = self._waiting.pop(0)
+        self._held[work] = maker
+        return work
+
+    def done(self, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
+        """Take a part's rows; a part that was answered twice counts once."""
+        if self._held.pop(work, None) is not None:
+            self._rows[work.start] = rows
+
+    def release(self, maker: str) -> None:
+        """The maker is gone: its parts are for others."""
+        lost = [work for work, holder in self._held.items() if holder == maker]
+        for work in lost:
+            del self._held[work]
+        self._waiting = sorted([*lost, *self._waiting], key=lambda work: work.start)
+
+    @property
+    def complete(self) -> bool:
+        return not self._waiting and not self._held
+
+    def rows(self) -> list[EvaluationRow]:
+        """All rows, in the order of the prompts."""
+        return [row for start in sorted(self._rows) for row in self._rows[start]]
+
+    def describe(self) -> str:
+        """In words, what is still missing."""
+        return f"{len(self._waiting)} parts wait for a maker, in the making: {sorted(set(self._held.values()))}"
+
+
+class WeightStore:
+    """One publication at a time; a new one takes the place of the old, finished or not.
+
+    The chunks of the newest stay, so that a maker that starts later gets them too. Each publication has a serial
+    number, since a version can be sent twice (after a resume, say).
+    """
+
+    def __init__(self) -> None:
+        self._serial = 0
+        self._version = -1
+        self._adapter_only = False
+        self._chunks: list[WeightChunk] = []
+        self._end: WeightEnd | None = None
+        self._holders: set[str] = set()
+        self._errors: dict[str, RlhfError] = {}
+
+    def begin(self, version: int, *, adapter_only: bool) -> None:
+        """Open a version; what was there before is dropped."""
+        self._serial += 1
+        self._adapter_only = adapter_only
+        self._version = version
+        self._chunks = []
+        self._end = None
+        self._holders = set()
+        self._errors = {}
+
+    def add(self, version: int, role: str, reference: list[Any]) -> None:
+        self._check(version)
+        index = len(self._chunks)
+        self._chunks.append(WeightChunk(self._serial, index, version, self._adapter_only, role, reference))
+
+    def finish(self, version: int, *, checksums: Mapping[str, str], canary: Canary | None) -> None:
+        self._check(version)
+        self._end = WeightEnd(self._serial, version, self._adapter_only, dict(checksums), canary)
+
+    def next_for(self, serial: int, index: int) -> WeightChunk | WeightEnd | None:
+        """What follows the `index` parts a maker has of publication `serial`; None where there is nothing yet."""
+        index = index if serial == self._serial else 0
+        if index < len(self._chunks):
+            return self._chunks[index]
+        return self._end if index == len(self._chunks) else None
+
+    def acknowledge(self, maker: str, serial: int, error: RlhfError | None) -> None:
+        """A maker holds the whole publication beside its live weights, or refuses it."""
+        if serial != self._serial:
+            return
+        if error is None:
+            self._holders.add(maker)
+        else:
+            self._errors[maker] = error
+
+    def waits_for(self, makers: Iterable[str]) -> list[str]:
+        """Those of `makers` that do not have the newest publication yet. Raises what a maker refused it with."""
+        for maker, error in self._errors.items():
+            raise type(error)(error.message, where=f"{maker}, {error.where}", hint=error.hint)
+        return sorted(set(makers) - self._holders)
+
+    def _check(self, version: int) -> None:
+        if version != self._version:
+            raise SyncError(f"a part of version {version} came while {self._version} is open", where="weight sync")

@@ -1,0 +1,137 @@
+"""A maker used by hand: prompts come from a data loader, samples go to the trainers' buffers in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from rlhf_core.errors import DataError
+from rlhf_core.hooks import HookRelay
+from rlhf_core.hookspecs import hookimpl
+from rlhf_core.seed import BatchReader
+from rlhf_core.types import BufferItem, Prompt, RolloutGroup
+
+from .calls import Call, NamedActors, collect
+
+_MAKER_BITS, _STEP_BITS, _ROW_BITS = 22, 24, 16
+"""62 in all: sample ids are int64, and those from 1 << 62 belong to evaluation."""
+
+
+class LoaderFeed:
+    """Numbers the samples, and deals them. Full buffers hold the maker up: it waits for the batch before the last."""
+
+    def __init__(
+        self, name: str, hooks: HookRelay, reader: BatchReader, trainers: NamedActors, *, timeout_seconds: float
+    ) -> None:
+        """`timeout_seconds`: longest wait for a trainer to take what it was sent."""
+        self.hooks = hooks
+        self.number = maker_number(name)
+        self._name = name
+        self._reader = reader
+        self._trainers = trainers
+        self._timeout_seconds = timeout_seconds
+        self._num_steps = 0
+        self._next = 0
+        self._under_way: list[Call] = []
+
+    def announce(self, temperature: float) -> None:
+        """Find the trainers, and tell them that a loop starts."""
+        self._trainers.look_up_again()
+        calls = self._trainers.call("maker_started", self._name, temperature)
+        collect(calls, timeout_seconds=self._timeout_seconds, doing="to hear that a maker starts")
+
+    def batches(self, loaded: Iterable[Any]) -> Iterator[tuple[int, list[Prompt]]]:
+        """The prompts of each batch of a loader, numbered on from the loops before."""
+        for batch in loaded:
+            step = self._num_steps
+            prompts = self._reader.read(batch, sample_id(self.number, step, 0), f"data loader, batch {step}")
+            sample_id(self.number, step, len(prompts) - 1)  # raises if the batch is too large to be numbered
+            self._num_steps += 1
+            yield step, prompts
+
+    def send(self, work: int, groups: Sequence[RolloutGroup]) -> None:
+        """Send, once what was sent before has been taken; its errors are raised here."""
+        self.flush()
+        items = [item for group in groups for item in group.items]
+        dealt, self._next = deal(items, len(self._trainers.names), self._next)
+        self._under_way = [
+            (name, self._trainers.handle(name).buffer_extend.remote(part))
+            for name, part in zip(self._trainers.names, dealt, strict=True)
+            if part
+        ]
+
+    def flush(self) -> None:
+        """Return when everything that was sent has been taken."""
+        calls, self._under_way = self._under_way, []
+        collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is its buffer full?)")
+
+    def say_done(self, error: str | None) -> None:
+        """Tell all trainers that the loop is over."""
+        calls = self._trainers.call("maker_done", self._name, error)
+        collect(calls, timeout_seconds=self._timeout_seconds, doing="to hear that a maker is done")
+
+
+def maker_number(name: str) -> int:
+    """A number for a maker's name, the same in every run."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") % (1 << _MAKER_BITS)
+
+
+def sample_id(maker: int, step: int, row: int) -> int:
+    """Unique number of a sample: row `row` of a maker's batch `step`, both from 0."""
+    if row >= 1 << _ROW_BITS or step >= 1 << _STEP_BITS:
+        raise DataError(f"row {row} of batch {step} cannot be numbered", where="data loader", hint="smaller batches")
+    return (maker << _STEP_BITS | step) << _ROW_BITS | row
+
+
+def deal(items: Sequence[BufferItem], num_targets: int, first: int) -> tuple[list[list[BufferItem]], int]:
+    """Items dealt in turn, the first one to target `first`; and who is next."""
+    dealt: list[list[BufferItem]] = [[] for _ in range(num_targets)]
+    for place, item in enumerate(items):
+        dealt[(first + place) % num_targets].append(item)
+    return dealt, (first + len(items)) % num_targets
+
+
+class MakerPerformance:
+    """Tells `announce`, in one line at the end of every loop, samples and tokens per second."""
+
+    def __init__(self, name: str, announce: Callable[[str], object]) -> None:
+        self._name = name
+        self._announce = announce
+        self._started = self._batch_started = self._send_started = 0.0
+        self._num_samples = self._num_tokens = 0
+        self._rollout_s = self._send_s = 0.0
+
+    @hookimpl
+    def rlhf_maker_loop_start(self) -> None:
+        self._started = time.perf_counter()
+        self._num_samples = self._num_tokens = 0
+        self._rollout_s = self._send_s = 0.0
+
+    @hookimpl
+    def rlhf_rollout_batch_start(self) -> None:
+        self._batch_started = time.perf_counter()
+
+    @hookimpl
+    def rlhf_rollout_batch_end(self, num_samples: int, num_tokens: int | None) -> None:
+        self._rollout_s += time.perf_counter() - self._batch_started
+        self._num_samples += num_samples
+        self._num_tokens += num_tokens or 0
+
+    @hookimpl
+    def rlhf_send_start(self) -> None:
+        self._send_started = time.perf_counter()
+
+    @hookimpl
+    def rlhf_send_end(self) -> None:
+        self._send_s += time.perf_counter() - self._send_started
+
+    @hookimpl
+    def rlhf_maker_loop_end(self) -> None:
+        wall = max(time.perf_counter() - self._started, 1e-9)
+        self._announce(
+            f"{self._name}: {self._num_samples} samples ({self._num_samples / wall:.1f}/s), "
+            f"{self._num_tokens} tokens ({self._num_tokens / wall:.0f}/s) in {wall:.1f} s; "
+            f"generating {self._rollout_s / wall:.0%}, waiting for trainers {self._send_s / wall:.0%}"
+        )

@@ -1,0 +1,145 @@
+"""Samples and weights as they travel: plain bytes and arrays, which whoever passes them on need not understand.
+
+A group is opaque bytes, so that nobody in between needs torch or reads it. A weight is a numpy view that goes into the
+object store and comes out of it without a copy that needs not be: torch tensors would be pickled into every message;
+an array is written to shared memory once and read there by every maker of the machine. Types that numpy does not have
+(bfloat16) travel as integers of their size. Adapter weights mean nothing without the scale of their layers, which is
+sent along.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import SyncError
+from rlhf_core.rollout import group_from_tree, group_to_tree
+from rlhf_core.types import RolloutGroup
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGroup:
+    """A `RolloutGroup` of which only what the coordinator asks for is known."""
+
+    position: int
+    is_empty: bool
+    body: bytes
+
+
+def pack_group(group: RolloutGroup) -> PackedGroup:
+    """Plain values, and arrays in place of tensors, which would be pickled one storage at a time."""
+    import torch
+
+    tree = _map_leaves(group_to_tree(group), torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
+    return PackedGroup(group.position, group.is_empty, pickle.dumps(tree, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def unpack_group(packed: PackedGroup) -> RolloutGroup:
+    """The group again; its tensors own their memory."""
+    import numpy as np
+    import torch
+
+    # From an actor of this run, over Ray, which pickles every message itself; nothing of it was ever a file.
+    tree = pickle.loads(packed.body)  # noqa: S301
+    return group_from_tree(_map_leaves(tree, np.ndarray, torch.from_numpy))
+
+
+def _map_leaves(value: Any, kind: type, change: Any) -> Any:
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_leaves(inner, kind, change) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_map_leaves(inner, kind, change) for inner in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A tensor as an array."""
+
+    array: np.ndarray[Any, Any]
+    dtype: str
+    """torch's name of the type the bits stand for (`bfloat16`)."""
+
+
+def pack(chunk: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
+    """Arrays over the memory of CPU tensors, over a copy of others: hand them on before the tensors change."""
+    import torch
+
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    packed: dict[str, PackedTensor] = {}
+    for name, tensor in chunk.items():
+        plain = tensor.detach().cpu().contiguous()
+        dtype = str(plain.dtype).removeprefix("torch.")
+        bits = plain if plain.dtype in (torch.float32, torch.float64) else plain.view(integers[plain.element_size()])
+        packed[name] = PackedTensor(bits.numpy(), dtype)
+    return packed
+
+
+def unpack(chunk: Mapping[str, PackedTensor | Tensor]) -> dict[str, Tensor]:
+    """Tensors over the arrays' memory, for reading only; a tensor among them stays itself."""
+    return {name: _tensor(value) if isinstance(value, PackedTensor) else value for name, value in chunk.items()}
+
+
+def num_bytes(chunk: Mapping[str, PackedTensor]) -> int:
+    """Size of a packed chunk's data."""
+    return sum(packed.array.nbytes for packed in chunk.values())
+
+
+def _tensor(packed: PackedTensor) -> Tensor:
+    import numpy as np
+    import torch
+
+    array = packed.array
+    if not array.flags.writeable and array.size:
+        array = np.asarray(_Writable(array))
+    tensor = torch.from_numpy(array)
+    dtype = getattr(torch, packed.dtype)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+class _Writable:
+    """The object store's arrays are read-only, which torch has no word for and warns about; nobody writes them."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self._owner = array
+
+
+LoraScales = dict[str, dict[str, float]]
+"""Layer -> adapter -> scaling of its increment (alpha / r)."""
+
+
+def lora_scales(model: nn.Module) -> LoraScales:
+    """Of every LoRA layer (PEFT's), whether or not the model itself is a PEFT model; empty without any."""
+    scales: LoraScales = {}
+    for name, module in model.named_modules():
+        scaling: Any = getattr(module, "scaling", None)
+        if hasattr(module, "lora_A") and isinstance(scaling, Mapping):
+            scales[name] = {str(adapter): float(value) for adapter, value in scaling.items()}
+    return scales
+
+
+def check_lora_scales(model: nn.Module, sent: Mapping[str, Mapping[str, float]] | None) -> None:
+    """Raise `SyncError` unless the model's LoRA layers are the sender's. None is not checked."""
+    if sent is None:
+        return
+    own = lora_scales(model)
+    if own == sent:
+        return
+    differing = sorted(name for name in own.keys() | sent.keys() if own.get(name) != sent.get(name))
+    first = differing[0]
+    raise SyncError(
+        f"{len(differing)} LoRA layers differ, the first is {first}: {own.get(first)} here, {sent.get(first)} sent",
+        where="weight sync",
+        hint="trainer and maker must load the same model with the same lora options",
+    )
