@@ -31,7 +31,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
     "contexts": ("reward_context", "strategy_context"),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own."""
-EAGER = ("functional", "loggers")
+EAGER = ("functional", "loggers", "sandbox")
 """Rooms that import all they have, so their `__init__` needs no stub."""
 TESTING = ("contracts", "engine", "models", "rollouts", "runs", "samples", "strategy_suite")
 

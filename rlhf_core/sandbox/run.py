@@ -18,6 +18,7 @@ from typing import Any, Literal
 from .folder import private_folder
 
 Mode = Literal["namespaces", "landlock"]
+"""How a program is shut in: by namespaces of its own, or, weaker, by Landlock."""
 _START_SECONDS = 60.0
 """Deadline for the child to shut itself in."""
 _END_SECONDS = 10.0

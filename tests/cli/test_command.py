@@ -16,7 +16,6 @@ from rlhf_cli import main as main_module
 from rlhf_cli.commands.train import quiet_progress
 from rlhf_cli.commands.train import train as train_command
 from rlhf_cli.main import COMMANDS, cli, run
-from rlhf_core.config.load import load_run
 from rlhf_core.errors import InterruptedRun, RewardError
 
 pytestmark = pytest.mark.usefixtures("fake_plugins")
@@ -377,36 +376,6 @@ def test_the_flags_of_train_are_the_contract():
         "--algorithm", "--strategy", "--transport", "--engine", "--reward", "--model", "--num-processes", "--set",
         "--output", "--resume", "--dry-run", "--verbose", "--quiet",
     }  # fmt: skip
-
-
-def test_the_quickstart_files_hold_what_the_design_says():
-    from rlhf_cli.run_arguments import QUICKSTART_MODEL, quickstart_stage
-
-    warm_start, ppo = quickstart_stage("warm-start"), quickstart_stage("ppo")
-    assert (warm_start["algorithm"]["name"], ppo["algorithm"]["name"]) == ("sft", "ppo")
-    assert warm_start["model"]["path"] == ppo["model"]["path"] == QUICKSTART_MODEL
-    assert (warm_start["strategy"]["name"], warm_start["transport"]["name"]) == ("single", "local")
-    train = warm_start["train"]
-    assert train["episodes"] * train["prompts_per_episode"] // train["train_batch_size"] == 50
-    assert ppo["optimizer"]["warmup_episodes"] == 10
-    assert load_run(ppo) == ppo
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++"])
-def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
-    result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
-    assert result.exit_code == 0, result.output
-    from rlhf_cli.run_arguments import RunArguments
-
-    mapping, _ = RunArguments(algorithm=algorithm).mapping()
-    assert "critic_lr" not in mapping["optimizer"] and mapping["train"]["samples_per_prompt"] > 1
-
-
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward-model"])
-def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algorithm):
-    result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
-    assert result.exit_code == 0, result.output
-    assert "dropped" not in result.output
 
 
 def test_main_exits_with_the_code_of_the_run(monkeypatch):
