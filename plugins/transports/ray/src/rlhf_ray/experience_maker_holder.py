@@ -54,6 +54,9 @@ class ExperienceMakerHolder:
     """
 
     _worker: MakerWorker
+    _run: RunFeed
+    _unnumbered: dict[str, int]
+    """Sender -> the version it has open without having given it a number."""
 
     def __init__(
         self,
@@ -82,8 +85,8 @@ class ExperienceMakerHolder:
         **generate_kwargs: Any,
     ) -> None:
         self._name = own_name()
-        self._run = None if run is None else RunFeed(self._name, run)
         if run is not None:
+            self._run = RunFeed(self._name, run)
             return
         if not detached_trainer_name_list:
             raise UserInputError("detached_trainer_name_list is empty", where="ExperienceMakerHolder")
@@ -91,16 +94,14 @@ class ExperienceMakerHolder:
             show_debug_messages()
         set_environment(env_info)
         hooks = HookRelay()
-        for callback in callbacks:
+        performance = [MakerPerformance(self._name, print)] if eval_performance else []
+        for callback in [*callbacks, *performance]:
             hooks.register(callback)
-        if eval_performance:
-            hooks.register(MakerPerformance(self._name, print))
         self._sampling = sampling_params(generate_kwargs, tokenizer)
         strategy = make_strategy(strategy_fn)
-        models = make_models(model_fn, strategy, kl_coef=kl_coef, seed=seed)
-        eos_token_id = generate_kwargs.get("eos_token_id")
-        set_eos(models.actor, eos_token_id)
-        decoder = tokenizer if tokenizer is not None else IdTokenizer(eos_token_id)
+        self._models = models = make_models(model_fn, strategy, kl_coef=kl_coef, seed=seed)
+        set_eos(models.actor, generate_kwargs.get("eos_token_id"))
+        decoder = tokenizer if tokenizer is not None else IdTokenizer(generate_kwargs.get("eos_token_id"))
         self._worker = make_worker(
             models,
             strategy,
@@ -114,7 +115,6 @@ class ExperienceMakerHolder:
             reward_timeout_seconds=reward_timeout_seconds,
             sync_idle_seconds=sync_idle_seconds,
         )
-        self._models = models
         self._update_lora_weights = update_lora_weights
         self._feed = LoaderFeed(
             self._name,
@@ -127,8 +127,7 @@ class ExperienceMakerHolder:
         self._initialized = threading.Event()
         if not sync_models_from_trainers:
             self._initialized.set()
-        self._unnumbered: dict[str, int] = {}
-        """Sender -> the version it has open without having given it a number."""
+        self._unnumbered = {}
 
     def workingloop(self, dataloader_fn: Callable[[], Iterable[Any]], num_epochs: int = 1, num_steps: int = 0) -> None:
         """Make and send the experience of `num_epochs` passes over a data loader.
@@ -151,7 +150,6 @@ class ExperienceMakerHolder:
 
     def work(self) -> None:
         """The loop in a run: load everything, then make what the coordinator wants until the run is over."""
-        assert self._run is not None
         with self._run.opened() as self._worker:
             self._make_all(self._run, self._run.batches())
 
