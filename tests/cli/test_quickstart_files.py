@@ -1,6 +1,7 @@
 """The run files that ship with the quickstart."""
 
 import pytest
+from click.testing import CliRunner
 
 from rlhf_cli.main import cli
 from rlhf_core.config.load import load_run
