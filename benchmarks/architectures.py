@@ -111,9 +111,9 @@ def measure(name: str) -> dict[str, Any]:
 
     from rlhf_core.batching import collate, select
     from rlhf_core.components import EngineContext
-    from rlhf_core.functional.fast_passes import fast_passes
     from rlhf_core.models import disable_dropout
     from rlhf_core.models.builtin import build_character_tokenizer
+    from rlhf_core.models.fast_passes import fast_passes
     from rlhf_core.models.forward import policy_forward
     from rlhf_core.models.packing import takes_packed_rows
     from rlhf_core.types import BufferItem, GenerationRequest, SamplingParams

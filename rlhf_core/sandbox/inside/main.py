@@ -137,12 +137,14 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
     kernel.close_from(3, keep=[status_fd])
     os.chdir(folder)
     os.umask(0o077)
+    watcher_counts = True  # among the processes of the program's user
     if job["mode"] == "landlock":
+        watcher_counts = os.geteuid() != 0
         kernel.drop_rights(NOBODY if os.geteuid() == 0 else None)
         readable = [*system.FOLDERS, *system.FILES, *system.interpreter_paths(job["prefixes"]), program]
         landlock.restrict(readable, system.DEVICES, folder)
         syscall_filter.install(signals_to=os.getpid())
-    _limit(job)
+    _limit(job, job["max_processes"] + watcher_counts)
     os.setpriority(os.PRIO_PROCESS, 0, 10)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -151,14 +153,14 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
     os.execve(job["executable"], [job["executable"], "-I", "-B", program], environment)
 
 
-def _limit(job: dict[str, Any]) -> None:
+def _limit(job: dict[str, Any], num_processes: int) -> None:
     """Limits of each process from here on; none can be raised again."""
     cpu = int(job["cpu_seconds"])
     for limit, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),
         (resource.RLIMIT_FSIZE, job["max_file_bytes"], job["max_file_bytes"]),
         (resource.RLIMIT_AS, job["memory_bytes"], job["memory_bytes"]),
-        (resource.RLIMIT_NPROC, job["max_processes"] + 1, job["max_processes"] + 1),  # and the one that watches
+        (resource.RLIMIT_NPROC, num_processes, num_processes),
         (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 0, 0),
