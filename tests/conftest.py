@@ -1,6 +1,7 @@
 """Shared by all tests: fake distributions, as an installer would leave them."""
 
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -40,6 +41,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     yield add
     for name in modules:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def sighup_not_ignored() -> Iterator[None]:
+    """SIGHUP means what it does in a terminal, also where the tests were started by `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 FAKE_PLUGINS = """

@@ -91,7 +91,7 @@ def test_a_paused_run_waits_and_goes_on_unchanged(tmp_path):
     assert [(e["command"], e["step"]) for e in events(paused.run_folder)] == [("pause", 3), ("resume", 3)]
 
 
-@pytest.mark.usefixtures("no_plots")
+@pytest.mark.usefixtures("no_plots", "sighup_not_ignored")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_paused_run_hears_a_signal(tmp_path, number):
     """It goes on to the end of the episode, and a resume makes what an untouched run makes."""

@@ -112,6 +112,7 @@ def test_ctrl_c_stops_all_processes_with_a_checkpoint(tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "interrupted"
 
 
+@pytest.mark.usefixtures("sighup_not_ignored")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_terminal_that_is_closed_asks_for_a_checkpoint(tmp_path, processes):
     """What the run says goes nowhere from then on, which ends nothing."""

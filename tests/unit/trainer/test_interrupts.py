@@ -9,6 +9,7 @@ import pytest
 from rlhf_core.distributed.interrupts import INTERRUPT_FILE, InterruptFlag
 
 
+@pytest.mark.usefixtures("sighup_not_ignored")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_asks_and_the_second_stops(number):
     before = signal.getsignal(number)
