@@ -62,8 +62,9 @@ def test_every_way_out(capsys, tmp_path):
     assert said.count(SHOWN) == 3 and "日本" in said and "\x1b" not in said and "\x9b" not in said
 
 
-def test_logs(capsys, tmp_path):
+def test_logs(capsys, tmp_path, monkeypatch):
     logger = logging.getLogger("rlhf")
+    monkeypatch.setattr(logger, "propagate", False)  # pytest would keep the text, and cannot send it between processes
     before = logger.handlers
     folder = RunFolder(tmp_path)
     try:
