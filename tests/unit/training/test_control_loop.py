@@ -21,7 +21,7 @@ def values():
 def make_loop(folder, make_rank, values):
     def make(rank=None, **setters):
         known = {"optimizer.lr": lambda value: values.append(value) or f"lr is {value:g}", **setters}
-        return ControlLoop(folder, rank or make_rank(), known)
+        return ControlLoop(folder, rank or make_rank(), known, interrupted=lambda: False)
 
     return make
 

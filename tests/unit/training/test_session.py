@@ -5,11 +5,10 @@ from itertools import chain, repeat
 
 import pytest
 
-from rlhf_core.build import build_run_prompts
 from rlhf_core.config.resolve import resolve
+from rlhf_core.entry.train import check_run
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.models.loading import load_tokenizer
 from rlhf_core.runfolder.folder import RunFolder
 from rlhf_core.testing.runs import tiny_run
 from rlhf_core.training.request import RunRequest
@@ -51,7 +50,7 @@ def fit(path, changes, interrupted=lambda: False, resume=None):
             resolved=resolved,
             folder=folder,
             hooks=hooks,
-            prompts=build_run_prompts(resolved, load_tokenizer(resolved.run.model)),
+            inputs=check_run(resolved),
             resume=resume,
             interrupted=interrupted,
         )
