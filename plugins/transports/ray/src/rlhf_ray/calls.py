@@ -141,6 +141,8 @@ def get_named_actor(name: str) -> Any | None:
 
 def own_name() -> str:
     """Name of the actor this code runs in; its id where it has none, empty outside of an actor."""
+    if not ray.is_initialized():  # asking for a context would start a Ray of its own
+        return ""
     context = ray.get_runtime_context()
     if context.get_actor_id() is None:
         return ""
