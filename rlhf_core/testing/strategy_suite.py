@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import DivergenceError
@@ -24,9 +24,6 @@ from rlhf_core.strategy import Strategy
 from rlhf_core.util.tensor_trees import load_tree, save_tree
 
 from .tiny_training import SHARD_BYTES, TINY_RATE, Training, token_loss
-
-if TYPE_CHECKING:
-    pass
 
 _START_SECONDS = 600.0
 

@@ -7,8 +7,8 @@ from .record import EpisodeRecord as EpisodeRecord
 from .request import FitResult as FitResult
 from .request import RunInputs as RunInputs
 from .request import RunRequest as RunRequest
+from .request import SessionParts as SessionParts
 from .request import Transport as Transport
-from .session import SessionParts as SessionParts
 from .session import TrainerSession as TrainerSession
 from .sources import BatchPlan as BatchPlan
 from .sources import RolloutSource as RolloutSource

@@ -31,8 +31,7 @@ from .live_options import LiveOptions
 from .loop import BatchSource, Metrics, Trainer
 from .publisher import PolicyPublisher
 from .record import EpisodeRecord
-from .request import FitResult
-from .request import SessionParts as SessionParts
+from .request import FitResult, SessionParts
 from .sources import BatchPlan, TrainBatch
 from .updater import Updater
 

@@ -26,8 +26,8 @@ from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.weight_sync import NoReceiver, build_engine_beside
 from ..strategy import Strategy
-from ..training.request import FitResult, RunRequest, Transport
-from ..training.session import SessionParts, TrainerSession
+from ..training.request import FitResult, RunRequest, SessionParts, Transport
+from ..training.session import TrainerSession
 from ..types import RolloutGroup
 
 if TYPE_CHECKING:
