@@ -24,8 +24,16 @@ if TYPE_CHECKING:
 API_VERSION = 2
 """Version of the plugin API: raised when a plugin made for an older core would break (docs/plugins.md, Upgrading)."""
 
-Kind = Literal["algorithms", "strategies", "rewards", "transports", "engines", "prompts"]
-KINDS: tuple[Kind, ...] = ("algorithms", "strategies", "rewards", "transports", "engines", "prompts")
+Kind = Literal["algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments"]
+KINDS: tuple[Kind, ...] = (
+    "algorithms",
+    "strategies",
+    "rewards",
+    "transports",
+    "engines",
+    "prompts",
+    "environments",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +119,15 @@ class PromptsContext:
     """For `rlhf.prompts`: build returns a `PromptSource`."""
 
     seed: int
+    base_folder: Path
+    """Relative paths in the options start here."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentContext:
+    """For `rlhf.environments`: build returns one environment, for one episode; it is called anew for each."""
+
+    seed: int
+    """Of the run; what an episode should depend on is its task's `seed` and `sample_seed`."""
     base_folder: Path
     """Relative paths in the options start here."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -40,8 +41,35 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool that the policy wrote."""
+
+    name: str
+    """Empty where the call could not be read."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """Why the call could not be read; None where it could."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A part of a response: sampled by the policy in one go, or given by the environment."""
+
+    role: Literal["policy", "environment"]
+    text: str
+    """Sampled tokens decoded without special ones; of an observation, as it was given."""
+    token_ids: tuple[int, ...]
+    """Everything of the turn that stands in the row, the chat template's markup included."""
+    logprobs: tuple[float, ...] = ()
+    """Nats, as long as `token_ids`; all 0 in an environment's turn."""
+    reward: float = 0.0
+    """The environment's reward for a turn of the policy, raw."""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One sampled answer, as a reward sees it: plain Python values, no tensor."""
+    """One sampled answer, or one branch of an episode, as a reward sees it: plain Python values, no tensor."""
 
     sample_id: int
     """prompt position x samples_per_prompt + k: unique in the run; kept when a prompt is made again."""
@@ -49,20 +77,34 @@ class Rollout:
     messages: tuple[Message, ...] | None
     prompt_ids: tuple[int, ...]
     completion: str
-    """The response decoded without special tokens."""
+    """What the policy wrote, decoded without special tokens; its turns are joined by a newline."""
     completion_ids: tuple[int, ...]
-    """Sampled response tokens, the first EOS included, nothing after it."""
+    """The whole response: sampled tokens, the EOS of each turn included, and the observations between them."""
     logprobs: tuple[float, ...]
-    """Nats, of the distribution each token was really sampled from; as long as `completion_ids`."""
+    """Nats, of the distribution each token was really sampled from, 0 for given tokens; as long as
+    `completion_ids`."""
     answer: Any
     metadata: Mapping[str, Any]
     policy_version: int
     finish_reason: FinishReason
-    """`stop`: the model ended its answer; `length`: it was cut by the token limit."""
+    """`stop`: the model ended its answer; `length`: the (last) turn was cut by the token limit, or the episode was
+    truncated."""
     action_mask: tuple[bool, ...] | None = None
-    """True where the policy chose the token; None when it chose all. Room for several turns."""
+    """True where the policy chose the token and it counts; None when it chose all. False on observations, and on what
+    another branch of the episode counts already."""
     group_id: int = 0
     """Position of the prompt in the stream; the samples of one prompt share it."""
+    branch: int = 0
+    """Which of its episode's rows this is: they share `sample_id`."""
+    turns: tuple[Turn, ...] = ()
+    """The response turn by turn; a single answer is one turn of the policy."""
+
+    @property
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The tokens of `completion_ids` that the policy chose and that count."""
+        if self.action_mask is None:
+            return self.completion_ids
+        return tuple(compress(self.completion_ids, self.action_mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +142,13 @@ class BufferItem:
     """[A] float32, set by the algorithm."""
     returns: Tensor | None = None
     """[A] float32, set by the algorithm where it has a critic."""
+    branch: int = 0
+    """Which row of its episode this is; (sample_id, branch) is unique in the run."""
+    turn_rewards: Tensor | None = None
+    """[A] float32, the environment's raw rewards, each at the last sampled token of its turn. They are part of
+    `rewards["environment"]`; None without an environment."""
+    environment: Mapping[str, float] = field(default_factory=dict)
+    """What the environment measured in this episode, by name; on the episode's first row only."""
 
     @property
     def num_tokens(self) -> int:
@@ -108,7 +157,13 @@ class BufferItem:
 
     @property
     def num_response_tokens(self) -> int:
+        """A: observations included."""
         return int(self.response_ids.numel())
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Response tokens that the policy chose and that count."""
+        return int(self.action_mask.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +207,10 @@ class Experience:
     """[B, A] float32."""
     returns: Tensor | None = None
     """[B, A] float32."""
+    branches: Tensor | None = None
+    """[B] int64; None where every episode is one row."""
+    turn_rewards: Tensor | None = None
+    """[B, A] float32, raw; with the environment's weight once scores are set."""
 
     def __len__(self) -> int:
         return int(self.sequences.shape[0])
@@ -174,6 +233,7 @@ class RolloutGroup:
     position: int
     """Position of the prompt in the stream."""
     rollouts: tuple[Rollout, ...]
+    """In order of `sample_id` and `branch`."""
     items: tuple[BufferItem, ...]
     """One item per rollout, in the same order."""
 
@@ -194,6 +254,8 @@ class PhaseTimes:
     """Seconds of making experience, and what was made in them."""
 
     rollout_s: float = 0.0
+    environment_s: float = 0.0
+    """Only what the engine waited for environments."""
     reward_s: float = 0.0
     """Only what was waited for after generation: rewards are scored while later answers are generated."""
     forward_s: float = 0.0
@@ -204,6 +266,7 @@ class PhaseTimes:
 
     def add(self, other: PhaseTimes) -> None:
         self.rollout_s += other.rollout_s
+        self.environment_s += other.environment_s
         self.reward_s += other.reward_s
         self.forward_s += other.forward_s
         self.response_tokens += other.response_tokens
@@ -243,10 +306,18 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One answer to sample. The noise behind token t depends on (run seed, sample_id, t) alone."""
+    """One answer, or one turn of an episode, to sample.
+
+    The noise behind its token t depends on (run seed, sample_id, branch, offset + t) alone.
+    """
 
     sample_id: int
     prompt_ids: tuple[int, ...]
+    branch: int = 0
+    offset: int = 0
+    """Tokens sampled in this branch before."""
+    max_new_tokens: int | None = None
+    """Bound of this request, where it is lower than that of the sampling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,3 +333,5 @@ class Completion:
     """Version of the weights that sampled it; a sample has exactly one."""
     support_ids: Sequence[Sequence[int]] | None = None
     """Per token, what truncated sampling chose from; None when nothing was truncated."""
+    branch: int = 0
+    """Of the request."""

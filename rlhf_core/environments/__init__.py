@@ -1,0 +1,1 @@
+"""Episodes of several turns: what an environment is, how it is played, and what becomes of its tokens."""

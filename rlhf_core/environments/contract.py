@@ -1,0 +1,97 @@
+"""What an environment is given and gives back.
+
+Core drives `async run(task, policy) -> Outcome`. Environments that are written as `reset` and `step`, as a class whose
+methods are tools, or as plain functions are brought into that form by the other modules of this room; none of them
+has to import anything from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ..types import FinishReason, Message, Prompt, ToolCall
+
+Status = Literal["done", "truncated", "failed"]
+"""How an episode ended: by itself; by a bound on turns or tokens; by an error of its environment."""
+Messages = str | Sequence[Message] | None
+"""Text, chat messages, or nothing new."""
+Tool = Mapping[str, Any]
+"""A tool's description in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What one episode is about."""
+
+    prompt: Prompt
+    """Its `text`, `messages`, `answer` and `metadata` are those of the prompt source."""
+    sample_id: int
+    seed: int
+    """From the run's seed and the prompt's position: the samples of one prompt face the same task."""
+    sample_seed: int
+    """From the run's seed and the sample id: for randomness that should differ from sample to sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One turn of the policy."""
+
+    text: str
+    """Decoded without special tokens."""
+    tool_calls: tuple[ToolCall, ...]
+    token_ids: tuple[int, ...]
+    """As sampled, the EOS included."""
+    finish_reason: FinishReason
+    turn: int
+    """Its number in the episode, from 0."""
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an episode ended."""
+
+    reward: float = 0.0
+    """For the episode as a whole; the reward named `environment` is this plus the sum of `turn_rewards`."""
+    turn_rewards: Mapping[int, float] = field(default_factory=dict)
+    """Number of a turn (`Reply.turn`) -> its reward."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Averaged over episodes as `environment/<name>`."""
+    status: Status = "done"
+
+
+class EpisodeTruncated(Exception):
+    """Raised by `Policy.turn` where no turn or no token is left. An environment may let it through."""
+
+
+class Policy(Protocol):
+    """The policy in one branch of one episode."""
+
+    @property
+    def remaining_turns(self) -> int: ...
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Response tokens that are left, observations included."""
+        ...
+
+    async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
+        """Add what is new to the conversation and let the policy answer.
+
+        messages: only those that are new; none lets the policy go on after what stands there. Those of the first
+        turn belong to the prompt. tools: fixed at the first turn. stop: texts that end this turn, besides the run's.
+        Raises `EpisodeTruncated`.
+        """
+        ...
+
+    def fork(self) -> Policy:
+        """Another branch that begins with all that stands in this one."""
+        ...
+
+
+class Environment(Protocol):
+    """The form that core drives. One instance plays one episode."""
+
+    async def run(self, task: Task, policy: Policy) -> Outcome: ...
