@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .types import BufferItem, Experience
 
-_TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns")
+_TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns", "turn_rewards")
 """Optional [A] float32 fields, named alike in `BufferItem` and `Experience`."""
 
 
@@ -55,6 +55,7 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         support_ids=_collate_support(items, action_width),
         kl_coef=_optional_scalars(items, "kl_coef"),
         scores=_optional_scalars(items, "score"),
+        branches=_branches(items),
         **per_token,
     )
 
@@ -140,7 +141,15 @@ def _item(experience: Experience, row: int) -> BufferItem:
         score=scalar(experience.scores),
         advantages=tokens(experience.advantages),
         returns=tokens(experience.returns),
+        branch=0 if experience.branches is None else int(experience.branches[row]),
+        turn_rewards=tokens(experience.turn_rewards),
     )
+
+
+def _branches(items: Sequence[BufferItem]) -> Tensor | None:
+    if not any(item.branch for item in items):
+        return None
+    return torch.tensor([item.branch for item in items], dtype=torch.int64, device=items[0].prompt_ids.device)
 
 
 def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype) -> Tensor:

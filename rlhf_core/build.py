@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, cast
 from .algorithm import Algorithm, RolloutAlgorithm
 from .config.resolve import Configured, ResolvedRun
 from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
-from .contexts import algorithm_context, engine_context, prompts_context, reward_context, strategy_context
+from .contexts import (
+    algorithm_context,
+    engine_context,
+    environment_context,
+    prompts_context,
+    reward_context,
+    strategy_context,
+)
+from .environments.episode import Rules
+from .environments.play import EnvironmentPlayer
+from .environments.shapes import new_environment
+from .environments.task import make_task
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
@@ -24,8 +35,11 @@ from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
 from .rollout.evaluate import PolicyEvaluator, Ranks
+from .rollout.maker import Player
+from .rollout.single_answer import SingleAnswers
 from .strategies.lr_schedule import make_scheduler
 from .strategy import Strategy, Trained
+from .types import SamplingParams
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +59,7 @@ def build_algorithm(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -
         tokenizer,
         sampling=resolved.sampling,
         samples_per_prompt=resolved.run.train.samples_per_prompt,
-        weights={reward.name: reward.weight for reward in resolved.rewards},
+        weights=resolved.reward_weights,
         clip=resolved.run.reward_scaling.clip,
     )
     return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
@@ -94,6 +108,7 @@ def build_prompts(
         max_prompt_tokens=limits.max_prompt_tokens,
         too_long=limits.too_long,
         held_out=held_out,
+        may_be_empty=resolved.environment is not None,
     )
 
 
@@ -102,6 +117,35 @@ def build_run_prompts(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase)
     holds_out = resolved.run.eval is not None and resolved.eval_prompts is None
     held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None and holds_out else 0
     return build_prompts(resolved, tokenizer, held_out=held_out)
+
+
+def build_player(
+    resolved: ResolvedRun,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    evaluates: SamplingParams | None = None,
+) -> Player:
+    """What has the policy answer the run's prompts: once, or in the turns of its environment.
+
+    evaluates: how the answers of an evaluation are sampled, whose tasks have seeds of their own.
+    """
+    sampling = evaluates or resolved.sampling
+    environment = resolved.environment
+    if environment is None:
+        return SingleAnswers(engine, tokenizer, sampling)
+    seed, purpose = resolved.run.train.seed, "evaluation-task" if evaluates else "task"
+    context = environment_context(seed=seed)
+    make = resolve_build(environment.selected)
+    return EnvironmentPlayer(
+        partial(new_environment, partial(make, environment.selected.config, context)),
+        Rules(
+            options=environment.options, tokenizer=tokenizer, sampling=sampling, context_tokens=engine.context_tokens
+        ),
+        name=environment.name,
+        engine=engine,
+        task=partial(make_task, seed, purpose),
+    )
 
 
 def build_evaluator(
@@ -127,8 +171,7 @@ def build_evaluator(
             own = build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
         held_out = [own.prompt(position) for position in range(min(len(own), options.num_prompts))]
     return PolicyEvaluator(
-        engine=engine,
-        tokenizer=tokenizer,
+        player=lambda sampling: build_player(resolved, engine, tokenizer, evaluates=sampling),
         scorer=scorer,
         prompts=held_out,
         sampling=resolved.sampling,

@@ -56,6 +56,8 @@ class Component:
     model output to a library that cannot be stopped from inside: what a model wrote must not hang a run."""
     feeds: Literal["rollouts", "dataset"] = "rollouts"
     """For an algorithm: whether it learns from sampled answers, or from the lines of a dataset (no rewards needed)."""
+    credits_turns: bool = False
+    """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
 

@@ -10,7 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .components import AlgorithmContext, EngineContext, PromptsContext, RewardContext, StrategyContext
+from .components import (
+    AlgorithmContext,
+    EngineContext,
+    EnvironmentContext,
+    PromptsContext,
+    RewardContext,
+    StrategyContext,
+)
 from .distributed.launch_env import read_launch_env
 from .rewards.combiner import combined_score
 from .strategies.parts import resolve_device
@@ -81,3 +88,8 @@ def engine_context(
 def prompts_context(*, seed: int, base_folder: Path | None = None) -> PromptsContext:
     """`base_folder`: of relative paths; None is the working folder."""
     return PromptsContext(seed=seed, base_folder=Path.cwd() if base_folder is None else base_folder)
+
+
+def environment_context(*, seed: int, base_folder: Path | None = None) -> EnvironmentContext:
+    """`base_folder`: of relative paths; None is the working folder."""
+    return EnvironmentContext(seed=seed, base_folder=Path.cwd() if base_folder is None else base_folder)

@@ -78,6 +78,10 @@ class RewardError(RlhfError):
     """A reward failed or answered something that is no score; names plugin, sample and value."""
 
 
+class EpisodeError(RlhfError):
+    """An environment failed; names it, what it was doing, and the sample."""
+
+
 class SyncError(RlhfError):
     """A weight transfer was refused: wrong keys, shapes, checksum, version or a deadline passed."""
 

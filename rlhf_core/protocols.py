@@ -63,11 +63,16 @@ class RolloutEngine(Protocol):
         """Version of the weights that the next sample will come from."""
         ...
 
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest sequence, prompt and response together, that it can continue; None where there is no bound."""
+        ...
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """Yield one completion per request, in any order, each as soon as it is done.
 
-        The answer to a request depends on its prompt, the weights, `sampling` and its `sample_id` only,
-        never on what else is in the batch.
+        The answer to a request depends on its prompt, the weights, `sampling` and its `sample_id`, `branch` and
+        `offset` only, never on what else is in the batch.
         """
         ...
 

@@ -66,6 +66,25 @@ class Turn:
     """The environment's reward for a turn of the policy, raw."""
     tool_calls: tuple[ToolCall, ...] = ()
 
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON values, for files and messages."""
+        calls = [{"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in self.tool_calls]
+        return {
+            "role": self.role,
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "logprobs": list(self.logprobs),
+            "reward": self.reward,
+            "tool_calls": calls,
+        }
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Turn:
+        """What `to_mapping` gave. Raises `TypeError` or `KeyError` for anything else."""
+        sequences = {name: tuple(values[name]) for name in ("token_ids", "logprobs")}
+        calls = tuple(ToolCall(**call) for call in values["tool_calls"])
+        return cls(**{**values, **sequences, "tool_calls": calls})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
@@ -214,6 +233,16 @@ class Experience:
 
     def __len__(self) -> int:
         return int(self.sequences.shape[0])
+
+    @property
+    def num_samples(self) -> int:
+        """Rows, or fewer where an episode has several."""
+        return len(self) if self.branches is None else int(self.sample_ids.unique().numel())
+
+    @property
+    def row_sample_ids(self) -> Tensor | None:
+        """[B] int64 `sample_ids`; None where every row is a sample of its own."""
+        return None if self.branches is None else self.sample_ids
 
     @property
     def num_actions(self) -> int:

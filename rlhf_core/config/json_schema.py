@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from ..errors import PluginError
 from ..plugins.discovery import Selected, check_clash, discover, load_ref
-from .load import PLUGIN_SECTIONS
+from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
 from .resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
-from .sections import PromptsConfig, RewardEntry, RunConfig
+from .sections import EnvironmentEntry, PromptsConfig, RewardEntry, RunConfig
 
 Schema = dict[str, Any]
 
@@ -26,6 +26,8 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
         plugins = _installed(kind, left_out)
         shared = SHARED_OPTIONS.get(kind)
         properties[section] = _choice(plugins, shared, definitions, default=DEFAULT_PLUGINS.get(section))
+    environments = _choice(_installed("environments", left_out), EnvironmentEntry, definitions, any_name=True)
+    properties[ENVIRONMENT_SECTION] = {"anyOf": [environments, {"type": "null"}]}
     properties["rewards"] = {
         "type": "array",
         "description": "What a good answer is: the weighted sum of these.",
@@ -33,7 +35,7 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
     }
     prompts = _choice(_installed("prompts", []), PromptsConfig, definitions)
     definitions["EvalConfig"]["properties"]["prompts"] = {"anyOf": [prompts, {"type": "null"}]}
-    document["required"] = ["model", "prompts"]
+    document["required"] = ["model"]
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     document["title"] = "rlhf run file"
     return {**document, "$defs": definitions}, left_out

@@ -21,7 +21,10 @@ PLUGIN_SECTIONS: Mapping[str, str] = {
     "transport": "transports",
     "prompts": "prompts",
 }
-"""Sections that name one plugin -> its kind; the sections `rewards` and `eval.prompts` name plugins too."""
+"""Sections that name one plugin -> its kind; the sections `environment`, `rewards` and `eval.prompts` do, too."""
+
+ENVIRONMENT_SECTION = "environment"
+"""The section that names a plugin and may be absent."""
 
 
 def read_run_file(path: str | Path) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def plain(value: Any, where: str = "") -> Any:
 def expand(run: Mapping[str, Any]) -> dict[str, Any]:
     """Short forms written out: `algorithm: ppo`, `rewards: [exact-match:0.5]`. Wrong shapes are left as they are."""
     full: dict[str, Any] = plain(run)
-    for section in PLUGIN_SECTIONS:
+    for section in (*PLUGIN_SECTIONS, ENVIRONMENT_SECTION):
         if isinstance(full.get(section), str):
             full[section] = {"name": full[section]}
     evaluation = full.get("eval")

@@ -13,11 +13,19 @@ from ..plugins.discovery import Selected, discover, load
 from ..plugins.functions import is_file_reward
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
-from .load import PLUGIN_SECTIONS, expand
+from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
 from .section import OwnProcesses, PolicyLossSection, TransportConfig
-from .sections import EngineConfig, PromptsConfig, RewardCallOptions, RewardEntry, RunConfig
+from .sections import (
+    EngineConfig,
+    EnvironmentConfig,
+    EnvironmentEntry,
+    PromptsConfig,
+    RewardCallOptions,
+    RewardEntry,
+    RunConfig,
+)
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "algorithm": "ppo",
@@ -28,12 +36,16 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
 """What a section that names no plugin gets; `prompts` has no default."""
 
 DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
-"""What a run that samples answers and has no `rewards` gets."""
+"""What a run that samples answers and has no `rewards` gets; one with an environment is rewarded by that."""
+
+TASKS: Mapping[str, Any] = {"name": "tasks"}
+"""The `prompts` of a run with an environment and none of its own."""
 
 SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
     "engines": EngineConfig,
     "prompts": PromptsConfig,
     "rewards": RewardEntry,
+    "environments": EnvironmentEntry,
 }
 """Kind -> options that core reads in the plugin's own section, beside the plugin's."""
 
@@ -65,6 +77,24 @@ class SelectedReward:
         return {"name": self.selected.name, **core, **self.config.model_dump(mode="json")}
 
 
+@dataclass(frozen=True, slots=True)
+class SelectedEnvironment:
+    """What the section `environment` names."""
+
+    options: EnvironmentConfig
+    """Those of core."""
+    selected: Configured
+
+    @property
+    def name(self) -> str:
+        """Short, for errors: `./game.py:Game` is called Game."""
+        return self.selected.name.rpartition(":")[2] or self.selected.name
+
+    def to_mapping(self) -> dict[str, Any]:
+        own = self.selected.to_mapping()
+        return {"name": own.pop("name"), **self.options.model_dump(mode="json"), **own}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRun:
     """A run with nothing left open: the core sections typed, every plugin selected and configured."""
@@ -78,6 +108,14 @@ class ResolvedRun:
     eval_prompts: Configured | None
     """Another source for evaluation; None holds prompts of `prompts` out."""
     rewards: tuple[SelectedReward, ...]
+    environment: SelectedEnvironment | None = None
+    """None where a prompt has one answer."""
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Name of each reward -> its weight in the combined score; the environment's comes first."""
+        weights = {reward.name: reward.weight for reward in self.rewards}
+        return weights if self.environment is None else {ENVIRONMENT_SECTION: self.environment.options.weight, **weights}
 
     @property
     def sampling(self) -> SamplingParams:
@@ -98,7 +136,7 @@ class ResolvedRun:
     @property
     def evaluates(self) -> bool:
         """Whether held-out prompts are answered and judged."""
-        return self.run.eval is not None and bool(self.rewards)
+        return self.run.eval is not None and bool(self.reward_weights)
 
     @property
     def generates(self) -> bool:
@@ -116,6 +154,8 @@ class ResolvedRun:
         order = ("model", "prompts", "eval", "algorithm", "optimizer", "strategy")
         rewards = [reward.to_mapping() for reward in self.rewards]
         full = {**core, **own, "rewards": rewards}
+        if self.environment is not None:
+            full[ENVIRONMENT_SECTION] = self.environment.to_mapping()
         return {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
 
 
@@ -125,12 +165,15 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
     `where` is how errors call its source. Raises one `ConfigError` that lists all problems.
     """
     given = {key: value for key, value in expand(run).items() if value is not None}
+    if ENVIRONMENT_SECTION in given:
+        given.setdefault("prompts", dict(TASKS))
     problems = Problems()
     core = _core_sections(given, problems)
     chosen = {
         name: _plugin_section(kind, name, given.get(name, {}), problems) for name, kind in PLUGIN_SECTIONS.items()
     }
     eval_prompts = _eval_prompts(given, chosen["prompts"], problems)
+    environment = _environment(given, chosen["algorithm"], problems)
     rewards = _rewards(given, chosen["algorithm"], problems)
     _check_score(given, rewards, problems)
     _fit_to_transport(chosen, problems)
@@ -143,7 +186,9 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
             "engine": _shared_part(core.engine, plugins["engine"].config),
         }
     )
-    return ResolvedRun(run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), **plugins)
+    return ResolvedRun(
+        run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), environment=environment, **plugins
+    )
 
 
 def _fit_to_transport(chosen: dict[str, Configured | None], problems: Problems) -> None:
@@ -190,7 +235,7 @@ def _shared_part(core: BaseModel, plugin: BaseModel) -> BaseModel:
 
 
 def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | None:
-    others = {*PLUGIN_SECTIONS, "rewards"}
+    others = {*PLUGIN_SECTIONS, ENVIRONMENT_SECTION, "rewards"}
     core: dict[str, Any] = {key: value for key, value in given.items() if key not in others}
     for section in ("prompts", "engine"):
         data = given.get(section)
@@ -262,13 +307,43 @@ def _eval_prompts(given: Mapping[str, Any], prompts: Configured | None, problems
     return _plugin_section("prompts", "eval.prompts", data, problems)
 
 
+def _environment(
+    given: Mapping[str, Any], algorithm: Configured | None, problems: Problems
+) -> SelectedEnvironment | None:
+    """The section `environment`, held against the algorithm and what is done to scores."""
+    data = given.get(ENVIRONMENT_SECTION)
+    if data is None:
+        return None
+    selected = _plugin_section("environments", ENVIRONMENT_SECTION, data, problems)
+    if not isinstance(data, dict):
+        return None
+    core = problems.validate(
+        EnvironmentEntry, {key: data[key] for key in EnvironmentEntry.model_fields if key in data}, ENVIRONMENT_SECTION
+    )
+    if selected is None or core is None:
+        return None
+    if algorithm is not None and algorithm.component.feeds != "rollouts":
+        problems.add(ENVIRONMENT_SECTION, f"{algorithm.name} learns from a dataset, not from what is played")
+    scaling = given.get("reward_scaling")
+    scales = isinstance(scaling, dict) and (scaling.get("clip") is not None or scaling.get("normalise"))
+    if scales and algorithm is not None and algorithm.component.credits_turns:
+        problems.add(
+            "reward_scaling",
+            f"{algorithm.name} gives each turn its own reward, but clip and normalise act on their sum: take them out, "
+            "or use an algorithm without a critic",
+        )
+    options = EnvironmentConfig(**{key: getattr(core, key) for key in EnvironmentConfig.model_fields})
+    return SelectedEnvironment(options, selected)
+
+
 def _rewards(given: Mapping[str, Any], algorithm: Configured | None, problems: Problems) -> list[SelectedReward]:
     samples = algorithm is not None and algorithm.component.feeds == "rollouts"
-    entries = given.get("rewards", DEFAULT_REWARDS if samples else [])
+    plays = ENVIRONMENT_SECTION in given
+    entries = given.get("rewards", DEFAULT_REWARDS if samples and not plays else [])
     if not isinstance(entries, list | tuple):
         problems.add("rewards", "should be a list of rewards")
         return []
-    if samples and not entries:
+    if samples and not entries and not plays:
         assert algorithm is not None
         problems.add("rewards", f"is empty, but {algorithm.name} learns from rewards; add one: --reward exact-match")
     rewards: list[SelectedReward] = []
@@ -276,6 +351,8 @@ def _rewards(given: Mapping[str, Any], algorithm: Configured | None, problems: P
         reward = resolve_reward(entry, problems, f"rewards.{index}")
         if reward is not None and any(reward.name == each.name for each in rewards):
             problems.add(f"rewards.{index}", f'a second reward "{reward.name}": give it a `label` of its own')
+        elif reward is not None and plays and reward.name == ENVIRONMENT_SECTION:
+            problems.add(f"rewards.{index}", "is called as the environment's own reward: give it a `label` of its own")
         elif reward is not None:
             rewards.append(reward)
     return rewards
@@ -298,7 +375,7 @@ def resolve_reward(entry: Any, problems: Problems, path: str) -> SelectedReward 
 def _check_score(given: Mapping[str, Any], rewards: Sequence[SelectedReward], problems: Problems) -> None:
     evaluation = given.get("eval")
     score = evaluation.get("score") if isinstance(evaluation, dict) else None
-    labels = [reward.name for reward in rewards]
+    labels = [*([ENVIRONMENT_SECTION] if ENVIRONMENT_SECTION in given else []), *(reward.name for reward in rewards)]
     if isinstance(score, str) and score not in labels and not len(problems):
         problems.add("eval.score", f'no reward "{score}" in this run{suggestion(score, labels)} (rewards: {labels})')
 

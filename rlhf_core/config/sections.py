@@ -148,6 +148,42 @@ class RewardCallOptions(Section):
         return self.model_copy(update={"cache": False})
 
 
+class EnvironmentConfig(Section):
+    """How core plays the episodes of an environment, whoever wrote it."""
+
+    max_turns: Count = Field(8, description="Most turns of the policy in an episode.")
+    max_tokens: Count | None = Field(
+        None,
+        description="Most response tokens of an episode, observations included; null is what the model has room for.",
+    )
+    weight: float = Field(1.0, description="Factor of the environment's reward in the combined score.")
+    history: Literal["append", "branch", "error"] = Field(
+        "append",
+        description="Where the chat template writes earlier turns otherwise than they were sampled (thinking that is "
+        "cut): keep them as sampled, train each turn as a branch of its own, or refuse the model.",
+    )
+    tool_format: str = Field(
+        "auto", min_length=1, description="How tool calls are written; auto is as the model's chat template does."
+    )
+    concurrency: Count = Field(64, description="Episodes played at once, by each engine.")
+    timeout_seconds: float = Field(
+        60.0, gt=0, description="Deadline of each reset, step and tool call, in seconds; the policy's time is not counted."
+    )
+    retries: int = Field(0, ge=0, description="Times an episode that failed is played again from its seeds.")
+    on_failure: Literal["fail", "zero", "drop"] = Field(
+        "fail", description="An episode that still fails: end the run, score it 0, or leave it out."
+    )
+    isolate: bool = Field(
+        False, description="Keep the environment in a process of its own, which a deadline can end."
+    )
+
+
+class EnvironmentEntry(EnvironmentConfig):
+    """What core reads of `environment`; the rest are options of the environment."""
+
+    name: str = Field(min_length=1, description="An installed environment, or FILE.py:CLASS.")
+
+
 class RewardEntry(RewardCallOptions):
     """What core reads of one entry of `rewards`; the rest are options of the reward."""
 

@@ -16,6 +16,7 @@ from ..prompts.stream import PromptEncoder
 from ..protocols import RolloutEngine
 from ..rewards.scorer import RewardScorer, reward_spec
 from ..rollout.maker import PolicyExperienceMaker
+from ..rollout.single_answer import SingleAnswers
 from ..types import GenerationRequest, Prompt, SamplingParams
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def evaluate_folder(
         answering, tokenizer = _open(model, engine, 0, device)
         with closing(answering):
             maker = PolicyExperienceMaker(
-                engine=answering,
-                tokenizer=tokenizer,
-                sampling=sampling,
+                player=SingleAnswers(answering, tokenizer, sampling),
                 samples_per_prompt=1,
                 scorer=scorer,
                 hooks=HookRelay(),

@@ -14,6 +14,7 @@ from .advantages import (
     group_spread,
     leave_one_out,
     rewards_to_go,
+    sums_of_samples,
     token_rewards,
 )
 from .kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, clamp_log_ratio, kl_estimate
@@ -104,6 +105,7 @@ __all__ = [
     "response_values",
     "rewards_to_go",
     "to_tokens",
+    "sums_of_samples",
     "token_log_probs",
     "token_rewards",
     "truncated_importance_weights",

@@ -23,11 +23,28 @@ class AdvantageInput:
     """[B, A] bool, the action mask."""
     group_ids: Tensor
     """[B] int64: samples of one prompt share theirs."""
+    scores: Tensor | None = None
+    """[B] float32, the score of each row's sample; needed where samples have several rows."""
+    sample_ids: Tensor | None = None
+    """[B] int64: the rows of an episode that branched share theirs; None where every row is a sample."""
 
     @property
     def totals(self) -> Tensor:
-        """[B] float32: each sample's reward, KL included."""
-        return masked_sum(self.rewards, self.mask, dim=-1)
+        """[B] float32: the reward of each row's sample, the KL of all its rows included."""
+        sums = masked_sum(self.rewards, self.mask, dim=-1)
+        if self.sample_ids is None or self.scores is None:
+            return sums
+        # Every row carries the score; what it has besides is its own tokens' KL.
+        own = sums.double() - self.scores.double()
+        return (self.scores.double() + sums_of_samples(own, self.sample_ids)).float()
+
+
+def sums_of_samples(values: Tensor, sample_ids: Tensor | None) -> Tensor:
+    """[B] of a number a row -> [B]: the sum over all rows of the row's sample. None: every row is a sample."""
+    if sample_ids is None:
+        return values
+    _, sample = torch.unique(sample_ids, return_inverse=True)
+    return torch.zeros_like(values).index_add(0, sample, values)[sample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +56,18 @@ class Advantages:
     """advantages + values: what a critic learns."""
 
 
-def token_rewards(scores: Tensor, kl: Tensor | None, kl_coef: float | Tensor, action_mask: Tensor) -> Tensor:
-    """r_t = -kl_coef * kl_t + [t is the last True of the mask] * score.
+def token_rewards(
+    scores: Tensor,
+    kl: Tensor | None,
+    kl_coef: float | Tensor,
+    action_mask: Tensor,
+    turn_rewards: Tensor | None = None,
+) -> Tensor:
+    """r_t = -kl_coef * kl_t + turn_reward_t + [t is the last True of the mask] * (score - sum of turn rewards).
 
-    scores: [B]; kl: [B, A] nats or None; kl_coef: one number, or [B]; action_mask: [B, A] bool. Returns [B, A]
-    float32; a row without actions gets nothing.
+    scores: [B]; kl: [B, A] nats or None; kl_coef: one number, or [B]; action_mask: [B, A] bool; turn_rewards: [B, A],
+    the part of the score that was earned at certain tokens, or None. Returns [B, A] float32; a row without actions
+    gets nothing.
     """
     rewards = torch.zeros(action_mask.shape, dtype=torch.float64, device=action_mask.device)
     if kl is not None:
@@ -51,7 +75,11 @@ def token_rewards(scores: Tensor, kl: Tensor | None, kl_coef: float | Tensor, ac
         rewards = torch.where(action_mask, -coefficient * kl.double(), 0.0)
     places = torch.arange(action_mask.shape[-1], device=action_mask.device)
     is_last = places == last_true_index(action_mask).unsqueeze(-1)
-    return torch.where(is_last, rewards + scores.double().unsqueeze(-1), rewards).float()
+    last = scores.double()
+    if turn_rewards is not None:
+        earned = torch.where(action_mask, turn_rewards.double(), 0.0)
+        rewards, last = rewards + earned, last - earned.sum(-1)
+    return torch.where(is_last, rewards + last.unsqueeze(-1), rewards).float()
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Advantages:
@@ -92,23 +120,33 @@ class _Groups:
     """[B] bool: the group holds two different scores."""
 
 
-def _groups(scores: Tensor, group_ids: Tensor) -> _Groups:
+def _groups(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None) -> _Groups:
     exact = scores.double()
     ids, group = torch.unique(group_ids, return_inverse=True)
     empty = torch.zeros(ids.numel(), dtype=torch.float64, device=scores.device)
-    size = empty.index_add(0, group, torch.ones_like(exact))
-    mean = empty.index_add(0, group, exact) / size
+    share = _shares(sample_ids, exact)
+    size = empty.index_add(0, group, share)
+    mean = empty.index_add(0, group, exact * share) / size
     centred = exact - mean[group]
-    squares = empty.index_add(0, group, centred.square())
+    squares = empty.index_add(0, group, centred.square() * share)
     highest = empty.scatter_reduce(0, group, exact, "amax", include_self=False)
     lowest = empty.scatter_reduce(0, group, exact, "amin", include_self=False)
     return _Groups(centred, size[group], squares[group], (highest > lowest)[group])
+
+
+def _shares(sample_ids: Tensor | None, like: Tensor) -> Tensor:
+    """[B] float64: 1 / rows of the row's sample, so that a sample counts once."""
+    if sample_ids is None:
+        return torch.ones_like(like)
+    _, sample, rows = torch.unique(sample_ids, return_inverse=True, return_counts=True)
+    return 1.0 / rows[sample].to(like)
 
 
 def group_normalised(
     scores: Tensor,
     group_ids: Tensor,
     *,
+    sample_ids: Tensor | None = None,
     divide_by_std: bool = True,
     leave_one_out: bool = False,
     eps: float = 1e-6,
@@ -117,8 +155,9 @@ def group_normalised(
 
     scores: [B]; group_ids: [B] integers. Returns [B] float32. `divide_by_std=False` is Dr. GRPO's (Liu 2025);
     with `leave_one_out` the mean is that of the others in the group. A group of one, or without spread, gives 0.
+    sample_ids: [B] integers where a sample has several rows of one score: it enters its group once.
     """
-    groups = _groups(scores, group_ids)
+    groups = _groups(scores, group_ids, sample_ids)
     advantages = groups.centred
     if leave_one_out:
         # r - (sum - r) / (n - 1) = (r - mean) n / (n - 1)
@@ -129,12 +168,13 @@ def group_normalised(
     return torch.where(groups.has_spread, advantages, 0.0).float()
 
 
-def leave_one_out(scores: Tensor, group_ids: Tensor) -> Tensor:
+def leave_one_out(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None = None) -> Tensor:
     """RLOO's advantage (Ahmadian 2024): r - mean of the others of its group.
 
-    scores: [B]; group_ids: [B] integers. Returns [B] float32; a group of one has no others and gives 0.
+    scores: [B]; group_ids: [B] integers; sample_ids as in `group_normalised`. Returns [B] float32; a group of one has
+    no others and gives 0.
     """
-    return group_normalised(scores, group_ids, divide_by_std=False, leave_one_out=True)
+    return group_normalised(scores, group_ids, sample_ids=sample_ids, divide_by_std=False, leave_one_out=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +187,10 @@ class GroupSpread:
     """Share of groups in which all scores are equal, groups of one included."""
 
 
-def group_spread(scores: Tensor, group_ids: Tensor) -> GroupSpread:
-    """scores: [B]; group_ids: [B] integers; at least one sample."""
-    groups = _groups(scores, group_ids)
-    share = 1.0 / groups.size
+def group_spread(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None = None) -> GroupSpread:
+    """scores: [B]; group_ids: [B] integers; at least one sample. sample_ids as in `group_normalised`."""
+    groups = _groups(scores, group_ids, sample_ids)
+    share = _shares(sample_ids, groups.size) / groups.size
     number = share.sum()
     std = (groups.sum_of_squares / (groups.size - 1).clamp(min=1)).sqrt()
     flat = torch.where(groups.has_spread, 0.0, share)

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
-from .functions import function_component, is_file_reward, load_function_file
+from .functions import class_component, function_component, is_file_reward, load_function_file
 
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""
@@ -52,7 +52,12 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     },
     "transports": {"local": "rlhf-core", "ray": "rlhf-ray"},
     "engines": {"hf": "rlhf-hf", "vllm": "rlhf-vllm"},
-    "prompts": {"jsonl": "rlhf-core", "hf-dataset": "rlhf-core", "sort-digits": "rlhf-core"},
+    "prompts": {"jsonl": "rlhf-core", "hf-dataset": "rlhf-core", "sort-digits": "rlhf-core", "tasks": "rlhf-core"},
+    "environments": {
+        "guess-number": "rlhf-environments",
+        "tools": "rlhf-environments",
+        "conversation": "rlhf-environments",
+    },
     "advantages": {
         "group-normalised": "rlhf-group",
         "group-whitened": "rlhf-group",
@@ -70,6 +75,7 @@ _SINGULAR = {
     "transports": "transport",
     "engines": "engine",
     "prompts": "prompt source",
+    "environments": "environment",
     "advantages": "advantage estimator",
     "policy_losses": "policy loss",
     "hooks": "hook plugin",
@@ -109,7 +115,7 @@ class Selected:
     distribution: str
     version: str
     function: Callable[..., Any] | None = None
-    """The reward itself, where a plain function was given instead of a `Component`."""
+    """The reward or the class of an environment itself, where it was given instead of a `Component`."""
 
     @property
     def label(self) -> str:
@@ -212,7 +218,7 @@ def _broken(label: str, target: str, error: Exception) -> PluginError:
 def load(kind: Kind | str, name: str, *, check_requires: bool = True) -> Selected:
     """Import the plugin of that name and check that it fits this core.
 
-    A reward may also be `FILE.py:FUNCTION`. Raises `PluginError`: unknown, given twice, broken, made for
+    A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`. Raises `PluginError`: unknown, given twice, broken, made for
     another plugin API, or (with `check_requires`) missing a module it needs.
     """
     if kind not in get_args(Kind):
@@ -221,6 +227,10 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True) -> Selecte
         path, function = load_function_file(name)
         component = function_component(function, where=name)
         return Selected(kind, f"{path}:{name.rpartition(':')[2]}", component, path.name, "file", function)
+    if kind == "environments" and is_file_reward(name):
+        path, found = load_function_file(name, spoken="environment", takes="class")
+        component = class_component(found, where=f'environment "{name}"')  # type: ignore[arg-type]
+        return Selected(kind, f"{path}:{name.rpartition(':')[2]}", component, path.name, "file", found)
     selected = load_ref(find(kind, name))
     if check_requires:
         _check_requires(selected)
@@ -236,7 +246,11 @@ def load_ref(ref: PluginRef) -> Selected:
     if ref.kind == "rewards" and callable(loaded) and not isinstance(loaded, type):
         component = function_component(loaded, where=ref.label, build=ref.target)
         return Selected(ref.kind, ref.name, component, ref.distribution, ref.version, loaded)
-    wanted = "a rlhf_core.Component or a function" if ref.kind == "rewards" else "a rlhf_core.Component"
+    if ref.kind == "environments" and isinstance(loaded, type):
+        component = class_component(loaded, where=ref.label, build=ref.target)
+        return Selected(ref.kind, ref.name, component, ref.distribution, ref.version, loaded)
+    others = {"rewards": " or a function", "environments": " or a class"}
+    wanted = "a rlhf_core.Component" + others.get(ref.kind, "")
     raise PluginError(f"{ref.target} is a {type(loaded).__name__}, not {wanted}", where=ref.label)
 
 
@@ -322,7 +336,10 @@ def find_build(selected: Selected) -> Callable[..., Any]:
 
 
 def _function_build(function: Callable[..., Any]) -> Callable[..., Any]:
-    def build(config: BaseModel, context: object) -> Callable[..., Any]:
-        return partial(function, **{name: getattr(config, name) for name in type(config).model_fields})
+    """For a function, the function with its options; for a class, an instance made with them."""
+
+    def build(config: BaseModel, context: object) -> Any:
+        with_options = partial(function, **{name: getattr(config, name) for name in type(config).model_fields})
+        return with_options() if isinstance(function, type) else with_options
 
     return build

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.errors import PydanticUserError
@@ -33,45 +33,46 @@ def is_file_reward(name: str) -> bool:
     return ".py:" in name or name.endswith(".py")
 
 
-def load_function_file(name: str) -> tuple[Path, Callable[..., Any]]:
-    """Run the file of `FILE.py:FUNCTION` and return its absolute path and the function.
+def load_function_file(
+    name: str, *, spoken: str = "reward", takes: Literal["function", "class"] = "function"
+) -> tuple[Path, Callable[..., Any]]:
+    """Run the file of `FILE.py:NAME` and return its absolute path and the function, or class, of that name.
 
-    Raises `PluginError`: no such file, it fails to run, or it has no such function.
+    spoken: what it is wanted as. Raises `PluginError`: no such file, it fails to run, or it has nothing of that name.
     """
     match = _FILE_REWARD.match(name)
     if match is None:
-        raise PluginError(f'"{name}" names no function', where="reward", hint="write FILE.py:FUNCTION")
+        raise PluginError(f'"{name}" names no {takes}', where=spoken, hint=f"write FILE.py:{takes.upper()}")
     path = Path(match["path"]).expanduser().absolute()
+    where = f'{spoken} "{name}"'
     if not path.is_file():
-        raise PluginError(f"no such file: {path}", where=f'reward "{name}"', hint="paths start at the current folder")
-    module = _run_file(path, name)
-    function = getattr(module, match["function"], None)
-    if not inspect.isroutine(function):
-        functions = [each for each, value in vars(module).items() if inspect.isroutine(value)]
-        guess = suggestion(match["function"], functions)
+        raise PluginError(f"no such file: {path}", where=where, hint="paths start at the current folder")
+    module = _run_file(path, where)
+    found = getattr(module, match["function"], None)
+    fits = inspect.isclass if takes == "class" else inspect.isroutine
+    if not fits(found):
+        own = [each for each, value in vars(module).items() if fits(value) and not each.startswith("_")]
         raise PluginError(
-            f'{path.name} has no function "{match["function"]}"{guess}',
-            where=f'reward "{name}"',
-            hint=f"functions in it: {', '.join(functions) or 'none'}",
+            f'{path.name} has no {takes} "{match["function"]}"{suggestion(match["function"], own)}',
+            where=where,
+            hint=f"there {'is' if len(own) == 1 else 'are'} in it: {', '.join(own) or 'none'}",
         )
-    return path, function
+    return path, found  # type: ignore[return-value]
 
 
-def _run_file(path: Path, name: str) -> Any:
+def _run_file(path: Path, where: str) -> Any:
     # In sys.modules under a name of its own, so that dataclasses, type hints and pickling work in it.
     module_name = f"rlhf_reward_file_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"cannot read {path} as Python", where=f'reward "{name}"')
+        raise PluginError(f"cannot read {path} as Python", where=where)
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's file may raise anything
         del sys.modules[module_name]
-        raise PluginError(
-            f"{path.name} fails to run: {type(error).__name__}: {error}", where=f'reward "{name}"'
-        ) from error
+        raise PluginError(f"{path.name} fails to run: {type(error).__name__}: {error}", where=where) from error
     return module
 
 
@@ -83,6 +84,17 @@ def function_component(function: Callable[..., Any], *, where: str, build: str =
     """
     summary = (inspect.getdoc(function) or "").strip().partition("\n")[0]
     return Component(summary=summary, config=options_model(function, where), build=build)
+
+
+def class_component(kind: type, *, where: str, build: str = "") -> Component:
+    """A component for a class; its config model comes from the keyword-only parameters of its constructor."""
+    summary = (inspect.getdoc(kind) or "").strip().partition("\n")[0]
+    config = _NoOptions if kind.__init__ is object.__init__ else options_model(kind.__init__, where, takes="itself")  # type: ignore[misc]
+    return Component(summary=summary, config=config, build=build)
+
+
+class _NoOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def options_model(function: Callable[..., Any], where: str, *, takes: str = "the rollouts") -> type[BaseModel]:

@@ -43,3 +43,9 @@ class SortDigitsConfig(PromptsConfig):
                 f"size {self.size}: there are only {10**self.num_digits} numbers of {self.num_digits} digits"
             )
         return self
+
+
+class TasksConfig(PromptsConfig):
+    """Empty tasks, for an environment that makes its own from a seed."""
+
+    size: int = Field(10_000, ge=1, description="Tasks of one epoch; each has a position and seeds of its own.")

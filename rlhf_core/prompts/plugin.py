@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..components import Component
-from .config import HfDatasetConfig, JsonlConfig, SortDigitsConfig
+from .config import HfDatasetConfig, JsonlConfig, SortDigitsConfig, TasksConfig
 
 jsonl = Component(
     summary="A JSON Lines file: prompt (text or chat messages), optional answer, any metadata.",
@@ -19,4 +19,9 @@ sort_digits = Component(
     summary="Made in code: sort the digits of a number (the quickstart's task).",
     config=SortDigitsConfig,
     build="rlhf_core.prompts.sort_digits:build",
+)
+tasks = Component(
+    summary="Tasks without a prompt, for an environment that brings its own.",
+    config=TasksConfig,
+    build="rlhf_core.prompts.tasks:build",
 )

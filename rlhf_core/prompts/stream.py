@@ -124,9 +124,14 @@ class PromptStream:
         max_prompt_tokens: int | None = None,
         too_long: Literal["skip", "error"] = "skip",
         text_as_chat: bool = False,
+        may_be_empty: bool = False,
     ) -> None:
         """Check every record. Raises `DataError` on one that is no prompt, is too long under `error`, or on an
-        empty stream."""
+        empty stream.
+
+        may_be_empty: a prompt may have no token, since an environment gives the first words.
+        """
+        self._may_be_empty = may_be_empty
         self._source = source
         self._encoder = PromptEncoder(tokenizer, text_as_chat=text_as_chat)
         self._max_prompt_tokens = max_prompt_tokens
@@ -167,7 +172,7 @@ class PromptStream:
     def _fits(self, records: Sequence[Record], first: int) -> list[bool]:
         names = [record_name(self._source, first + offset) for offset in range(len(records))]
         lengths = self._encoder.lengths(records, names)
-        if 0 in lengths:
+        if 0 in lengths and not self._may_be_empty:
             raise DataError("the prompt encodes to no tokens", where=names[lengths.index(0)])
         limit = self._max_prompt_tokens
         if limit is None:
@@ -213,6 +218,10 @@ class PromptEncoder:
                 for place, count in zip(places, counts, strict=True):
                     lengths[place] = count
         return lengths
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a text prompt, with the tokenizer's own special tokens."""
+        return tuple(self._token_ids([text], special_tokens=True)[0])
 
     def _count(self, texts: list[str], *, special_tokens: bool) -> list[int]:
         backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)

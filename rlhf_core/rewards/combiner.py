@@ -78,12 +78,15 @@ class RewardCombiner:
     def __init__(
         self, weights: Mapping[str, float], clip: tuple[float, float] | None = None, normalise: bool = False
     ) -> None:
-        self._weights = dict(weights)
+        self.weights: Mapping[str, float] = dict(weights)
         self._clip = clip
         self._moments = RunningMoments() if normalise else None
 
-    def combine(self, raw: Mapping[str, Tensor]) -> Combined:
+    def combine(self, raw: Mapping[str, Tensor], *, counts: Tensor | None = None) -> Combined:
         """Scores of the samples whose raw rewards are `raw` (name -> [B] float).
+
+        counts: [B] bool, True on one row of each sample, where samples have several: moments and metrics are over
+        these; None takes all.
 
         Metrics: `reward/mean` and `reward/std` (biased) of the weighted sum as it is before clipping and
         normalisation, `reward/<name>` the mean raw reward; with clipping `reward/clip_fraction`; with
@@ -92,30 +95,31 @@ class RewardCombiner:
         """
         import torch
 
-        if set(raw) != set(self._weights):
+        if set(raw) != set(self.weights):
             raise RewardError(
-                f"samples carry the rewards {sorted(raw)}, the run has {sorted(self._weights)}", where="rewards"
+                f"samples carry the rewards {sorted(raw)}, the run has {sorted(self.weights)}", where="rewards"
             )
-        columns = {name: raw[name].detach().double() for name in self._weights}
-        total = torch.stack([self._weights[name] * column for name, column in columns.items()]).sum(0)
+        columns = {name: raw[name].detach().double() for name in self.weights}
+        total = torch.stack([self.weights[name] * column for name, column in columns.items()]).sum(0)
         if total.numel() == 0:
             return Combined(total.float(), {})
-        metrics = {"reward/mean": float(total.mean()), "reward/std": float(total.std(correction=0))}
-        metrics |= {f"reward/{name}": float(column.mean()) for name, column in columns.items()}
+        once = torch.ones_like(total, dtype=torch.bool) if counts is None else counts
+        metrics = {"reward/mean": float(total[once].mean()), "reward/std": float(total[once].std(correction=0))}
+        metrics |= {f"reward/{name}": float(column[once].mean()) for name, column in columns.items()}
         scores = total
         if self._clip is not None:
             low, high = self._clip
             scores = total.clamp(low, high)
-            metrics["reward/clip_fraction"] = float((scores != total).double().mean())
+            metrics["reward/clip_fraction"] = float((scores != total)[once].double().mean())
         if self._moments is not None:
-            self._moments.update(scores)
+            self._moments.update(scores[once])
             mean, std = self._moments.mean, self._moments.std
             scores = (scores - mean) / (std + _EPS)
             metrics |= {"reward/normaliser_mean": mean, "reward/normaliser_std": std}
         if scores is not total:
             metrics |= {
-                "reward/score_mean": float(scores.mean()),
-                "reward/score_std": float(scores.std(correction=0)),
+                "reward/score_mean": float(scores[once].mean()),
+                "reward/score_std": float(scores[once].std(correction=0)),
             }
         return Combined(scores.float(), metrics)
 

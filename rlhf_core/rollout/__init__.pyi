@@ -8,7 +8,9 @@ from .groups import coordinator_to_tree as coordinator_to_tree
 from .groups import group_from_tree as group_from_tree
 from .groups import group_to_tree as group_to_tree
 from .groups import with_groups as with_groups
+from .maker import Player as Player
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
+from .single_answer import SingleAnswers as SingleAnswers
 from .weight_sync import Checksum as Checksum
 from .weight_sync import CopiedWeights as CopiedWeights
 from .weight_sync import ModuleReceiver as ModuleReceiver

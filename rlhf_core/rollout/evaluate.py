@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..hooks.relay import HookRelay
-from ..protocols import RolloutEngine
 from ..rewards.scorer import RewardScorer
 from ..types import Prompt, SamplingParams
-from .maker import PolicyExperienceMaker
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from .maker import Player, PolicyExperienceMaker
 
 FIRST_SAMPLE_ID = 1 << 62
 """Evaluation draws from noise of its own, far from the ids of training samples."""
@@ -39,8 +35,7 @@ class PolicyEvaluator:
     def __init__(
         self,
         *,
-        engine: RolloutEngine,
-        tokenizer: PreTrainedTokenizerBase,
+        player: Callable[[SamplingParams], Player],
         scorer: RewardScorer,
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
@@ -50,7 +45,7 @@ class PolicyEvaluator:
         strategy: Ranks,
         sampled_temperature: float | None = None,
     ) -> None:
-        """`temperature` 0 is greedy; `sampled_temperature` asks for a second answer, sampled at it."""
+        """player: has the policy answer, sampled in the given way. `temperature` 0 is greedy; `sampled_temperature` asks for a second answer, sampled at it."""
         self._prompts = [replace(p, position=i) for i, p in enumerate(prompts)][strategy.rank :: strategy.world_size]
         self._batch_size = batch_size
         self._score = score
@@ -58,9 +53,7 @@ class PolicyEvaluator:
 
         def maker(at: float) -> PolicyExperienceMaker:
             return PolicyExperienceMaker(
-                engine=engine,
-                tokenizer=tokenizer,
-                sampling=_at_temperature(sampling, at),
+                player=player(_at_temperature(sampling, at)),
                 samples_per_prompt=1,
                 scorer=scorer,
                 hooks=HookRelay(),
@@ -90,7 +83,9 @@ class PolicyEvaluator:
             for first in range(start, stop, self._batch_size):
                 for group in maker.make(self._prompts[first : min(first + self._batch_size, stop)]):
                     rows += [
-                        EvaluationRow(dict(i.rewards), i.num_response_tokens, i.truncated, sampled) for i in group.items
+                        EvaluationRow(dict(i.rewards), i.num_sampled_tokens, i.truncated, sampled)
+                        for i in group.items
+                        if i.branch == 0
                     ]
             maker.take_times()  # what an evaluation costs is not the next episode's
         return rows

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..types import BufferItem, Rollout, RolloutGroup
+from ..types import BufferItem, Rollout, RolloutGroup, Turn
 
 
 def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
     """A group as nested dicts, lists and tensors. Metadata must be JSON values."""
     return {
         "position": group.position,
-        "rollouts": [_shallow(rollout) for rollout in group.rollouts],
+        "rollouts": [_rollout_tree(rollout) for rollout in group.rollouts],
         "items": [_shallow(item) for item in group.items],
     }
 
@@ -22,7 +22,7 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
     """The group that `group_to_tree` wrote."""
     return RolloutGroup(
         position=tree["position"],
-        rollouts=tuple(Rollout(**rollout) for rollout in tree["rollouts"]),
+        rollouts=tuple(_rollout(rollout) for rollout in tree["rollouts"]),
         items=tuple(BufferItem(**item) for item in tree["items"]),
     )
 
@@ -44,6 +44,15 @@ def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
         for index, saved in state["open"].items()
     }
     return {**state, "open": opened}
+
+
+def _rollout_tree(rollout: Rollout) -> dict[str, Any]:
+    return {**_shallow(rollout), "turns": [turn.to_mapping() for turn in rollout.turns]}
+
+
+def _rollout(tree: Mapping[str, Any]) -> Rollout:
+    turns = tuple(Turn.from_mapping(turn) for turn in tree.get("turns", ()))  # checkpoints before API 2 have none
+    return Rollout(**{**tree, "turns": turns})
 
 
 def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:

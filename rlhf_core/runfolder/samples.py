@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ..errors import DeadlineError, RlhfError
-from ..types import FinishReason, Rollout
+from ..types import FinishReason, Rollout, Turn
 from ..util.jsonl import LineFile, dump_line, truncate_lines
 
 Keep = Literal["all", "none"] | int
@@ -36,10 +36,22 @@ class SampleRecord:
     """The rewards combined."""
     finish_reason: FinishReason
     num_tokens: int
-    """Response tokens, EOS included."""
+    """Response tokens that the policy sampled, EOS included."""
+    branch: int = 0
+    turns: Sequence[Mapping[str, Any]] | None = None
+    """Of an environment's episode; None for a single answer."""
 
     @classmethod
-    def of(cls, rollout: Rollout, *, episode: int, rewards: Mapping[str, float], score: float | None) -> SampleRecord:
+    def of(
+        cls,
+        rollout: Rollout,
+        *,
+        episode: int,
+        rewards: Mapping[str, float],
+        score: float | None,
+        plays: bool = False,
+    ) -> SampleRecord:
+        """plays: whether an environment was played, whose turns are written."""
         return cls(
             sample_id=rollout.sample_id,
             episode=episode,
@@ -49,15 +61,30 @@ class SampleRecord:
             rewards=dict(rewards),
             score=score if score is None or math.isfinite(score) else None,
             finish_reason=rollout.finish_reason,
-            num_tokens=len(rollout.completion_ids),
+            num_tokens=len(rollout.sampled_ids),
+            branch=rollout.branch,
+            turns=[_turn(turn) for turn in rollout.turns] if plays else None,
         )
 
     def to_json(self) -> dict[str, Any]:
         """The line, fields in order (`dataclasses.asdict` copies deeply, which costs as much as writing)."""
-        return {name: getattr(self, name) for name in _FIELDS}
+        return {name: getattr(self, name) for name in (_FIELDS if self.turns is None else (*_FIELDS, *_PLAYED))}
 
 
-_FIELDS = tuple(field.name for field in fields(SampleRecord))
+_PLAYED = ("branch", "turns")
+_FIELDS = tuple(field.name for field in fields(SampleRecord) if field.name not in _PLAYED)
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    line: dict[str, Any] = {"role": turn.role, "text": turn.text}
+    if turn.role == "policy":
+        line["reward"] = turn.reward
+    if turn.tool_calls:
+        line["tool_calls"] = [
+            {"name": call.name, "arguments": dict(call.arguments), **({"error": call.error} if call.error else {})}
+            for call in turn.tool_calls
+        ]
+    return line
 
 
 class SampleWriter:

@@ -37,11 +37,16 @@ class FakeEngine:
     def policy_version(self) -> int:
         return self._version
 
+    @property
+    def context_tokens(self) -> int | None:
+        return None
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """One to `max_new_tokens` tokens each; log-prob of every token is minus its id / 100."""
         self.calls.append(tuple(requests))
         for request in reversed(requests):
-            tokens = tuple(self._tokens(request, sampling.max_new_tokens))
+            limit = min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens)
+            tokens = tuple(self._tokens(request, limit))
             yield Completion(
                 sample_id=request.sample_id,
                 token_ids=tokens,
@@ -49,6 +54,7 @@ class FakeEngine:
                 finish_reason="stop" if tokens[-1] == EOS else "length",
                 policy_version=self._version,
                 support_ids=[[token, EOS] for token in tokens] if sampling.top_k else None,
+                branch=request.branch,
             )
 
     def _tokens(self, request: GenerationRequest, limit: int) -> Sequence[int]:

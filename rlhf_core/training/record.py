@@ -101,18 +101,21 @@ class EpisodeRecord:
         """An episode's samples, with their combined scores, are about to be trained on."""
         self.timer.add("rollout", made.times.rollout_s + made.times.forward_s)
         self.timer.add("reward", made.times.reward_s)
+        if made.times.environment_s:
+            self.timer.add("environment", made.times.environment_s)
         self._response_tokens = made.times.response_tokens
         self._reward_calls = made.times.reward_calls
         self._train_tokens = sum(item.num_tokens for item in items)
         if self._samples is None:
             return
-        scored = {item.sample_id: item for item in items}
+        scored = {(item.sample_id, item.branch): item for item in items}
         records = [
             SampleRecord.of(
                 rollout,
                 episode=episode,
-                rewards=scored[rollout.sample_id].rewards,
-                score=scored[rollout.sample_id].score,
+                rewards=scored[rollout.sample_id, rollout.branch].rewards,
+                score=scored[rollout.sample_id, rollout.branch].score,
+                plays=scored[rollout.sample_id, rollout.branch].turn_rewards is not None,
             )
             for group in made.groups
             for rollout in group.rollouts

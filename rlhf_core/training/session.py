@@ -63,7 +63,7 @@ class TrainerSession:
         self._parts = parts
         self._hooks = hooks
         self._combiner = RewardCombiner(
-            {reward.name: reward.weight for reward in resolved.rewards},
+            resolved.reward_weights,
             clip=resolved.run.reward_scaling.clip,
             normalise=resolved.run.reward_scaling.normalise,
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from typing import Any
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
 from ..batching import collate, split
+from ..environments.metrics import ENVIRONMENT, environment_metrics
 from ..errors import RlhfError
 from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
@@ -24,6 +26,15 @@ class TrainBatch:
     """Set on the first batch of an episode only: the policy version the trainer's weights still are."""
 
 
+Rows = Sequence[Any]
+"""What must stand in one update together: the rows of an episode that branched, or the one item of a sample."""
+
+
+def rows_of_samples(items: Sequence[BufferItem]) -> list[Rows]:
+    """The items, sorted by `sample_id` and `branch`, cut into samples."""
+    return [list(rows) for _, rows in groupby(items, key=lambda item: item.sample_id)]
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """How an episode is cut: global sizes, and this rank's place."""
@@ -34,19 +45,24 @@ class BatchPlan:
     world_size: int
 
     def batches(
-        self, items: Sequence[Any], masked: Callable[[Any], Any], gap_version: int | None
+        self, samples: Sequence[Rows], masked: Callable[[Any], Any], gap_version: int | None
     ) -> Iterator[Iterator[TrainBatch]]:
-        """Epochs of batches, in the order of `items`; the last batch of a pass may be smaller."""
+        """Epochs of batches, in the order of `samples`; the last batch of a pass may be smaller."""
         for epoch in range(self.epochs_per_episode):
-            yield self._pass(items, masked, gap_version if epoch == 0 else None)
+            yield self._pass(samples, masked, gap_version if epoch == 0 else None)
 
     def _pass(
-        self, items: Sequence[Any], masked: Callable[[Any], Any], gap_version: int | None
+        self, samples: Sequence[Rows], masked: Callable[[Any], Any], gap_version: int | None
     ) -> Iterator[TrainBatch]:
-        for start in range(0, len(items), self.train_batch_size):
-            part = items[start : start + self.train_batch_size]
-            mine = part[self.rank :: self.world_size] or [masked(part[0])]
-            yield TrainBatch(mine, gap_version if start == 0 else None)
+        for start in range(0, len(samples), self.train_batch_size):
+            yield self.batch(
+                samples[start : start + self.train_batch_size], masked, gap_version if start == 0 else None
+            )
+
+    def batch(self, part: Sequence[Rows], masked: Callable[[Any], Any], gap_version: int | None) -> TrainBatch:
+        """This rank's rows of the global batch `part`; a masked stand-in where it has none."""
+        mine = list(chain.from_iterable(part[self.rank :: self.world_size]))
+        return TrainBatch(mine or [masked(part[0][0])], gap_version)
 
 
 class RolloutSource:
@@ -74,7 +90,7 @@ class RolloutSource:
 
     def episode(self, index: int) -> EpisodeBatches[TrainBatch]:
         made = self._channel.episode(index)
-        items = sorted((item for group in made.groups for item in group.items), key=lambda item: item.sample_id)
+        items = sorted((item for group in made.groups for item in group.items), key=_place)
         if not items:
             raise RlhfError(
                 f"episode {index} has no sample left: the reward policy dropped all of them",
@@ -82,11 +98,14 @@ class RolloutSource:
                 hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
             )
         version = self._version()
+        played = environment_metrics(items)
         items, metrics = self._with_advantages(self._complete(items))
-        metrics.update(_response_metrics(items, version))
+        samples = rows_of_samples(items)
+        metrics.update(_response_metrics(samples, version))
+        metrics.update(played)
         metrics.update(made.metrics)
         self._on_episode(index, made, items)
-        return EpisodeBatches(self._plan.batches(items, self._algorithm.masked, version), metrics)
+        return EpisodeBatches(self._plan.batches(samples, self._algorithm.masked, version), metrics)
 
     def _with_advantages(self, items: Sequence[BufferItem]) -> tuple[list[BufferItem], dict[str, float]]:
         import torch
@@ -94,20 +113,29 @@ class RolloutSource:
         raw = {
             name: torch.tensor([item.rewards[name] for item in items], dtype=torch.float32) for name in items[0].rewards
         }
-        combined = self._combiner.combine(raw)
-        output = self._algorithm.advantages(replace(collate(items), scores=combined.scores))
+        first = torch.tensor([item.branch == 0 for item in items])
+        combined = self._combiner.combine(raw, counts=first)
+        episode = replace(collate(items), scores=combined.scores)
+        if episode.turn_rewards is not None:
+            weight = self._combiner.weights[ENVIRONMENT]
+            episode = replace(episode, turn_rewards=weight * episode.turn_rewards)
+        output = self._algorithm.advantages(episode)
         return split(output.experience), {**combined.metrics, **output.metrics}
 
 
-def _response_metrics(items: Sequence[BufferItem], version: int) -> dict[str, float]:
-    """Lengths, truncation and staleness of an episode."""
-    staleness = [version - item.policy_version for item in items]
-    lengths = [item.num_response_tokens for item in items]
+def _place(item: BufferItem) -> tuple[int, int]:
+    return item.sample_id, item.branch
+
+
+def _response_metrics(samples: Sequence[Sequence[BufferItem]], version: int) -> dict[str, float]:
+    """Lengths (sampled tokens), truncation and staleness of the samples."""
+    staleness = [version - min(row.policy_version for row in rows) for rows in samples]
+    lengths = [sum(row.num_sampled_tokens for row in rows) for rows in samples]
     return {
-        "response/length_mean": sum(lengths) / len(items),
+        "response/length_mean": sum(lengths) / len(samples),
         "response/length_max": float(max(lengths)),
-        "response/truncated_fraction": sum(item.truncated for item in items) / len(items),
-        "staleness/mean": sum(staleness) / len(items),
+        "response/truncated_fraction": sum(rows[-1].truncated for rows in samples) / len(samples),
+        "staleness/mean": sum(staleness) / len(samples),
         "staleness/max": float(max(staleness)),
     }
 
@@ -147,4 +175,5 @@ class DatasetSource:
         items = list(self._prepare(items))
         self._on_episode(index, items)
         metrics = {"data/skipped_fraction": 1 - len(items) / len(encoded)}
-        return EpisodeBatches(self._plan.batches(items, self._algorithm.masked, None), metrics)
+        samples = [(item,) for item in items]
+        return EpisodeBatches(self._plan.batches(samples, self._algorithm.masked, None), metrics)

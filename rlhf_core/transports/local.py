@@ -10,6 +10,7 @@ from ..build import (
     TrainerModels,
     build_engine,
     build_evaluator,
+    build_player,
     build_reference_pass,
     build_scorer,
     build_strategy,
@@ -126,9 +127,7 @@ class _LocalParts:
             resolved, algorithm, strategy, self._models.policy, None if critic is None else critic.model
         )
         maker = PolicyExperienceMaker(
-            engine=engine,
-            tokenizer=self._models.tokenizer,
-            sampling=resolved.sampling,
+            player=build_player(resolved, engine, self._models.tokenizer),
             samples_per_prompt=train.samples_per_prompt,
             scorer=scorer,
             hooks=self._request.hooks,

@@ -122,6 +122,20 @@ class EngineContract(ComponentContract):
             assert ended or len(done.token_ids) == sampling.max_new_tokens, f"{who}: ended early without an EOS"
             assert done.policy_version == bench.engine.policy_version, f"{who}: version {done.policy_version}"
 
+    def test_turns_of_one_sample(self, bench: Bench) -> None:
+        """Requests that share a sample id are told apart by their branch, draw noise of their own where branch or
+        offset differ, and keep to their own bound."""
+        prompt = make_requests(1)[0].prompt_ids
+        turns = [
+            GenerationRequest(sample_id=7, prompt_ids=prompt, branch=branch, offset=offset, max_new_tokens=limit)
+            for branch, offset, limit in [(0, 0, None), (1, 0, None), (2, 5, None), (3, 0, 2)]
+        ]
+        found = {each.branch: each for each in bench.engine.generate(turns, SamplingParams(max_new_tokens=16))}
+        assert sorted(found) == [0, 1, 2, 3], f"one completion for each branch, which it names; got {sorted(found)}"
+        texts = {each.token_ids for each in found.values()}
+        assert len(texts) == len(turns), f"every branch draws noise of its own, got {texts}"
+        assert len(found[3].token_ids) <= 2, f"max_new_tokens of the request is 2, got {found[3].token_ids}"
+
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     def test_log_probs_are_those_sampled_from(self, bench: Bench, temperature: float) -> None:
         """At the temperature of sampling; the trainer compares them with its own."""

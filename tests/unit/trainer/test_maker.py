@@ -8,6 +8,7 @@ from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, PolicyEvaluator
 from rlhf_core.rollout.maker import PolicyExperienceMaker
+from rlhf_core.rollout.single_answer import SingleAnswers
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import SamplingParams
@@ -47,9 +48,7 @@ def make_maker(tokenizer, scorer):
     def make(engine=None, *, functions=(length,), samples=2, sampling=None, **options):
         policy = options.pop("policy", {})
         return PolicyExperienceMaker(
-            engine=engine or FakeEngine(),
-            tokenizer=tokenizer,
-            sampling=sampling or SamplingParams(max_new_tokens=6),
+            player=SingleAnswers(engine or FakeEngine(), tokenizer, sampling or SamplingParams(max_new_tokens=6)),
             samples_per_prompt=samples,
             scorer=scorer(*functions, **policy),
             hooks=options.pop("hooks", HookRelay()),

@@ -22,6 +22,7 @@ from rlhf_core.functional import (
     masked_sum,
     overlong_penalty,
     policy_metrics,
+    sums_of_samples,
     token_rewards,
 )
 from rlhf_core.models import policy_forward
@@ -79,10 +80,11 @@ class CriticFree(RolloutAlgorithm):
         kl = self._kl(episode, metrics)
         coefficient = config.kl_coef if episode.kl_coef is None else episode.kl_coef
         rewards = token_rewards(scores, kl if config.kl_in == "reward" else None, coefficient, mask)
-        advantages = self._estimator(AdvantageInput(rewards, mask, episode.group_ids))
+        sample_ids = episode.row_sample_ids
+        advantages = self._estimator(AdvantageInput(rewards, mask, episode.group_ids, scores, sample_ids))
         if advantages.shape != mask.shape:
             raise TypeError(f"the advantage estimator gave {tuple(advantages.shape)}, not {tuple(mask.shape)} ([B, A])")
-        spread = group_spread(scores, episode.group_ids)
+        spread = group_spread(scores, episode.group_ids, sample_ids)
         metrics["group/std_mean"] = spread.std_mean
         metrics["group/without_spread_fraction"] = spread.without_spread_fraction
         if config.corrects_off_policy:
@@ -97,7 +99,7 @@ class CriticFree(RolloutAlgorithm):
         if self._config.overlong_buffer_tokens is None:
             return scores, {}
         penalty = self._config.overlong_penalty * overlong_penalty(
-            episode.action_mask.sum(-1),
+            sums_of_samples(episode.action_mask.sum(-1), episode.row_sample_ids),
             max_tokens=self._max_new_tokens,
             buffer_tokens=self._config.overlong_buffer_tokens,
         )
@@ -109,7 +111,7 @@ class CriticFree(RolloutAlgorithm):
             return None
         kl = kl_estimate(episode.action_log_probs, episode.reference_log_probs, self._config.kl_estimator)
         metrics["kl/mean"] = float(masked_mean(kl, episode.action_mask))
-        metrics["kl/per_sample"] = float(masked_sum(kl, episode.action_mask)) / len(episode)
+        metrics["kl/per_sample"] = float(masked_sum(kl, episode.action_mask)) / episode.num_samples
         return kl
 
     def set_option(self, name: str, value: float) -> None:

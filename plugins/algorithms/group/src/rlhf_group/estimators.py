@@ -17,7 +17,13 @@ def group_normalised(episode: AdvantageInput, *, divide_by_std: bool = True, lea
     from rlhf_core.functional import group_normalised as normalised
     from rlhf_core.functional import to_tokens
 
-    values = normalised(episode.totals, episode.group_ids, divide_by_std=divide_by_std, leave_one_out=leave_one_out)
+    values = normalised(
+        episode.totals,
+        episode.group_ids,
+        sample_ids=episode.sample_ids,
+        divide_by_std=divide_by_std,
+        leave_one_out=leave_one_out,
+    )
     return to_tokens(values, episode.mask)
 
 
@@ -26,7 +32,7 @@ def leave_one_out(episode: AdvantageInput) -> Tensor:
     from rlhf_core.functional import leave_one_out as less_the_others
     from rlhf_core.functional import to_tokens
 
-    return to_tokens(less_the_others(episode.totals, episode.group_ids), episode.mask)
+    return to_tokens(less_the_others(episode.totals, episode.group_ids, episode.sample_ids), episode.mask)
 
 
 def reward_to_go(episode: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Tensor:
@@ -41,5 +47,5 @@ def group_whitened(episode: AdvantageInput) -> Tensor:
     from rlhf_core.functional import group_normalised as normalised
     from rlhf_core.functional import masked_whiten, to_tokens
 
-    values = normalised(episode.totals, episode.group_ids, divide_by_std=False)
+    values = normalised(episode.totals, episode.group_ids, sample_ids=episode.sample_ids, divide_by_std=False)
     return masked_whiten(to_tokens(values, episode.mask), episode.mask)

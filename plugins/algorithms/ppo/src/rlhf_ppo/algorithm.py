@@ -107,7 +107,7 @@ class PPO(RolloutAlgorithm):
         kl = self._kl(episode)
         in_reward = kl if config.kl_in == "reward" else None
         coefficient = self._controller.value if episode.kl_coef is None else episode.kl_coef
-        rewards = token_rewards(episode.scores, in_reward, coefficient, mask)
+        rewards = token_rewards(episode.scores, in_reward, coefficient, mask, episode.turn_rewards)
         result = gae(rewards, episode.values, mask, config.gamma, config.lam)
         advantages = masked_whiten(result.advantages, mask) if config.whiten_advantages else result.advantages
         metrics = self._episode_metrics(episode, kl, result.returns)
@@ -142,8 +142,8 @@ class PPO(RolloutAlgorithm):
         if explained is not None:
             metrics["value/explained_variance"] = explained
         if kl is not None:
-            per_sample = float(masked_sum(kl, mask)) / len(episode)
-            self._last_kl = (per_sample, len(episode))
+            per_sample = float(masked_sum(kl, mask)) / episode.num_samples
+            self._last_kl = (per_sample, episode.num_samples)
             metrics["kl/mean"] = float(masked_mean(kl, mask))
             metrics["kl/per_sample"] = per_sample
             metrics["kl/coef"] = self._controller.value

@@ -113,14 +113,13 @@ class RandomBatches(BatchPlan):
     seed: int
 
     def batches(
-        self, items: Sequence[Any], masked: Callable[[Any], Any], gap_version: int | None
+        self, samples: Sequence[Sequence[Any]], masked: Callable[[Any], Any], gap_version: int | None
     ) -> Iterator[Iterator[TrainBatch]]:
         for step in range(self.epochs_per_episode):
             # Sample ids never come back in a run, so the first one names the episode.
-            order = permutation(len(items), self.seed, "sample-buffer", items[0].sample_id, step)
-            drawn = [items[index] for index in order[: self.train_batch_size]]
-            mine = drawn[self.rank :: self.world_size] or [masked(drawn[0])]
-            yield iter([TrainBatch(mine, gap_version if step == 0 else None)])
+            order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
+            drawn = [samples[index] for index in order[: self.train_batch_size]]
+            yield iter([self.batch(drawn, masked, gap_version if step == 0 else None)])
 
 
 class ExperienceSource:

@@ -10,4 +10,5 @@ ppo = Component(
     summary="PPO with a critic, GAE, and a KL penalty to the start policy.",
     config=PPOConfig,
     build="rlhf_ppo.algorithm:build",
+    credits_turns=True,
 )

@@ -18,7 +18,7 @@ from rlhf_core.models import ReferencePass, adapter_off, is_lora
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
-from rlhf_core.rollout import PolicyExperienceMaker, build_engine_beside
+from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.seed import NeuralReward, seed_reward
 from rlhf_core.strategy import Strategy, Trained
@@ -81,9 +81,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
     scorer = RewardScorer([reward])
     stack.callback(scorer.close)
     maker = PolicyExperienceMaker(
-        engine=engine,
-        tokenizer=context.tokenizer,
-        sampling=rollouts.sampling,
+        player=SingleAnswers(engine, context.tokenizer, rollouts.sampling),
         samples_per_prompt=rollouts.samples_per_prompt,
         scorer=scorer,
         hooks=context.hooks,

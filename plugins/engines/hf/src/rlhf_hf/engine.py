@@ -54,6 +54,11 @@ class HfEngine:
         return self._policy_version
 
     @property
+    def context_tokens(self) -> int | None:
+        """Positions the model has."""
+        return self._forward.context_tokens
+
+    @property
     def path(self) -> Path:
         """How this model generates; found out by a short trial at first use."""
         if self._path is None:

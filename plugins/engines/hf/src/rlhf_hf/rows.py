@@ -48,6 +48,7 @@ class Row:
             finish_reason=self.finish_reason,
             policy_version=policy_version,
             support_ids=tuple(self.support_ids) if self.support_ids else None,
+            branch=self.request.branch,
         )
 
 
@@ -65,6 +66,8 @@ def make_rows(requests: Sequence[GenerationRequest], sampling: SamplingParams, c
         if length == 0:
             raise DataError("the prompt has no token", where=where, hint="give the model something to continue")
         limit = sampling.max_new_tokens
+        if request.max_new_tokens is not None:
+            limit = min(limit, request.max_new_tokens)
         if sampling.max_length is not None:
             limit = min(limit, sampling.max_length - length)
         if context_tokens is not None:

@@ -19,7 +19,7 @@ NOISE_TOKENS = 256
 
 
 class Sampler:
-    """The noise behind token t of a row depends on (seed, sample_id, t) only."""
+    """The noise behind token t of a row depends on (seed, sample_id, branch, offset + t) only."""
 
     def __init__(self, seed: int, sampling: SamplingParams) -> None:
         self._seed = seed
@@ -56,8 +56,11 @@ class Sampler:
         if not rows:
             return
         samples = torch.tensor([row.request.sample_id for row in rows])
-        starts = torch.tensor([len(row.noise) for row in rows])
+        branches = torch.tensor([row.request.branch for row in rows])
+        starts = torch.tensor([row.request.offset + len(row.noise) for row in rows])
         count = min(NOISE_TOKENS, max(row.limit - len(row.noise) for row in rows))
-        blocks = uniforms(self._seed, samples[:, None], starts[:, None] + torch.arange(count))
+        tokens = starts[:, None] + torch.arange(count)
+        # The upper half of a token's number is free: no response has 2^32 tokens.
+        blocks = uniforms(self._seed, samples[:, None], tokens + (branches[:, None] << 32))
         for row, block in zip(rows, blocks.tolist(), strict=True):
             row.noise.extend(block)

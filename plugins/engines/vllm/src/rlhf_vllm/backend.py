@@ -20,6 +20,7 @@ class Job:
     """One answer to sample."""
 
     sample_id: int
+    branch: int
     prompt_ids: tuple[int, ...]
     max_tokens: int
     seed: int
@@ -56,7 +57,7 @@ class VllmBackend:
     ) -> Generator[Completion, None, None]:
         """Completions as they finish, said to be of policy `version`. Closing the iterator drops the rest."""
         self._wake()
-        waiting = {str(job.sample_id): job for job in jobs}
+        waiting = {f"{job.sample_id}-{job.branch}": job for job in jobs}
         try:
             for name, job in waiting.items():
                 self._engine.add_request(
@@ -158,4 +159,5 @@ def _completion(job: Job, output: Any, sampling: SamplingParams, version: int) -
         finish_reason=reason,
         policy_version=version,
         support_ids=support,
+        branch=job.branch,
     )

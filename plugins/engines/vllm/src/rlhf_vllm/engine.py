@@ -51,6 +51,11 @@ class VllmEngine:
     def policy_version(self) -> int:
         return self._policy_version
 
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest sequence vLLM was started for."""
+        return self._backend.max_model_tokens
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """Check all requests, then yield completions as they finish (see `RolloutEngine.generate`).
 
@@ -63,9 +68,10 @@ class VllmEngine:
         jobs = [
             Job(
                 sample_id=request.sample_id,
+                branch=request.branch,
                 prompt_ids=request.prompt_ids,
                 max_tokens=_limit(request, sampling, self._backend.max_model_tokens),
-                seed=derive_seed(self._seed, "engine-vllm", request.sample_id),
+                seed=derive_seed(self._seed, "engine-vllm", *_noise_key(request)),
             )
             for request in requests
         ]
@@ -124,6 +130,12 @@ def build(config: VllmEngineConfig, context: EngineContext) -> RolloutEngine:
     return VllmEngine(config, context)
 
 
+def _noise_key(request: GenerationRequest) -> tuple[int, ...]:
+    """Names the noise of a request; that of a single answer is its sample id alone."""
+    turn = (request.branch, request.offset)
+    return (request.sample_id, *turn) if any(turn) else (request.sample_id,)
+
+
 def _limit(request: GenerationRequest, sampling: SamplingParams, max_model_tokens: int) -> int:
     """Most tokens to sample, at least 1. Raises `DataError` where the prompt leaves no room."""
     length = len(request.prompt_ids)
@@ -137,4 +149,5 @@ def _limit(request: GenerationRequest, sampling: SamplingParams, max_model_token
             where=where,
             hint="lower prompts.max_prompt_tokens",
         )
-    return min(sampling.max_new_tokens, bound - length)
+    limit = min(sampling.max_new_tokens, bound - length)
+    return limit if request.max_new_tokens is None else min(limit, request.max_new_tokens)

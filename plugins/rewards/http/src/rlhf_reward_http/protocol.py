@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from rlhf_core.types import Rollout
+from rlhf_core.types import Rollout, Turn
 
 VERSION = 1
 SCORE_PATH = f"/v{VERSION}/score"
@@ -25,6 +25,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "finish_reason": "stop",
     "action_mask": None,
     "group_id": 0,
+    "branch": 0,
+    "turns": [],
 }
 """What a field is when a request leaves it out; the others must be there."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -40,6 +42,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "finish_reason": (str,),
     "action_mask": (list, type(None)),
     "group_id": (int,),
+    "branch": (int,),
+    "turns": (list,),
 }
 _FIELDS = tuple(field.name for field in fields(Rollout))
 assert all(field.default is not MISSING or field.name in {*_KINDS, "answer"} for field in fields(Rollout))
@@ -63,6 +67,8 @@ def _encode_sample(rollout: Rollout) -> bytes:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Turn):
+        return value.to_mapping()
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} has no place in it")
@@ -88,7 +94,11 @@ def _decode_sample(sample: Any, index: int) -> Rollout:
             wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
             raise ProtocolError(f"samples.{index}.{name} should be {wanted}")
     tuples = {name: tuple(value) for name, value in values.items() if name != "answer" and isinstance(value, list)}
-    return Rollout(**(values | tuples))
+    try:
+        turns = tuple(map(Turn.from_mapping, values["turns"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise ProtocolError(f"samples.{index}.turns is no list of turns: {error!r}") from None
+    return Rollout(**(values | tuples | {"turns": turns}))
 
 
 def encode_response(scores: Sequence[float | None]) -> bytes:

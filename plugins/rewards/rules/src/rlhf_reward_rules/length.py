@@ -20,7 +20,7 @@ def length(
     """
     if target_tokens < 1:
         raise ValueError(f"target_tokens must be at least 1, got {target_tokens}")
-    return [_score(len(rollout.completion_ids) / target_tokens, shape) for rollout in rollouts]
+    return [_score(len(rollout.sampled_ids) / target_tokens, shape) for rollout in rollouts]
 
 
 def _score(ratio: float, shape: str) -> float:

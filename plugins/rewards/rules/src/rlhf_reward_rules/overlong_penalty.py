@@ -14,4 +14,4 @@ def overlong_penalty(rollouts: Sequence[Any], *, max_tokens: int = 1024, buffer_
     if not 0 < buffer_tokens <= max_tokens:
         raise ValueError(f"0 < buffer_tokens <= max_tokens is needed, got {buffer_tokens} and {max_tokens}")
     free_tokens = max_tokens - buffer_tokens
-    return [-min(1.0, max(0.0, (len(each.completion_ids) - free_tokens) / buffer_tokens)) for each in rollouts]
+    return [-min(1.0, max(0.0, (len(each.sampled_ids) - free_tokens) / buffer_tokens)) for each in rollouts]

@@ -14,7 +14,7 @@ def repetition_penalty(rollouts: Sequence[Any], *, ngram_tokens: int = 4, max_pe
     """
     if ngram_tokens < 1 or max_penalty < 0:
         raise ValueError(f"ngram_tokens must be >= 1 and max_penalty >= 0, got {ngram_tokens} and {max_penalty}")
-    return [-max_penalty * repeated_share(rollout.completion_ids, ngram_tokens) for rollout in rollouts]
+    return [-max_penalty * repeated_share(rollout.sampled_ids, ngram_tokens) for rollout in rollouts]
 
 
 def repeated_share(ids: Sequence[int], size: int) -> float:

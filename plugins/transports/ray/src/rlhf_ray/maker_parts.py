@@ -17,6 +17,7 @@ from rlhf_core.build import (
     build_algorithm,
     build_engine,
     build_evaluator,
+    build_player,
     build_reference_pass,
     build_run_prompts,
     build_scorer,
@@ -32,7 +33,7 @@ from rlhf_core.models import ReferencePass, adapter_off, disable_dropout, is_lor
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
-from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker
+from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker, SingleAnswers
 from rlhf_core.seed import seed_reward
 from rlhf_core.strategies import autocast_for
 from rlhf_core.strategy import Strategy
@@ -183,9 +184,7 @@ def build_maker(
     engine = build_engine(resolved, policy, tokenizer, place)
     scorer = build_scorer(resolved, place.device, cache_folder=cache_folder)
     maker = PolicyExperienceMaker(
-        engine=engine,
-        tokenizer=tokenizer,
-        sampling=resolved.sampling,
+        player=build_player(resolved, engine, tokenizer),
         samples_per_prompt=run.train.samples_per_prompt,
         scorer=scorer,
         hooks=hooks,
@@ -328,9 +327,7 @@ def make_worker(
     )
     scorer = RewardScorer([replace(models.reward, name=REWARD_NAME, call_options=call_options)])
     maker = PolicyExperienceMaker(
-        engine=built,
-        tokenizer=tokenizer,
-        sampling=sampling,
+        player=SingleAnswers(built, tokenizer, sampling),
         samples_per_prompt=1,
         scorer=scorer,
         hooks=hooks,

@@ -1,0 +1,233 @@
+"""One episode: the policy as its environment sees it, and the rows that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..config.sections import EnvironmentConfig
+from ..errors import EpisodeError
+from ..prompts.stream import PromptEncoder
+from ..types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
+from .chat import ChatFormat
+from .contract import EpisodeTruncated, Messages, Reply, Task, Tool
+from .row import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ask = Callable[[GenerationRequest, tuple[str, ...]], Awaitable[Completion]]
+"""Have the engine sample one turn, which the given texts end besides the run's."""
+
+
+class Clock(Protocol):
+    """Stops while the policy answers: an environment's deadline is for its own time."""
+
+    def stop(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the episodes of a run have in common."""
+
+    options: EnvironmentConfig
+    tokenizer: PreTrainedTokenizerBase
+    sampling: SamplingParams
+    context_tokens: int | None
+    """Longest sequence the model has positions for."""
+
+
+class Episode:
+    """The rows, bounds and counts of one episode."""
+
+    def __init__(self, rules: Rules, chat: ChatFormat, task: Task, ask: Ask, clock: Clock) -> None:
+        self.rules = rules
+        self.chat = chat
+        self.task = task
+        self.ask = ask
+        self.clock = clock
+        self.rows: list[Row] = []
+        self.tools: tuple[Tool, ...] | None = None
+        """Those of the first turn."""
+        self.num_turns = 0
+        """Turns of the policy."""
+        self.bad_tool_calls = 0
+        self.encoder = PromptEncoder(rules.tokenizer)
+
+    def policy(self) -> EpisodePolicy:
+        """The policy in the episode's first branch."""
+        return EpisodePolicy(self, None)
+
+    @property
+    def remaining_turns(self) -> int:
+        return self.rules.options.max_turns - self.num_turns
+
+    def remaining_tokens(self, row: Row | None) -> int:
+        """Response tokens left in `row`."""
+        bounds = []
+        if self.rules.options.max_tokens is not None:
+            bounds.append(self.rules.options.max_tokens - (len(row.ids) if row else 0))
+        if self.rules.context_tokens is not None:
+            length = row.num_tokens if row else len(self.task.prompt.prompt_ids)
+            bounds.append(self.rules.context_tokens - length)
+        if not bounds:
+            bounds.append(self.remaining_turns * self.rules.sampling.max_new_tokens)
+        return max(0, min(bounds))
+
+    def open_row(self, messages: Messages) -> Row:
+        """The first row: the prompt, and what the environment puts behind it before the first turn."""
+        prompt = self.task.prompt
+        if prompt.messages is None and (messages is None or isinstance(messages, str)) and not self._speaks(prompt.text):
+            text = prompt.text + (messages or "")
+            ids = prompt.prompt_ids if not messages else self.encoder.encode(text)
+            return self._add(Row(branch=0, text=text, prompt_ids=ids, messages=None))
+        before = prompt.messages
+        if before is None:
+            before = as_messages(prompt.text) if prompt.text else ()
+        return self._open_chat((*before, *as_messages(messages)))
+
+    def _speaks(self, text: str) -> bool:
+        """Whether a task without a prompt is a conversation: it is where the model has a template, or gets tools."""
+        return bool(self.tools) or (not text and bool(self.rules.tokenizer.chat_template))
+
+    def _open_chat(self, messages: tuple[Message, ...]) -> Row:
+        text, ids = self.chat.open(messages, self.tools or ())
+        row = Row(branch=len(self.rows), text=text, prompt_ids=ids, messages=messages, conversation=list(messages))
+        return self._add(row)
+
+    def _add(self, row: Row) -> Row:
+        if not row.prompt_ids:
+            raise EpisodeError(
+                "the first turn has nothing to continue: neither the prompt nor the environment gave a text",
+                where=f"sample {self.task.sample_id}",
+                hint="return an observation from reset, or give the run prompts",
+            )
+        self.rows.append(row)
+        return row
+
+    def go_on(self, row: Row, messages: Messages) -> Row:
+        """Put what is new behind the policy's last turn. Returns the row that goes on: a new one where history is cut."""
+        if messages is None:
+            return row
+        if row.messages is None:
+            text = messages if isinstance(messages, str) else "".join(str(each["content"]) for each in messages)
+            row.give(self.chat.text_ids(text), text)
+            return row
+        new = as_messages(messages)
+        row.conversation += new
+        if self.rules.options.history == "branch" and self._is_cut(row):
+            return self._open_chat(tuple(row.conversation))
+        ids = self.chat.after_reply(new, tools=self.tools or (), sampled_ids=row.last_sampled)
+        row.give(ids, messages if isinstance(messages, str) else "\n".join(_content(each) for each in new))
+        return row
+
+    def _is_cut(self, row: Row) -> bool:
+        """Whether the template writes the policy's last turn otherwise than it was sampled, now that more follows."""
+        check = self.chat.check(self.tools or ())
+        return bool(check.cut_after or (check.cut_thinking_after and "</think>" in row.turns[-1].text))
+
+    def fork(self, row: Row) -> Row:
+        return self._add(row.fork(len(self.rows)))
+
+
+class EpisodePolicy:
+    """The policy in one branch (`Policy`)."""
+
+    def __init__(self, episode: Episode, row: Row | None) -> None:
+        self._episode = episode
+        self._row = row
+
+    @property
+    def remaining_turns(self) -> int:
+        return max(0, self._episode.remaining_turns)
+
+    @property
+    def remaining_tokens(self) -> int:
+        return self._episode.remaining_tokens(self._row)
+
+    async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
+        """See `Policy.turn`."""
+        episode = self._episode
+        if episode.remaining_turns < 1:
+            raise EpisodeTruncated(f"no turn is left of {episode.rules.options.max_turns}")
+        if episode.tools is None:
+            episode.tools = tuple(tools)
+        elif tools and tuple(tools) != episode.tools:
+            raise ValueError("the tools of an episode are those of its first turn")
+        row = self._row
+        row = episode.open_row(messages) if row is None else episode.go_on(row, messages)
+        self._row = row
+        limit = min(episode.rules.sampling.max_new_tokens, episode.remaining_tokens(row))
+        if limit < 1:
+            row.drop_last_observation()
+            raise EpisodeTruncated("no token is left")
+        return await self._sample(row, limit, tuple(stop))
+
+    async def _sample(self, row: Row, limit: int, stop: tuple[str, ...]) -> Reply:
+        episode = self._episode
+        number = episode.num_turns
+        episode.num_turns += 1
+        request = GenerationRequest(
+            sample_id=episode.task.sample_id,
+            prompt_ids=row.sequence,
+            branch=row.branch,
+            offset=row.num_sampled,
+            max_new_tokens=limit,
+        )
+        with _stopped(episode.clock):
+            completion = await episode.ask(request, stop)
+        text = episode.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
+        assert isinstance(text, str)
+        calls = self._read_calls(completion)
+        row.sample(completion, text, calls, number)
+        if row.messages is not None:
+            row.conversation.append({"role": "assistant", "content": text})
+        return Reply(
+            text=text,
+            tool_calls=calls,
+            token_ids=completion.token_ids,
+            finish_reason=completion.finish_reason,
+            turn=number,
+            policy_version=completion.policy_version,
+        )
+
+    def _read_calls(self, completion: Completion) -> tuple[ToolCall, ...]:
+        episode = self._episode
+        if not episode.tools:
+            return ()
+        # With the special tokens: some models mark a call by one.
+        text = episode.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=False)
+        assert isinstance(text, str)
+        calls = episode.chat.tool_format().parse(text)
+        episode.bad_tool_calls += sum(call.error is not None for call in calls)
+        return calls
+
+    def fork(self) -> EpisodePolicy:
+        """See `Policy.fork`. Before the first turn there is nothing to share: both begin with the prompt."""
+        if self._row is None:
+            raise ValueError("fork() comes after the first turn: before it, there is nothing to share")
+        return EpisodePolicy(self._episode, self._episode.fork(self._row))
+
+
+@contextmanager
+def _stopped(clock: Clock) -> Iterator[None]:
+    clock.stop()
+    try:
+        yield
+    finally:
+        clock.start()
+
+
+def as_messages(given: Messages, role: str = "user") -> tuple[Message, ...]:
+    """Chat messages of what an environment says; text is one message of `role`."""
+    if given is None:
+        return ()
+    return ({"role": role, "content": given},) if isinstance(given, str) else tuple(given)
+
+
+def _content(message: Message) -> str:
+    return str(message.get("content", ""))

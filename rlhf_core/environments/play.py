@@ -1,0 +1,269 @@
+"""Playing many episodes at once: environments on an event loop of their own, one engine for all of them.
+
+The engine is given, in rounds, every turn that is asked for. As long as the environments do not wait for anything, a
+round begins when every open episode has asked for a turn, so what is in a round does not depend on timing. Once a
+call of the environment has taken `PATIENCE_SECONDS`, the engine waits for nobody: it takes whoever is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import EpisodeError
+from ..protocols import RolloutEngine
+from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
+from ..util.daemon_pool import DaemonPool
+from .attempt import Clock, Make, Played, play_episode
+from .chat import ChatFormat
+from .contract import Task
+from .episode import Episode, Rules
+
+PATIENCE_SECONDS = 1.0
+"""So long a round waits for environments before it goes on without them."""
+_PROBE_SECONDS = 5.0
+_SPARE_THREADS = 32
+"""Calls that hang keep their threads; so many may before others wait for one."""
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A turn that an episode waits for."""
+
+    request: GenerationRequest
+    stop: tuple[str, ...]
+    answer: asyncio.Future[Completion]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.request.sample_id, self.request.branch
+
+
+class EnvironmentPlayer:
+    """Plays episodes of one environment with one engine."""
+
+    def __init__(
+        self,
+        make: Make,
+        rules: Rules,
+        *,
+        name: str,
+        engine: RolloutEngine,
+        task: Callable[[Prompt, int], Task],
+    ) -> None:
+        """name: how errors call the environment; task: of a prompt and a sample id."""
+        self._make = make
+        self._rules = rules
+        self._name = name
+        self._engine = engine
+        self._task = task
+        self._chat = ChatFormat(rules.tokenizer, tool_format=rules.options.tool_format)
+        self._waits = False
+        """Whether this environment's calls were found to take time."""
+
+    def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
+        """Play an episode for each (prompt, sample id); yields them as they end. Adds to `times`.
+
+        Raises `EpisodeError` where an episode fails and the run is to end by that, or the environment blocks.
+        """
+        session = _Session(samples, self._rules, self._chat, self._make, self._task, self._name)
+        try:
+            while not session.over:
+                yield from session.take_played()
+                waited = time.perf_counter()
+                turns = self._next_round(session)
+                times.environment_s += time.perf_counter() - waited
+                for stop, part in _by_stop(turns):
+                    yield from self._answer(session, part, stop, times)
+            yield from session.take_played()
+        finally:
+            session.close()
+
+    def _next_round(self, session: _Session) -> list[_Turn]:
+        """The turns to sample next; none when all episodes have ended."""
+        if not self._waits and not session.wait_for_all(PATIENCE_SECONDS):
+            self._waits = True
+        return session.take_turns(self._rules.options.timeout_seconds)
+
+    def _answer(
+        self, session: _Session, turns: Sequence[_Turn], stop: tuple[str, ...], times: PhaseTimes
+    ) -> Iterator[Played]:
+        waiting = {turn.place: turn for turn in turns}
+        sampling = self._rules.sampling
+        sampling = replace(sampling, stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
+        started = time.perf_counter()
+        for completion in self._engine.generate([turn.request for turn in turns], sampling):
+            turn = waiting.pop((completion.sample_id, completion.branch), None)
+            if turn is None:
+                raise engine_error(
+                    f"answered branch {completion.branch} of sample {completion.sample_id}, which was not asked for"
+                )
+            times.response_tokens += len(completion.token_ids)
+            session.answer(turn, completion)
+        times.rollout_s += time.perf_counter() - started
+        if waiting:
+            raise engine_error(f"left {len(waiting)} of {len(turns)} turns without an answer")
+        yield from session.take_played()
+
+
+def _by_stop(turns: Sequence[_Turn]) -> list[tuple[tuple[str, ...], list[_Turn]]]:
+    """Turns that end by the same texts are sampled together."""
+    groups: dict[tuple[str, ...], list[_Turn]] = defaultdict(list)
+    for turn in sorted(turns, key=lambda turn: turn.place):
+        groups[turn.stop].append(turn)
+    return sorted(groups.items())
+
+
+def engine_error(what: str) -> EpisodeError:
+    return EpisodeError(f"the engine {what}", where="rollout", hint="report this to the authors of the engine plugin")
+
+
+class _Session:
+    """The episodes of one `play`: an event loop on a thread, and what it shares with the engine's thread."""
+
+    def __init__(
+        self,
+        samples: Sequence[tuple[Prompt, int]],
+        rules: Rules,
+        chat: ChatFormat,
+        make: Make,
+        task: Callable[[Prompt, int], Task],
+        name: str,
+    ) -> None:
+        self._rules = rules
+        self._chat = chat
+        self._make = make
+        self._task = task
+        self._name = name
+        self._changed = threading.Condition()
+        self._queue = deque(samples)
+        self._computing = 0
+        """Open episodes that wait for no turn."""
+        self._open = 0
+        self._turns: list[_Turn] = []
+        self._played: list[Played] = []
+        self._error: BaseException | None = None
+        self._pool = DaemonPool(rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"environment {name}", daemon=True)
+        self._thread.start()
+        self._computing = self._open = min(rules.options.concurrency, len(samples))
+        self._loop.call_soon_threadsafe(self._start, self._open)
+
+    @property
+    def over(self) -> bool:
+        with self._changed:
+            return not (self._open or self._queue or self._error)
+
+    def take_played(self) -> list[Played]:
+        """Episodes that ended since the last call. Raises what ended the run."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            played, self._played = self._played, []
+        return played
+
+    def wait_for_all(self, seconds: float) -> bool:
+        """Whether every open episode has asked for its turn within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._computing == 0 or self._error is not None, seconds)
+
+    def take_turns(self, timeout_seconds: float) -> list[_Turn]:
+        """The turns that are asked for, as soon as there is one; none when no episode is open.
+
+        Raises `EpisodeError` where the environment blocks its event loop for longer than its deadline.
+        """
+        alive = time.monotonic()
+        with self._changed:
+            while not (self._turns or self._error or self._computing == 0):
+                if self._changed.wait(_POLL_SECONDS):
+                    continue
+                if time.monotonic() - alive > timeout_seconds + _PROBE_SECONDS:
+                    self._check_loop()
+                    alive = time.monotonic()
+            turns, self._turns = self._turns, []
+        return turns
+
+    def _check_loop(self) -> None:
+        answered = threading.Event()
+        self._loop.call_soon_threadsafe(answered.set)
+        self._changed.release()
+        try:
+            blocked = not answered.wait(_PROBE_SECONDS)
+        finally:
+            self._changed.acquire()
+        if blocked:
+            raise EpisodeError(
+                f"blocks: a coroutine of it has not given way for {self._rules.options.timeout_seconds:g} s",
+                where=f"environment {self._name}",
+                hint="await in it, write its methods as plain functions, or set environment.isolate: true",
+            )
+
+    def answer(self, turn: _Turn, completion: Completion) -> None:
+        """Let the episode go on."""
+        with self._changed:
+            self._computing += 1
+        self._loop.call_soon_threadsafe(_set_result, turn.answer, completion)
+
+    def close(self) -> None:
+        """End what is still being played."""
+        self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join(_PROBE_SECONDS)
+        self._pool.close()
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    # What follows runs on the loop.
+
+    def _start(self, count: int) -> None:
+        for _ in range(count):
+            prompt, sample_id = self._queue.popleft()
+            self._loop.create_task(self._play(self._task(prompt, sample_id)))
+
+    async def _play(self, task: Task) -> None:
+        try:
+            played = await play_episode(task, self._episode, self._make, self._rules.options, self._pool, self._name)
+        except BaseException as error:  # raised again where the episodes are awaited
+            self._end(None, error)
+        else:
+            self._end(played, None)
+
+    def _episode(self, task: Task, clock: Clock) -> Episode:
+        return Episode(self._rules, self._chat, task, self._ask, clock)
+
+    async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
+        turn = _Turn(request, stop, self._loop.create_future())
+        with self._changed:
+            self._turns.append(turn)
+            self._computing -= 1
+            self._changed.notify_all()
+        return await turn.answer
+
+    def _end(self, played: Played | None, error: BaseException | None) -> None:
+        with self._changed:
+            if played is not None:
+                self._played.append(played)
+            if error is not None and not isinstance(error, asyncio.CancelledError):
+                self._error = self._error or error
+            goes_on = bool(self._queue) and error is None
+            self._open -= not goes_on
+            self._computing -= not goes_on
+            self._changed.notify_all()
+        if goes_on:
+            self._start(1)
+
+    def _stop(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        # One more turn of the loop lets them end.
+        self._loop.call_soon(self._loop.call_soon, self._loop.stop)
+
+
+def _set_result(answer: asyncio.Future[Completion], completion: Completion) -> None:
+    if not answer.done():
+        answer.set_result(completion)

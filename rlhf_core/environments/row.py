@@ -1,0 +1,107 @@
+"""The tokens of one branch of an episode, as they were sampled and as they were given.
+
+Sampled ids stay as they are for ever: nothing here is decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..types import Completion, FinishReason, Message, ToolCall, Turn
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A prompt, and a response that grows turn by turn."""
+
+    branch: int
+    text: str
+    """Of the prompt."""
+    prompt_ids: tuple[int, ...]
+    messages: tuple[Message, ...] | None
+    """The prompt's; None for plain text."""
+    conversation: list[Message] = field(default_factory=list)
+    """All messages so far, the replies among them; stays empty for plain text."""
+    ids: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    support: list[Sequence[int]] = field(default_factory=list)
+    """Of each token of the response, what truncated sampling chose from; nothing for given tokens."""
+    truncates: bool = False
+    """Whether any token was sampled from less than the whole vocabulary."""
+    turns: list[Turn] = field(default_factory=list)
+    turn_ends: dict[int, int] = field(default_factory=dict)
+    """Number of a turn of the episode that was sampled here -> index in `ids` of its last token."""
+    num_sampled: int = 0
+    """Tokens sampled in this branch, those it shares with the branch it came from included."""
+    policy_version: int | None = None
+    """The oldest of all sampled tokens."""
+    finish_reason: FinishReason = "stop"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.ids)
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Prompt and response."""
+        return (*self.prompt_ids, *self.ids)
+
+    @property
+    def last_sampled(self) -> tuple[int, ...]:
+        """The tokens of the policy's newest turn."""
+        return self.turns[-1].token_ids
+
+    def give(self, token_ids: Sequence[int], text: str) -> None:
+        """Add what the environment says: it is read, and not learnt."""
+        zeros = [0.0] * len(token_ids)
+        self.ids += token_ids
+        self.mask += [False] * len(token_ids)
+        self.logprobs += zeros
+        self.support += [()] * len(token_ids)
+        self.turns.append(Turn(role="environment", text=text, token_ids=tuple(token_ids), logprobs=tuple(zeros)))
+
+    def sample(self, completion: Completion, text: str, tool_calls: tuple[ToolCall, ...], number: int) -> None:
+        """Add turn `number` of the episode, which the policy sampled."""
+        count = len(completion.token_ids)
+        self.ids += completion.token_ids
+        self.mask += [True] * count
+        self.logprobs += completion.logprobs
+        self.truncates = self.truncates or completion.support_ids is not None
+        self.support += completion.support_ids if completion.support_ids is not None else [()] * count
+        self.num_sampled += count
+        self.turn_ends[number] = len(self.ids) - 1
+        version = completion.policy_version
+        self.policy_version = version if self.policy_version is None else min(self.policy_version, version)
+        self.finish_reason = completion.finish_reason
+        self.turns.append(
+            Turn(
+                role="policy",
+                text=text,
+                token_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                tool_calls=tool_calls,
+            )
+        )
+
+    def fork(self, branch: int) -> Row:
+        """A branch that begins with all that stands here; what they share counts in this one alone."""
+        return replace(
+            self,
+            branch=branch,
+            conversation=list(self.conversation),
+            ids=list(self.ids),
+            mask=[False] * len(self.ids),
+            logprobs=[0.0] * len(self.ids),
+            support=[()] * len(self.ids),
+            turns=list(self.turns),
+            turn_ends={},
+        )
+
+    def drop_last_observation(self) -> None:
+        """Take back what was given after the policy's last turn: nobody answered it."""
+        if self.turns and self.turns[-1].role == "environment":
+            count = len(self.turns.pop().token_ids)
+            for column in (self.ids, self.mask, self.logprobs, self.support):
+                del column[len(column) - count :]

@@ -1,0 +1,183 @@
+"""Environments as people write them, brought into the form that core drives.
+
+- `reset(task)` and `step(reply) -> (observation, reward, done)`;
+- a class whose methods are tools: `reset(**row)`, public methods with docstrings and type hints, optionally
+  `get_reward()`; or whose `tools` is a mapping of functions by name;
+- `async run(task, policy)`, which is that form already.
+
+Methods may be plain functions, which run on threads, or coroutines.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import PluginError
+from ..types import Message, ToolCall
+from .attempt import Caller
+from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Task
+from .tool_functions import ToolFunction
+
+MAX_OBSERVATION_CHARS = 1_000_000
+"""A longer observation is an error of its environment."""
+
+
+def check_shape(kind: type, where: str) -> None:
+    """Raise `PluginError` where a class is no environment of any form."""
+    if callable(getattr(kind, "run", None)):
+        return
+    if not callable(getattr(kind, "reset", None)):
+        raise PluginError(
+            f"{kind.__name__} is no environment: it has no reset",
+            where=where,
+            hint="give it reset(task) and step(reply) -> (observation, reward, done), or reset(**row) and tools",
+        )
+    if not callable(getattr(kind, "step", None)) and not hasattr(kind, "tools") and not _tool_methods(kind):
+        raise PluginError(
+            f"{kind.__name__} is no environment: it has neither step nor a public method that could be a tool",
+            where=where,
+            hint="add step(reply) -> (observation, reward, done), or methods with docstrings and type hints",
+        )
+
+
+async def new_environment(make: Callable[[], Any], call: Caller) -> Environment:
+    """An environment of its own for one episode, made on a thread: a constructor may take its time, too."""
+    return adapt(await call("its constructor", make), call)
+
+
+def adapt(environment: Any, call: Caller) -> Environment:
+    """The environment in the form that core drives."""
+    if callable(getattr(environment, "run", None)):
+        return environment  # type: ignore[no-any-return]
+    if callable(getattr(environment, "step", None)):
+        return Stepwise(environment, call)
+    return WithTools(environment, call)
+
+
+class Stepwise:
+    """`reset` and `step`."""
+
+    def __init__(self, environment: Any, call: Caller) -> None:
+        self._environment = environment
+        self._call = call
+
+    async def run(self, task: Task, policy: Policy) -> Outcome:
+        """Reset, then a turn of the policy and a step, until the environment or a bound ends it."""
+        observation = _observation(await self._call("reset", self._environment.reset, task), "reset")
+        rewards: dict[int, float] = {}
+        while True:
+            try:
+                reply = await policy.turn(observation)
+            except EpisodeTruncated:
+                return Outcome(turn_rewards=rewards, status="truncated")
+            observation, rewards[reply.turn], done = _step(await self._call("step", self._environment.step, reply))
+            if done or policy.remaining_turns < 1:
+                return Outcome(turn_rewards=rewards, status="done" if done else "truncated")
+
+
+class WithTools:
+    """Methods, or the functions in `tools`, are the policy's tools; the episode ends when it calls none."""
+
+    def __init__(self, environment: Any, call: Caller) -> None:
+        self._environment = environment
+        self._call = call
+        given = getattr(environment, "tools", None)
+        functions: Mapping[str, Callable[..., Any]] = given if isinstance(given, Mapping) else _bound(environment)
+        self._tools = {tool.name: tool for tool in map(ToolFunction, functions.values())}
+
+    async def run(self, task: Task, policy: Policy) -> Outcome:
+        """Turns of the policy, each followed by the tools it calls."""
+        prompt = task.prompt
+        row = {**prompt.metadata, "prompt": prompt.messages or prompt.text, "answer": prompt.answer}
+        reset = getattr(self._environment, "reset", None)
+        messages: Messages = None
+        if reset is not None:
+            messages = _observation(await self._call("reset", reset, **_accepted(reset, row)), "reset")
+        status = await self._converse(policy, messages)
+        get_reward = getattr(self._environment, "get_reward", None)
+        reward = 0.0 if get_reward is None else _number(await self._call("get_reward", get_reward), "get_reward")
+        return Outcome(reward=reward, status=status)
+
+    async def _converse(self, policy: Policy, messages: Messages) -> Any:
+        schemas = [tool.schema for tool in self._tools.values()]
+        while True:
+            try:
+                reply = await policy.turn(messages, schemas)
+            except EpisodeTruncated:
+                return "truncated"
+            if not reply.tool_calls:
+                return "done" if reply.finish_reason == "stop" else "truncated"
+            messages = [await self._result(tool_call) for tool_call in reply.tool_calls]
+            if policy.remaining_turns < 1:
+                return "truncated"
+
+    async def _result(self, tool_call: ToolCall) -> Message:
+        return {"role": "tool", "name": tool_call.name, "content": await self._use(tool_call)}
+
+    async def _use(self, tool_call: ToolCall) -> str:
+        if tool_call.error is not None:
+            return f"error: {tool_call.error}"
+        tool = self._tools.get(tool_call.name)
+        if tool is None:
+            return f"error: there is no tool {tool_call.name!r}; there are: {', '.join(self._tools)}"
+        arguments = tool.bind(tool_call)
+        if isinstance(arguments, str):
+            return f"error: {arguments}"
+        found = await self._call(f"tool {tool_call.name}", tool.function, **arguments)
+        return _bounded(found if isinstance(found, str) else str(found), f"tool {tool_call.name}")
+
+
+def _tool_methods(kind: type) -> list[str]:
+    taken = {"reset", "get_reward", "close"}
+    return [
+        name
+        for name, value in inspect.getmembers(kind)
+        if inspect.isroutine(value) and not name.startswith("_") and name not in taken
+    ]
+
+
+def _bound(environment: Any) -> dict[str, Callable[..., Any]]:
+    return {name: getattr(environment, name) for name in _tool_methods(type(environment))}
+
+
+def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the record's keys, those that the function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(row)
+    return {key: value for key, value in row.items() if key in parameters}
+
+
+def _step(found: Any) -> tuple[Messages, float, bool]:
+    if not (isinstance(found, tuple) and len(found) == 3):
+        raise TypeError(f"step gave {found!r:.100}, not (observation, reward, done)")
+    observation, reward, done = found
+    return _observation(observation, "step"), _number(reward, "the reward of step"), bool(done)
+
+
+def _number(value: Any, what: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} is {value!r:.100}, not a number") from None
+
+
+def _observation(found: Any, what: str) -> Messages:
+    if found is None:
+        return None
+    if isinstance(found, str):
+        return _bounded(found, what)
+    if isinstance(found, Sequence) and all(isinstance(each, Mapping) and "role" in each for each in found):
+        for message in found:
+            _bounded(str(message.get("content", "")), what)
+        return list(found)
+    raise TypeError(f"{what} gave {found!r:.100}, neither text nor chat messages nor None")
+
+
+def _bounded(text: str, what: str) -> str:
+    if len(text) > MAX_OBSERVATION_CHARS:
+        raise ValueError(f"{what} gave {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
+    return text
+

@@ -1,0 +1,99 @@
+"""From what was played to what travels: rollouts for the rewards, items for the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..environments.attempt import Played
+from ..environments.metrics import ENVIRONMENT
+from ..environments.row import Row
+from ..types import BufferItem, Rollout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rollout_of(row: Row, sample: Played) -> Rollout:
+    """One row of a sample, as a reward sees it."""
+    assert row.policy_version is not None
+    prompt = sample.prompt
+    policy_turns = [turn.text for turn in row.turns if turn.role == "policy"]
+    numbers = iter(sorted(row.turn_ends))
+    own = len(policy_turns) - len(row.turn_ends)  # turns of the branch this one came from come first
+    turns, seen = [], 0
+    for turn in row.turns:
+        if turn.role == "policy":
+            seen += 1
+            if seen > own and (reward := sample.turn_rewards.get(next(numbers), 0.0)):
+                turn = replace(turn, reward=reward)
+        turns.append(turn)
+    return Rollout(
+        sample_id=sample.sample_id,
+        prompt=row.text,
+        messages=row.messages,
+        prompt_ids=row.prompt_ids,
+        completion="\n".join(policy_turns),
+        completion_ids=tuple(row.ids),
+        logprobs=tuple(row.logprobs),
+        answer=prompt.answer,
+        metadata=prompt.metadata,
+        policy_version=row.policy_version,
+        finish_reason=row.finish_reason,
+        action_mask=None if all(row.mask) else tuple(row.mask),
+        group_id=prompt.position,
+        branch=row.branch,
+        turns=tuple(turns),
+    )
+
+
+def rewards_of(sample: Played, rewards: Mapping[str, float]) -> dict[str, float]:
+    """The environment's reward first, where there is one."""
+    return {ENVIRONMENT: sample.reward, **rewards} if sample.measured else dict(rewards)
+
+
+def item_of(
+    row: Row, rollout: Rollout, rewards: Mapping[str, float], sample: Played, kl_coef: float | None
+) -> BufferItem:
+    """One row of a sample, as the trainer gets it."""
+    import torch
+
+    plays = bool(sample.measured)
+    return BufferItem(
+        sample_id=rollout.sample_id,
+        group_id=rollout.group_id,
+        policy_version=rollout.policy_version,
+        prompt_ids=torch.tensor(rollout.prompt_ids, dtype=torch.int64),
+        response_ids=torch.tensor(rollout.completion_ids, dtype=torch.int64),
+        action_mask=torch.tensor(row.mask, dtype=torch.bool),
+        action_log_probs=torch.tensor(rollout.logprobs, dtype=torch.float32),
+        rewards=rewards,
+        support_ids=_support_tensor(row.support) if row.truncates else None,
+        truncated=rollout.finish_reason == "length",
+        kl_coef=kl_coef,
+        branch=row.branch,
+        turn_rewards=_turn_rewards(row, sample) if plays else None,
+        environment=sample.measured if plays and row is sample.rows[0] else {},
+    )
+
+
+def _turn_rewards(row: Row, sample: Played) -> Tensor:
+    """[A] float32: the reward of each turn that was sampled in this row, at its last token."""
+    import torch
+
+    rewards = torch.zeros(len(row.ids), dtype=torch.float32)
+    for number, end in row.turn_ends.items():
+        rewards[end] = sample.turn_rewards.get(number, 0.0)
+    return rewards
+
+
+def _support_tensor(support: Sequence[Sequence[int]]) -> Tensor:
+    """[A, K] int32, padded with -1 to the widest token."""
+    import torch
+
+    width = max((len(ids) for ids in support), default=0)
+    table = torch.full((len(support), width), -1, dtype=torch.int32)
+    for row, ids in enumerate(support):
+        table[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    return table
