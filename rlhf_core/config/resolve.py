@@ -115,7 +115,9 @@ class ResolvedRun:
     def reward_weights(self) -> dict[str, float]:
         """Name of each reward -> its weight in the combined score; the environment's comes first."""
         weights = {reward.name: reward.weight for reward in self.rewards}
-        return weights if self.environment is None else {ENVIRONMENT_SECTION: self.environment.options.weight, **weights}
+        if self.environment is None:
+            return weights
+        return {ENVIRONMENT_SECTION: self.environment.options.weight, **weights}
 
     @property
     def sampling(self) -> SamplingParams:
@@ -186,9 +188,7 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
             "engine": _shared_part(core.engine, plugins["engine"].config),
         }
     )
-    return ResolvedRun(
-        run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), environment=environment, **plugins
-    )
+    return ResolvedRun(run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), environment=environment, **plugins)
 
 
 def _fit_to_transport(chosen: dict[str, Configured | None], problems: Problems) -> None:

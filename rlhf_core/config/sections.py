@@ -167,15 +167,15 @@ class EnvironmentConfig(Section):
     )
     concurrency: Count = Field(64, description="Episodes played at once, by each engine.")
     timeout_seconds: float = Field(
-        60.0, gt=0, description="Deadline of each reset, step and tool call, in seconds; the policy's time is not counted."
+        60.0,
+        gt=0,
+        description="Deadline of each reset, step and tool call, in seconds; the policy's time is not counted.",
     )
     retries: int = Field(0, ge=0, description="Times an episode that failed is played again from its seeds.")
     on_failure: Literal["fail", "zero", "drop"] = Field(
         "fail", description="An episode that still fails: end the run, score it 0, or leave it out."
     )
-    isolate: bool = Field(
-        False, description="Keep the environment in a process of its own, which a deadline can end."
-    )
+    isolate: bool = Field(False, description="Keep the environment in a process of its own, which a deadline can end.")
 
 
 class EnvironmentEntry(EnvironmentConfig):

@@ -81,7 +81,11 @@ class Episode:
     def open_row(self, messages: Messages) -> Row:
         """The first row: the prompt, and what the environment puts behind it before the first turn."""
         prompt = self.task.prompt
-        if prompt.messages is None and (messages is None or isinstance(messages, str)) and not self._speaks(prompt.text):
+        if (
+            prompt.messages is None
+            and (messages is None or isinstance(messages, str))
+            and not self._speaks(prompt.text)
+        ):
             text = prompt.text + (messages or "")
             ids = prompt.prompt_ids if not messages else self.encoder.encode(text)
             return self._add(Row(branch=0, text=text, prompt_ids=ids, messages=None))
@@ -110,7 +114,7 @@ class Episode:
         return row
 
     def go_on(self, row: Row, messages: Messages) -> Row:
-        """Put what is new behind the policy's last turn. Returns the row that goes on: a new one where history is cut."""
+        """Put what is new behind the last turn. Returns the row that goes on: a new one where history is cut."""
         if messages is None:
             return row
         if row.messages is None:

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import EpisodeError
+from ..errors import EpisodeError, RlhfError
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
 from ..util.daemon_pool import DaemonPool
@@ -119,8 +119,9 @@ def _by_stop(turns: Sequence[_Turn]) -> list[tuple[tuple[str, ...], list[_Turn]]
     return sorted(groups.items())
 
 
-def engine_error(what: str) -> EpisodeError:
-    return EpisodeError(f"the engine {what}", where="rollout", hint="report this to the authors of the engine plugin")
+def engine_error(what: str) -> RlhfError:
+    """The error for an engine that does not keep its contract."""
+    return RlhfError(f"the engine {what}", where="rollout", hint="report this to the authors of the engine plugin")
 
 
 class _Session:

@@ -180,4 +180,3 @@ def _bounded(text: str, what: str) -> str:
     if len(text) > MAX_OBSERVATION_CHARS:
         raise ValueError(f"{what} gave {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
     return text
-

@@ -139,7 +139,7 @@ def _shares(sample_ids: Tensor | None, like: Tensor) -> Tensor:
     if sample_ids is None:
         return torch.ones_like(like)
     _, sample, rows = torch.unique(sample_ids, return_inverse=True, return_counts=True)
-    return 1.0 / rows[sample].to(like)
+    return torch.reciprocal(rows[sample].to(like))
 
 
 def group_normalised(

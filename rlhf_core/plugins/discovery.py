@@ -218,8 +218,8 @@ def _broken(label: str, target: str, error: Exception) -> PluginError:
 def load(kind: Kind | str, name: str, *, check_requires: bool = True) -> Selected:
     """Import the plugin of that name and check that it fits this core.
 
-    A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`. Raises `PluginError`: unknown, given twice, broken, made for
-    another plugin API, or (with `check_requires`) missing a module it needs.
+    A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`. Raises `PluginError`: unknown, given
+    twice, broken, made for another plugin API, or (with `check_requires`) missing a module it needs.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"load() is for {', '.join(KINDS)}; not {kind!r}")

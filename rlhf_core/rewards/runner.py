@@ -13,6 +13,7 @@ from ..config.sections import RewardCallOptions
 from ..distributed.lock_watch import lock_watch
 from ..errors import RewardError
 from ..types import Rollout
+from ..util.daemon_pool import DaemonPool
 from ..util.printable import printable
 from .cache import ScoreCache, cache_key, reward_identity
 from .isolation import IsolatedReward
@@ -71,9 +72,7 @@ class RewardRunner:
         self._counts = RewardCounts()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._pool = DaemonPool(
-            self._call_options.concurrency, self._where, partial(stopped, self._where)
-        )
+        self._pool = DaemonPool(self._call_options.concurrency, self._where, partial(stopped, self._where))
         self._left_behind: list[CallThread[Any]] = []
         self._loop = AsyncLoop(f"reward-{spec.name}-loop")
         self._function = spec.function

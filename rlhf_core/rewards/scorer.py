@@ -103,7 +103,10 @@ class RewardScorer:
     """Asks every reward of a run about samples, each under its own policy."""
 
     def __init__(self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None) -> None:
-        """No `specs` score every sample with nothing. `cache_folder` is needed where a policy asks for the cache. Raises `ConfigError` on unfit names."""
+        """`cache_folder` is needed where a policy asks for the cache. Raises `ConfigError` on unfit names.
+
+        Without `specs` every sample is kept, and scored by none.
+        """
         _check_names([spec.name for spec in specs])
         cached = [spec.name for spec in specs if spec.call_options.cache]
         if cached and cache_folder is None:

@@ -45,7 +45,8 @@ class PolicyEvaluator:
         strategy: Ranks,
         sampled_temperature: float | None = None,
     ) -> None:
-        """player: has the policy answer, sampled in the given way. `temperature` 0 is greedy; `sampled_temperature` asks for a second answer, sampled at it."""
+        """player: has the policy answer, sampled in the given way. `temperature` 0 is greedy; `sampled_temperature`
+        asks for a second answer, sampled at it."""
         self._prompts = [replace(p, position=i) for i, p in enumerate(prompts)][strategy.rank :: strategy.world_size]
         self._batch_size = batch_size
         self._score = score

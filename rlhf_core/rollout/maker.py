@@ -17,7 +17,7 @@ from ..environments.attempt import Played
 from ..hooks.relay import HookRelay
 from ..models.reference_pass import ReferencePass
 from ..rewards.scorer import RewardScorer, Scores
-from ..types import PhaseTimes, Prompt, Rollout, RolloutGroup
+from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
 from .samples import item_of, rewards_of, rollout_of
 
 SCORED_TOGETHER = 64
@@ -129,7 +129,8 @@ class PolicyExperienceMaker:
         """Rollouts with their items; samples that a reward's or the environment's policy drops are left out."""
         found = iter(scores)
         for group in scoring.groups:
-            rollouts, items = [], []
+            rollouts: list[Rollout] = []
+            items: list[BufferItem] = []
             for sample, rows in zip(group.samples, group.rollouts, strict=True):
                 rewards = next(found) if rows else None
                 if rewards is None:
