@@ -1,0 +1,177 @@
+"""What a tokenizer's chat template does with a conversation, found by rendering small ones. Texts only, no ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, DataError, first_line
+from ..types import Message, ToolCall
+from .contract import Tool
+from .tool_calls import ToolFormat, recognise
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WHERE = "the tokenizer's chat template"
+USER: Message = {"role": "user", "content": "Hello"}
+_REPLY = "Zq7Reply"
+"""Stands for a reply; no template writes it by itself, and it has no blanks that one could strip."""
+_DUMMY: Message = {"role": "assistant", "content": _REPLY}
+_EARLIER: Message = {"role": "assistant", "content": "Zq7Earlier"}
+_CONTENT = "Zq7Content"
+_PROBE = "zq7_probe"
+_PROBE_CALL = ToolCall(name=_PROBE, arguments={"text": _CONTENT})
+_PROBE_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": _PROBE,
+        "description": "Returns its argument.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "Any text."}},
+            "required": ["text"],
+        },
+    },
+}
+
+
+def shared_length(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+class Refusal(Exception):
+    """The template does not take these messages; the text is its reason."""
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._refusals: dict[tuple[str, bool], str | None] = {}
+        self._verified: set[tuple[object, ...]] = set()
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
+        """The conversation as text; with `prompt`, what makes the model answer stands at its end.
+
+        Raises `DataError` where there is no template or it refuses the messages.
+        """
+        try:
+            return self._try(messages, tools, prompt=prompt)
+        except Refusal as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise DataError(
+                f"it refuses messages of the roles {roles}: {error}",
+                where=WHERE,
+                hint="let the environment give messages that this model was trained on, mostly one of the user a turn",
+            ) from error
+
+    def after_reply(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """What follows the content of a reply: what closes it, `messages`, and what makes the model answer again.
+
+        Raises `ConfigError` where that depends on what stood before, and `DataError` where the template refuses the
+        messages.
+        """
+        text = self._rest(self.render([USER, _DUMMY, *messages], tools))
+        kind = (*(message.get("role") for message in messages), bool(tools))
+        if kind not in self._verified:
+            self._verify(text, messages, tools)
+            self._verified.add(kind)
+        return text
+
+    def closing(self) -> str:
+        """What closes a reply, whatever follows."""
+        last = self._rest(self.render([USER, _DUMMY], prompt=False))
+        return last[: shared_length(last, self._rest(self.render([USER, _DUMMY, USER])))]
+
+    def refusal(self, role: str, *, first: bool = False) -> str | None:
+        """Why a message of this role cannot stand after a reply (`first`: before a user's message); None if it can."""
+        if (role, first) not in self._refusals:
+            probe: Message = {"role": role, "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
+            try:
+                text = self._try([probe, USER] if first else [USER, _DUMMY, probe])
+                self._refusals[role, first] = None if _CONTENT in text else "it leaves the message out"
+            except Refusal as error:
+                self._refusals[role, first] = str(error)
+        return self._refusals[role, first]
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether tools that are given to the template stand in what it writes."""
+        try:
+            return _PROBE in self._try([USER], [_PROBE_TOOL])
+        except Refusal:
+            return False
+
+    @cached_property
+    def call_format(self) -> ToolFormat | None:
+        """How it writes an assistant's tool calls; None where it renders no tools, or calls in no known format."""
+        for arguments in (
+            dict(_PROBE_CALL.arguments),
+            json.dumps(_PROBE_CALL.arguments),
+        ):  # templates expect the one or the other
+            function = {"name": _PROBE, "arguments": arguments}
+            call = {"type": "function", "id": "call00000", "function": function}
+            message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+            try:
+                start = self._try([USER], [_PROBE_TOOL])
+                whole = self._try([USER, message], [_PROBE_TOOL], prompt=False)
+            except Refusal:
+                continue
+            found = recognise(whole[shared_length(start, whole) :], _PROBE_CALL)
+            if found is not None and _PROBE in start:
+                return found
+        return None
+
+    def _try(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            raise DataError(
+                "there is none, but the conversation is a list of chat messages",
+                where=WHERE,
+                hint="use a chat model, or write prompts and observations as text",
+            )
+        given: Any = [dict(message) for message in messages]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    given,
+                    tools=[dict(tool) for tool in tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                )
+            )
+        except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
+            raise Refusal(first_line(error)) from error
+
+    def _rest(self, text: str) -> str:
+        """What follows the dummy reply."""
+        _, found, rest = text.partition(_REPLY)
+        if not found:
+            raise ConfigError(
+                "it does not write an assistant's reply as it is: turns cannot be appended with it",
+                where=WHERE,
+                hint="use a tokenizer with another chat_template",
+            )
+        return rest
+
+    def _verify(self, text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        """Raise `ConfigError` where the same reply and messages are written otherwise in a longer conversation."""
+        try:
+            longer = self._try([USER, _EARLIER, *messages, _DUMMY, *messages], tools)
+        except Refusal:  # of tools' results without their calls, say
+            longer = self.render([USER, _EARLIER, USER, _DUMMY, *messages], tools)
+        if (other := self._rest(longer)) != text:
+            place = shared_length(text, other)
+            raise ConfigError(
+                "what it writes between two turns depends on how long the conversation is: "
+                f"{text[place:][:60]!r}, later {other[place:][:60]!r}",
+                where=WHERE,
+                hint="say environment.history: branch, or use a tokenizer with another chat_template",
+            )
