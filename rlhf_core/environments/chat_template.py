@@ -22,6 +22,7 @@ _REPLY = "Zq7Reply"
 _DUMMY: Message = {"role": "assistant", "content": _REPLY}
 _EARLIER: Message = {"role": "assistant", "content": "Zq7Earlier"}
 _CONTENT = "Zq7Content"
+_LEFT_OUT = "it leaves the message out"
 _PROBE = "zq7_probe"
 _PROBE_CALL = ToolCall(name=_PROBE, arguments={"text": _CONTENT})
 _PROBE_TOOL: Tool = {
@@ -80,7 +81,7 @@ class ChatTemplate:
         text = self._rest(self.render([USER, _DUMMY, *messages], tools))
         kind = (*(message.get("role") for message in messages), bool(tools))
         if kind not in self._verified:
-            self._verify(text, messages, tools)
+            self._verify([{**message, "content": _CONTENT} for message in messages], tools)
             self._verified.add(kind)
         return text
 
@@ -95,7 +96,7 @@ class ChatTemplate:
             probe: Message = {"role": role, "content": _CONTENT, "tool_call_id": "call00000", "name": _PROBE}
             try:
                 text = self._try([probe, USER] if first else [USER, _DUMMY, probe])
-                self._refusals[role, first] = None if _CONTENT in text else "it leaves the message out"
+                self._refusals[role, first] = None if _CONTENT in text else _LEFT_OUT
             except Refusal as error:
                 self._refusals[role, first] = str(error)
         return self._refusals[role, first]
@@ -161,8 +162,19 @@ class ChatTemplate:
             )
         return rest
 
-    def _verify(self, text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        """Raise `ConfigError` where the same reply and messages are written otherwise in a longer conversation."""
+    def _verify(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        """Raise `ConfigError` where the same reply and messages are written otherwise in a longer conversation.
+
+        Raises `DataError` where a message is left out without a word.
+        """
+        for role in {str(message.get("role")) for message in messages}:
+            if self.refusal(role) == _LEFT_OUT:
+                raise DataError(
+                    f"it leaves out messages of the role {role} that follow a reply",
+                    where=WHERE,
+                    hint="let the environment give what it has to say as a message of the user",
+                )
+        text = self._rest(self.render([USER, _DUMMY, *messages], tools))
         try:
             longer = self._try([USER, _EARLIER, *messages, _DUMMY, *messages], tools)
         except Refusal:  # of tools' results without their calls, say

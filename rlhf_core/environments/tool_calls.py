@@ -111,9 +111,7 @@ def _json_after(tag: str, opening: str, text: str) -> Iterator[ToolCall]:
 
 def _next_call(text: str, place: int) -> int:
     """Where the next JSON value would begin: after blanks and separators."""
-    while text[place : place + 1] in (" ", "\t", "\r", "\n", ";", ","):
-        place += 1
-    return place
+    return len(text) - len(text[place:].lstrip(" \t\r\n;,"))
 
 
 def _read_call(text: str) -> ToolCall:

@@ -159,7 +159,7 @@ GEMMA = """
 
 NO_END = """
 {%- for message in messages %}
-    {{- {'system': '<|system|>', 'user': '<|user|>', 'assistant': '<|assistant|>', 'tool': '<|observation|>'}[message.role] }}
+    {{- '<|observation|>' if message.role == 'tool' else '<|' + message.role + '|>' }}
     {{- '\n' + message.content }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{%- endif %}
