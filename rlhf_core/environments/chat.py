@@ -35,6 +35,8 @@ class HistoryCheck:
     """Blanks around a reply are left out of history. That alone does not count as cut."""
     end_of_turn: str | None
     """The token that ends a reply; None where the template writes none."""
+    error: ConfigError | None
+    """What `after_reply` raises where a row cannot grow with this template at all; it can only branch."""
 
     @property
     def prefix_preserving(self) -> bool:
@@ -104,10 +106,8 @@ class ChatFormat:
 
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a plain text that stands behind other text: no special tokens, no blank put before it."""
-        if not self._puts_blank_before:
-            return self._encode(text)
-        anchor = self._encode("\n")
-        return self._encode("\n" + text)[len(anchor) :]
+        behind = self._behind_newline(text) if self._puts_blank_before else None
+        return self._encode(text) if behind is None else behind
 
     @cached_property
     def tool_format(self) -> ToolFormat:
@@ -128,7 +128,7 @@ class ChatFormat:
     def check(self, tools: Sequence[Tool] = ()) -> HistoryCheck:
         """Find out what the template does to history, for messages of the user and, with tools, of tools.
 
-        Raises what `open` and `after_reply` would.
+        Raises what `open` would.
         """
         opened, _ = self.open([USER], tools)
         thought = "" if opened.rstrip().endswith("<think>") else "<think>\n"
@@ -136,9 +136,14 @@ class ChatFormat:
         roles = ("user", "tool") if tools else ("user",)
         cut: dict[str, list[str]] = {"plain": [], "thinking": []}
         changes = []
+        broken: ConfigError | None = None
         for kind, reply in (("plain", "Zq7Answer"), ("thinking", thinking)):
             for role in roles:
-                if (change := self._change(reply, role, tools)) is not None:
+                try:
+                    change = self._change(reply, role, tools)
+                except ConfigError as error:
+                    broken, change = error, error.message
+                if change is not None:
                     cut[kind].append(role)
                     changes.append(f"a reply {'that thinks ' * (kind == 'thinking')}before a {role} message: {change}")
         return HistoryCheck(
@@ -147,14 +152,16 @@ class ChatFormat:
             changes=tuple(changes),
             trims=" Zq7Answer " not in self.open([USER, _reply(" Zq7Answer "), USER], tools)[0],
             end_of_turn=None if self.end_of_turn_id is None else str(self._tokenizer.decode([self.end_of_turn_id])),
+            error=broken,
         )
 
     @cached_property
     def end_of_turn_id(self) -> int | None:
         """The token with which the template ends a reply; None where it writes none, or there is no template."""
-        if not self._tokenizer.chat_template:
+        try:
+            return self._first_marker(self._after(self._template.closing()))
+        except (ConfigError, DataError):  # there is no template, or none for several turns
             return None
-        return next((token for token in self._after(self._template.closing()) if token in self._markers), None)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -170,7 +177,12 @@ class ChatFormat:
     @cached_property
     def _puts_blank_before(self) -> bool:
         """Whether the tokenizer writes a blank before each text, as SentencePiece often does."""
-        return self._encode("\nx")[len(self._encode("\n")) :] != self._encode("x")
+        return self._behind_newline("x") not in (None, self._encode("x"))
+
+    def _behind_newline(self, text: str) -> tuple[int, ...] | None:
+        """Ids of a text behind a newline; None where the two share a token."""
+        newline, whole = self._encode("\n"), self._encode("\n" + text)
+        return whole[len(newline) :] if whole[: len(newline)] == newline else None
 
     def _encode(self, text: str) -> tuple[int, ...]:
         # A template writes its special tokens itself; half of a surrogate pair, which tools may give, is no text.
@@ -182,13 +194,14 @@ class ChatFormat:
         ids = self._encode(text)
         return ids if ids and ids[0] in self._markers else self.text_ids(text)
 
+    def _first_marker(self, ids: tuple[int, ...]) -> int | None:
+        return next((token for token in ids if token in self._markers), None)
+
     def _closed_by(self, sampled: int, ids: tuple[int, ...]) -> int:
         """How many of the ids that close a reply are settled by the EOS that was sampled."""
-        if self.end_of_turn_id is not None:
-            return ids.index(self.end_of_turn_id) + 1
+        first = self._first_marker(ids)
         # Without an end of turn, some templates end a reply with the token that begins the next message.
-        first = next((place for place, token in enumerate(ids) if token in self._markers), None)
-        return first + 1 if first is not None and ids[first] == sampled else 0
+        return ids.index(first) + 1 if first is not None and first in (self.end_of_turn_id, sampled) else 0
 
     def _is_native(self) -> bool:
         """Whether the template itself renders tools in the format that is used."""

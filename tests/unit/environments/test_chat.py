@@ -199,7 +199,7 @@ def test_what_a_tool_writes_is_only_content():
 def test_the_check_says_what_is_cut(family, cut, cut_thinking, trims):
     found = ChatFormat(chat_tokenizer(family)).check([ADD])
     assert (found.cut_after, found.cut_thinking_after, found.trims) == (cut, cut_thinking, trims)
-    assert found.prefix_preserving == (not cut_thinking)
+    assert found.prefix_preserving == (not cut_thinking) and found.error is None
     assert len(found.changes) == len(cut) + len(cut_thinking)
     assert found.cuts([user("a")], thinking=True) == bool(cut_thinking)
     assert found.cuts([tool("a")], thinking=True) == ("tool" in cut_thinking)
@@ -230,14 +230,19 @@ def test_what_stands_between_turns_may_not_depend_on_the_length_of_the_conversat
     template = CHATML.replace(
         "message['role'] +", "message['role'] + (loop.index | string if loop.index > 3 else '') +"
     )
+    chat = ChatFormat(byte_tokenizer(template))
     with pytest.raises(ConfigError, match=r"how long the conversation is.*\n.*environment.history: branch"):
-        ChatFormat(byte_tokenizer(template)).after_reply([user("On")], sampled_ids=[1])
+        chat.after_reply([user("On")], sampled_ids=[1])
+    found = chat.check()  # such a row can still branch at each turn
+    assert found.error is not None and found.cuts([user("On")], thinking=False)
 
 
 def test_a_template_that_does_not_write_replies_as_they_are():
     template = CHATML.replace("message['content']", "message['content'] | upper")
+    chat = ChatFormat(byte_tokenizer(template))
+    assert chat.end_of_turn_id is None
     with pytest.raises(ConfigError, match="does not write an assistant's reply as it is"):
-        ChatFormat(byte_tokenizer(template)).after_reply([user("On")], sampled_ids=[1])
+        chat.after_reply([user("On")], sampled_ids=[1])
 
 
 def test_a_refusal_is_named():
@@ -279,6 +284,8 @@ def test_text_that_is_appended_gets_no_special_token_and_no_blank():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
     assert tokenizer("one two")["input_ids"] == [1, 3]
     assert ChatFormat(tokenizer).text_ids("one two") == (2, 3)
+    glued = byte_tokenizer(None, ["<eos>", "\nx"])  # a tokenizer that has one token for both
+    assert ChatFormat(glued).text_ids("x1") == tuple(glued("x1")["input_ids"])
     llama = chat_tokenizer("llama3")
     assert llama.decode(ChatFormat(llama).text_ids("hello")) == "hello"
 
