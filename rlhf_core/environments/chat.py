@@ -76,6 +76,7 @@ class ChatFormat:
         self._template = ChatTemplate(tokenizer)
         self._wanted_format = tool_format
         self._given_eos = frozenset(eos_token_ids)
+        self._last_check: tuple[tuple[Tool, ...], HistoryCheck] | None = None
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, tuple[int, ...]]:
         """Text and ids of a conversation at whose end the policy answers.
@@ -109,7 +110,6 @@ class ChatFormat:
         behind = self._behind_newline(text) if self._puts_blank_before else None
         return self._encode(text) if behind is None else behind
 
-    @cached_property
     def tool_format(self) -> ToolFormat:
         """How calls are written. Raises `ConfigError` where the template has a form of its own that is not known."""
         if self._wanted_format != "auto":
@@ -128,32 +128,12 @@ class ChatFormat:
     def check(self, tools: Sequence[Tool] = ()) -> HistoryCheck:
         """Find out what the template does to history, for messages of the user and, with tools, of tools.
 
-        Raises what `open` would.
+        The answer for the last tools is kept. Raises what `open` would.
         """
-        opened, _ = self.open([USER], tools)
-        thought = "" if opened.rstrip().endswith("<think>") else "<think>\n"
-        thinking = f"{thought}Zq7Thought\n</think>\n\nZq7Answer"
-        roles = ("user", "tool") if tools else ("user",)
-        cut: dict[str, list[str]] = {"plain": [], "thinking": []}
-        changes = []
-        broken: ConfigError | None = None
-        for kind, reply in (("plain", "Zq7Answer"), ("thinking", thinking)):
-            for role in roles:
-                try:
-                    change = self._change(reply, role, tools)
-                except ConfigError as error:
-                    broken, change = error, error.message
-                if change is not None:
-                    cut[kind].append(role)
-                    changes.append(f"a reply {'that thinks ' * (kind == 'thinking')}before a {role} message: {change}")
-        return HistoryCheck(
-            cut_after=tuple(cut["plain"]),
-            cut_thinking_after=tuple(cut["thinking"]),
-            changes=tuple(changes),
-            trims=" Zq7Answer " not in self.open([USER, _reply(" Zq7Answer "), USER], tools)[0],
-            end_of_turn=None if self.end_of_turn_id is None else str(self._tokenizer.decode([self.end_of_turn_id])),
-            error=broken,
-        )
+        given = tuple(tools)
+        if self._last_check is None or self._last_check[0] != given:
+            self._last_check = (given, self._find_out(given))
+        return self._last_check[1]
 
     @cached_property
     def end_of_turn_id(self) -> int | None:
@@ -205,7 +185,7 @@ class ChatFormat:
 
     def _is_native(self) -> bool:
         """Whether the template itself renders tools in the format that is used."""
-        return self._template.renders_tools and self._template.call_format is self.tool_format
+        return self._template.renders_tools and self._template.call_format is self.tool_format()
 
     def _native(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         return tools if tools and self._is_native() else ()
@@ -215,7 +195,7 @@ class ChatFormat:
         given = list(messages)
         if not tools or self._is_native():
             return given
-        text = self.tool_format.describe(tools)
+        text = self.tool_format().describe(tools)
         if given and _role(given[0]) == "system":
             return [_joined(given[0], text, before=False), *given[1:]]
         if self._template.refusal("system", first=True) is None:
@@ -247,6 +227,32 @@ class ChatFormat:
                 found.append({"role": "user", "content": content} if is_result else message)
             after_result = is_result or joins
         return found
+
+    def _find_out(self, tools: Sequence[Tool]) -> HistoryCheck:
+        opened, _ = self.open([USER], tools)
+        thought = "" if opened.rstrip().endswith("<think>") else "<think>\n"
+        thinking = f"{thought}Zq7Thought\n</think>\n\nZq7Answer"
+        roles = ("user", "tool") if tools else ("user",)
+        cut: dict[str, list[str]] = {"plain": [], "thinking": []}
+        changes = []
+        broken: ConfigError | None = None
+        for kind, reply in (("plain", "Zq7Answer"), ("thinking", thinking)):
+            for role in roles:
+                try:
+                    change = self._change(reply, role, tools)
+                except ConfigError as error:
+                    broken, change = error, error.message
+                if change is not None:
+                    cut[kind].append(role)
+                    changes.append(f"a reply {'that thinks ' * (kind == 'thinking')}before a {role} message: {change}")
+        return HistoryCheck(
+            cut_after=tuple(cut["plain"]),
+            cut_thinking_after=tuple(cut["thinking"]),
+            changes=tuple(changes),
+            trims=" Zq7Answer " not in self.open([USER, _reply(" Zq7Answer "), USER], tools)[0],
+            end_of_turn=None if self.end_of_turn_id is None else str(self._tokenizer.decode([self.end_of_turn_id])),
+            error=broken,
+        )
 
     def _change(self, reply: str, role: str, tools: Sequence[Tool]) -> str | None:
         """How the template writes a conversation otherwise than as a row that grows; None where it does not."""

@@ -77,8 +77,10 @@ def _hermes(text: str) -> Iterator[ToolCall]:
     while start >= 0:
         start += len(_OPEN)
         end = text.find(_CLOSE, start)
-        call = _read_call(text[start : end if end >= 0 else len(text)])
-        yield _unreadable(f"{_CLOSE} is missing") if end < 0 and call.error else call
+        try:
+            yield _to_call(read_json(text[start:end]) if end >= 0 else read_first_json(text, start)[0])
+        except UnreadableJson as error:
+            yield _unreadable(str(error) if end >= 0 else f"{_CLOSE} is missing")
         start = text.find(_OPEN, end) if end >= 0 else -1
 
 
@@ -112,13 +114,6 @@ def _json_after(tag: str, opening: str, text: str) -> Iterator[ToolCall]:
 def _next_call(text: str, place: int) -> int:
     """Where the next JSON value would begin: after blanks and separators."""
     return len(text) - len(text[place:].lstrip(" \t\r\n;,"))
-
-
-def _read_call(text: str) -> ToolCall:
-    try:
-        return _to_call(read_json(text))
-    except UnreadableJson as error:
-        return _unreadable(str(error))
 
 
 def _to_call(value: Any) -> ToolCall:

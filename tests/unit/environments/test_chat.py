@@ -197,14 +197,16 @@ def test_what_a_tool_writes_is_only_content():
     ],
 )
 def test_the_check_says_what_is_cut(family, cut, cut_thinking, trims):
-    found = ChatFormat(chat_tokenizer(family)).check([ADD])
+    chat = ChatFormat(chat_tokenizer(family))
+    found = chat.check([ADD])
+    assert chat.check([ADD]) is found  # it is asked at each turn
     assert (found.cut_after, found.cut_thinking_after, found.trims) == (cut, cut_thinking, trims)
     assert found.prefix_preserving == (not cut_thinking) and found.error is None
     assert len(found.changes) == len(cut) + len(cut_thinking)
     assert found.cuts([user("a")], thinking=True) == bool(cut_thinking)
     assert found.cuts([tool("a")], thinking=True) == ("tool" in cut_thinking)
     assert found.cuts([user("a")], thinking=False) == bool(cut)
-    assert ChatFormat(chat_tokenizer(family)).check().cut_thinking_after == cut_thinking[:1]
+    assert chat.check().cut_thinking_after == cut_thinking[:1]
 
 
 def test_the_check_quotes_what_is_cut():
@@ -296,7 +298,7 @@ def test_text_that_is_appended_gets_no_special_token_and_no_blank():
 )
 def test_the_format_of_calls_follows_the_template(family, name, native):
     chat = ChatFormat(chat_tokenizer(family))
-    assert chat.tool_format.name == name
+    assert chat.tool_format().name == name
     text, _ = chat.open([user("1")], [ADD])
     assert text.count('"name": "add"') == 1
     assert ("These functions are available" in text) == (not native)

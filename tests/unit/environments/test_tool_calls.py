@@ -33,6 +33,7 @@ def calls(form, text):
         (HERMES, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
         (HERMES, 'Let me see.\n<tool_call>{"arguments": "{\\"a\\": 1}", "name": "add"}</tool_call> Done.'),
         (HERMES, '<think>\n<tool_call>no</tool_call>\n</think>\n\n<tool_call>{"name": "add", "arguments": {"a": 1}}'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}}<|im_end|>'),
         (LLAMA3, '{"name": "add", "parameters": {"a": 1}}'),
         (LLAMA3, '<|python_tag|>{"type": "function", "name": "add", "parameters": {"a": 1}}<|eom_id|>'),
         (LLAMA3, ' \n{"name": "add", "arguments": {"a": 1}}\n'),
