@@ -140,7 +140,11 @@ def build_player(
     return EnvironmentPlayer(
         partial(new_environment, partial(make, environment.selected.config, context)),
         Rules(
-            options=environment.options, tokenizer=tokenizer, sampling=sampling, context_tokens=engine.context_tokens
+            options=environment.options,
+            tokenizer=tokenizer,
+            sampling=sampling,
+            context_tokens=engine.context_tokens,
+            eos_token_ids=engine.eos_token_ids,
         ),
         name=environment.name,
         engine=engine,

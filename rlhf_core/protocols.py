@@ -68,6 +68,11 @@ class RolloutEngine(Protocol):
         """Longest sequence, prompt and response together, that it can continue; None where there is no bound."""
         ...
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        ...
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """Yield one completion per request, in any order, each as soon as it is done.
 

@@ -16,6 +16,7 @@ from ..util.did_you_mean import suggestion
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
+from .processes import other_strategies, too_many
 from .section import OwnProcesses, PolicyLossSection, TransportConfig
 from .sections import (
     EngineConfig,
@@ -198,33 +199,12 @@ def _fit_to_transport(chosen: dict[str, Configured | None], problems: Problems) 
         return
     assert isinstance(transport.config, TransportConfig)
     own = transport.config.own_processes()
-    if own is not None and strategy is not None and (too_many := _too_many(strategy, own.trainers)):
-        hint = _other_strategies(own.trainers)
-        problems.add(f"transport.{own.option}", f"{too_many}, not {own.trainers}; {hint}")
+    if own is not None and strategy is not None and (problem := too_many(strategy, own.trainers)):
+        hint = other_strategies(own.trainers)
+        problems.add(f"transport.{own.option}", f"{problem}, not {own.trainers}; {hint}")
     late = transport.config.staleness_bound() > 0
     if late and algorithm is not None and isinstance(algorithm.config, PolicyLossSection):
         chosen["algorithm"] = replace(algorithm, config=algorithm.config.weighing_late_samples())
-
-
-def _too_many(strategy: Configured, num_processes: int) -> str | None:
-    """Why the strategy cannot train across so many processes."""
-    most = strategy.component.max_processes
-    if most is None or num_processes <= most:
-        return None
-    return f"strategy {strategy.name} is " + ("one process" if most == 1 else f"at most {most} processes")
-
-
-def _other_strategies(num_processes: int) -> str:
-    """What to type for a strategy that trains across so many processes, of those that are installed."""
-    found = []
-    for ref in discover("strategies").values():
-        try:
-            most = load(ref.kind, ref.name).component.max_processes
-        except PluginError:  # a broken one is no way out
-            continue
-        if most is None or num_processes <= most:
-            found.append(ref.name)
-    return f"add --strategy {' or '.join(found)}" if found else "install a strategy that trains across processes"
 
 
 def _shared_part(core: BaseModel, plugin: BaseModel) -> BaseModel:
@@ -378,38 +358,6 @@ def _check_score(given: Mapping[str, Any], rewards: Sequence[SelectedReward], pr
     labels = [*([ENVIRONMENT_SECTION] if ENVIRONMENT_SECTION in given else []), *(reward.name for reward in rewards)]
     if isinstance(score, str) and score not in labels and not len(problems):
         problems.add("eval.score", f'no reward "{score}" in this run{suggestion(score, labels)} (rewards: {labels})')
-
-
-def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
-    """Raise `ConfigError` where several processes do not go with the transport, the strategy or the run's sizes.
-
-    `where`: who asked for them, the flag or a launcher.
-    """
-    if num_processes < 1:
-        raise ConfigError(f"needs at least 1 process, got {num_processes}", where=where)
-    if num_processes == 1:
-        return
-    where = f"{where} {num_processes}"
-    own = run.own_processes
-    if own is not None:
-        raise ConfigError(
-            f"does not go with transport {run.transport.name}, which starts its own trainers",
-            where=where,
-            hint=f"--set transport.{own.option}={num_processes}",
-        )
-    if too_many := _too_many(run.strategy, num_processes):
-        raise ConfigError(too_many, where=where, hint=_other_strategies(num_processes))
-    train = run.run.train
-    for key, count in (
-        ("prompts_per_episode", train.prompts_per_episode),
-        ("train_batch_size", train.train_batch_size),
-    ):
-        if num_processes > count:
-            raise ConfigError(
-                f"more processes than train.{key} ({count}): some would never have work",
-                where=where,
-                hint=f"lower the number of processes, or --set train.{key}={num_processes}",
-            )
 
 
 def option_names(kind: str, name: str) -> list[str]:

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from ..algorithm import Algorithm
 from ..config.load import Override, load_run
-from ..config.resolve import ResolvedRun, check_processes, resolve
+from ..config.processes import check_processes
+from ..config.resolve import ResolvedRun, resolve
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError

@@ -38,7 +38,9 @@ class Rules:
     tokenizer: PreTrainedTokenizerBase
     sampling: SamplingParams
     context_tokens: int | None
-    """Longest sequence the model has positions for."""
+    """Longest sequence the engine can continue."""
+    eos_token_ids: frozenset[int]
+    """At which the engine ends a turn."""
 
 
 class Episode:
@@ -78,6 +80,13 @@ class Episode:
             bounds.append(self.remaining_turns * self.rules.sampling.max_new_tokens)
         return max(0, min(bounds))
 
+    def end_of_turn(self, row: Row) -> tuple[str, ...]:
+        """The text that ends a turn of a conversation, where the engine does not know it for an end (a base model's)."""
+        token = self.chat.end_of_turn_id if row.messages is not None else None
+        if token is None or token in self.rules.eos_token_ids:
+            return ()
+        return (str(self.rules.tokenizer.decode([token])),)
+
     def open_row(self, messages: Messages) -> Row:
         """The first row: the prompt, and what the environment puts behind it before the first turn."""
         prompt = self.task.prompt
@@ -115,24 +124,22 @@ class Episode:
 
     def go_on(self, row: Row, messages: Messages) -> Row:
         """Put what is new behind the last turn. Returns the row that goes on: a new one where history is cut."""
-        if messages is None:
-            return row
         if row.messages is None:
+            if messages is None:
+                return row
             text = messages if isinstance(messages, str) else "".join(str(each["content"]) for each in messages)
             row.give(self.chat.text_ids(text), text)
             return row
         new = as_messages(messages)
         row.conversation += new
-        if self.rules.options.history == "branch" and self._is_cut(row):
+        thinks = any("</think>" in turn.text for turn in row.turns if turn.role == "policy")
+        cuts = self.rules.options.history == "branch" and self.chat.check(self.tools or ()).cuts(new, thinking=thinks)
+        if cuts:
             return self._open_chat(tuple(row.conversation))
         ids = self.chat.after_reply(new, tools=self.tools or (), sampled_ids=row.last_sampled)
-        row.give(ids, messages if isinstance(messages, str) else "\n".join(_content(each) for each in new))
+        if ids:
+            row.give(ids, messages if isinstance(messages, str) else "\n".join(_content(each) for each in new))
         return row
-
-    def _is_cut(self, row: Row) -> bool:
-        """Whether the template writes the policy's last turn otherwise than it was sampled, now that more follows."""
-        check = self.chat.check(self.tools or ())
-        return bool(check.cut_after or (check.cut_thinking_after and "</think>" in row.turns[-1].text))
 
     def fork(self, row: Row) -> Row:
         return self._add(row.fork(len(self.rows)))
@@ -183,7 +190,7 @@ class EpisodePolicy:
             max_new_tokens=limit,
         )
         with _stopped(episode.clock):
-            completion = await episode.ask(request, stop)
+            completion = await episode.ask(request, (*stop, *episode.end_of_turn(row)))
         text = episode.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         calls = self._read_calls(completion)

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import EpisodeError, RlhfError
+from ..errors import ConfigError, EpisodeError, RlhfError
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
 from ..util.daemon_pool import DaemonPool
@@ -62,7 +62,7 @@ class EnvironmentPlayer:
         self._name = name
         self._engine = engine
         self._task = task
-        self._chat = ChatFormat(rules.tokenizer, tool_format=rules.options.tool_format)
+        self._chat = chat_format(rules)
         self._waits = False
         """Whether this environment's calls were found to take time."""
 
@@ -109,6 +109,27 @@ class EnvironmentPlayer:
         if waiting:
             raise engine_error(f"left {len(waiting)} of {len(turns)} turns without an answer")
         yield from session.take_played()
+
+
+def chat_format(rules: Rules) -> ChatFormat:
+    """How conversations are written. Raises `ConfigError` where `environment.history` refuses the template."""
+    chat = ChatFormat(rules.tokenizer, tool_format=rules.options.tool_format, eos_token_ids=rules.eos_token_ids)
+    if rules.tokenizer.chat_template:
+        check_history(chat, rules.options.history)
+    return chat
+
+
+def check_history(chat: ChatFormat, history: str) -> None:
+    """Raise `ConfigError` where the template rewrites earlier turns in a way that `environment.history` forbids."""
+    check = chat.check()
+    if check.error is not None and history != "branch":
+        raise check.error
+    if history == "error" and not check.prefix_preserving:
+        raise ConfigError(
+            f"this model's chat template rewrites earlier turns: {'; '.join(check.changes)}",
+            where="environment.history",
+            hint="say history: append to keep turns as they were sampled, or branch to train each turn by itself",
+        )
 
 
 def _by_stop(turns: Sequence[_Turn]) -> list[tuple[tuple[str, ...], list[_Turn]]]:

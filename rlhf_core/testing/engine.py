@@ -41,6 +41,10 @@ class FakeEngine:
     def context_tokens(self) -> int | None:
         return None
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset({EOS})
+
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """One to `max_new_tokens` tokens each; log-prob of every token is minus its id / 100."""
         self.calls.append(tuple(requests))

@@ -24,7 +24,8 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
       rlhf plan run.yaml
       rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
     """
-    from rlhf_core.config.resolve import check_processes, resolve
+    from rlhf_core.config.processes import check_processes
+    from rlhf_core.config.resolve import resolve
     from rlhf_core.entry.train import check_run
     from rlhf_core.plan import plan_run
 

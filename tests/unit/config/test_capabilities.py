@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlhf_core.config.resolve import check_processes, resolve
+from rlhf_core.config.processes import check_processes
+from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError
 from rlhf_core.plan import plan_run

@@ -94,7 +94,7 @@ def test_what_truncated_sampling_chose_from_travels_padded(make_maker):
         assert item.support_ids.shape == (item.num_response_tokens, 2)
         assert item.support_ids[:, 0].tolist() == item.response_ids.tolist()
     ragged = [[5], [6, 7, 8], []]
-    from rlhf_core.rollout.maker import _support_tensor
+    from rlhf_core.rollout.samples import _support_tensor
 
     assert _support_tensor(ragged).tolist() == [[5, -1, -1], [6, 7, 8], [-1, -1, -1]]
 
@@ -186,9 +186,9 @@ class Rank:
 
 class TestEvaluation:
     def evaluator(self, tokenizer, scorer, ranks, *, engine=None, functions=(length,), prompts=7, batch=3, **options):
+        answering = engine or FakeEngine()
         return PolicyEvaluator(
-            engine=engine or FakeEngine(),
-            tokenizer=tokenizer,
+            player=lambda sampling: SingleAnswers(answering, tokenizer, sampling),
             scorer=scorer(*functions, **options.pop("policy", {})),
             prompts=[make_prompt(100 + i) for i in range(prompts)],
             sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=3, top_p=0.9),

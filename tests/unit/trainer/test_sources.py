@@ -17,7 +17,10 @@ from rlhf_core.training.sources import BatchPlan
 def test_ranks_partition_every_batch(count, batch, epochs, world, version):
     items = list(range(count))
     plans = [BatchPlan(batch, epochs, rank, world) for rank in range(world)]
-    runs = [[list(passed) for passed in plan.batches(items, lambda item: -1, version)] for plan in plans]
+    runs = [
+        [list(passed) for passed in plan.batches([(item,) for item in items], lambda item: -1, version)]
+        for plan in plans
+    ]
     for epoch in range(epochs):
         of_ranks = [run[epoch] for run in runs]
         assert len({len(batches) for batches in of_ranks}) == 1
@@ -35,7 +38,7 @@ def test_ranks_partition_every_batch(count, batch, epochs, world, version):
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_rank_without_items_gets_one_that_counts_for_nothing(world):
     plan = BatchPlan(2, 1, world - 1, world)
-    (batches,) = [list(each) for each in plan.batches([10, 11, 12], lambda item: f"masked {item}", None)]
+    (batches,) = [list(each) for each in plan.batches([(10,), (11,), (12,)], lambda item: f"masked {item}", None)]
     if world == 1:
         assert [part.items for part in batches] == [[10, 11], [12]]
     else:

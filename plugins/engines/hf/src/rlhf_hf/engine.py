@@ -59,6 +59,11 @@ class HfEngine:
         return self._forward.context_tokens
 
     @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Of the model and its tokenizer."""
+        return self._eos_ids
+
+    @property
     def path(self) -> Path:
         """How this model generates; found out by a short trial at first use."""
         if self._path is None:

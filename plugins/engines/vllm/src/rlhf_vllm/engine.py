@@ -33,6 +33,7 @@ class VllmEngine:
         self._has_weights = False
         model: Any = context.model
         base = model.get_base_model() if is_lora(model) else model
+        self._eos_ids = eos_token_ids(base, context.tokenizer)
         with tempfile.TemporaryDirectory(prefix="rlhf-vllm-") as folder:
             base.config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
@@ -41,7 +42,7 @@ class VllmEngine:
                 folder=Path(folder),
                 dtype=str(context.compute_dtype or next(base.parameters()).dtype).removeprefix("torch."),
                 device=str(context.device),
-                eos_ids=tuple(sorted(eos_token_ids(base, context.tokenizer))),
+                eos_ids=tuple(sorted(self._eos_ids)),
             )
             self._backend: VllmBackend | VllmProcess = (
                 VllmBackend(settings) if config.in_process else VllmProcess(settings)
@@ -55,6 +56,11 @@ class VllmEngine:
     def context_tokens(self) -> int | None:
         """Longest sequence vLLM was started for."""
         return self._backend.max_model_tokens
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Of the model and its tokenizer."""
+        return self._eos_ids
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """Check all requests, then yield completions as they finish (see `RolloutEngine.generate`).

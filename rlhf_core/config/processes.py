@@ -1,0 +1,64 @@
+"""Whether a run's strategy and sizes go with so many processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError, PluginError
+from ..plugins.discovery import Selected, discover, load
+
+if TYPE_CHECKING:
+    from .resolve import ResolvedRun
+
+
+def too_many(strategy: Selected, num_processes: int) -> str | None:
+    """Why the strategy cannot train across so many processes."""
+    most = strategy.component.max_processes
+    if most is None or num_processes <= most:
+        return None
+    return f"strategy {strategy.name} is " + ("one process" if most == 1 else f"at most {most} processes")
+
+
+def other_strategies(num_processes: int) -> str:
+    """What to type for a strategy that trains across so many processes, of those that are installed."""
+    found = []
+    for ref in discover("strategies").values():
+        try:
+            most = load(ref.kind, ref.name).component.max_processes
+        except PluginError:  # a broken one is no way out
+            continue
+        if most is None or num_processes <= most:
+            found.append(ref.name)
+    return f"add --strategy {' or '.join(found)}" if found else "install a strategy that trains across processes"
+
+
+def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
+    """Raise `ConfigError` where several processes do not go with the transport, the strategy or the run's sizes.
+
+    `where`: who asked for them, the flag or a launcher.
+    """
+    if num_processes < 1:
+        raise ConfigError(f"needs at least 1 process, got {num_processes}", where=where)
+    if num_processes == 1:
+        return
+    where = f"{where} {num_processes}"
+    own = run.own_processes
+    if own is not None:
+        raise ConfigError(
+            f"does not go with transport {run.transport.name}, which starts its own trainers",
+            where=where,
+            hint=f"--set transport.{own.option}={num_processes}",
+        )
+    if problem := too_many(run.strategy, num_processes):
+        raise ConfigError(problem, where=where, hint=other_strategies(num_processes))
+    train = run.run.train
+    for key, count in (
+        ("prompts_per_episode", train.prompts_per_episode),
+        ("train_batch_size", train.train_batch_size),
+    ):
+        if num_processes > count:
+            raise ConfigError(
+                f"more processes than train.{key} ({count}): some would never have work",
+                where=where,
+                hint=f"lower the number of processes, or --set train.{key}={num_processes}",
+            )
