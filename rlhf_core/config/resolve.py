@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..errors import ConfigError, PluginError
-from ..plugins.discovery import Selected, discover, load
+from ..errors import PluginError
+from ..plugins.discovery import Selected, load
 from ..plugins.functions import is_file_reward
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..config.sections import EnvironmentConfig
 from ..errors import EpisodeError, RlhfError
 from ..types import Prompt
-from ..util.daemon_pool import DaemonPool
 from ..util.printable import printable
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Task
 from .episode import Episode
 from .metrics import OWN
 from .row import Row
+from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -69,17 +71,17 @@ class Clock:
 class Caller:
     """Calls a stranger's function, plain or async, under the episode's clock."""
 
-    def __init__(self, clock: Clock, pool: DaemonPool) -> None:
+    def __init__(self, clock: Clock, workers: Workers) -> None:
         self._clock = clock
-        self._pool = pool
+        self._workers = workers
 
     async def __call__(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the function gives; `what` names the call in errors. A plain function runs on a thread."""
         self._clock.doing = what
         self._clock.start()
-        if asyncio.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
-        found = await asyncio.wrap_future(self._pool.submit(lambda: function(*args, **kwargs)))
+        found = await self._workers.submit(partial(function, *args, **kwargs))
         return await found if asyncio.iscoroutine(found) else found
 
 
@@ -92,7 +94,7 @@ async def play_episode(
     open_episode: Callable[[Task, Clock], Episode],
     make: Make,
     options: EnvironmentConfig,
-    pool: DaemonPool,
+    workers: Workers,
     name: str,
 ) -> Played:
     """Play it, at most `options.retries` times more where the environment fails.
@@ -103,7 +105,7 @@ async def play_episode(
         clock = Clock(options.timeout_seconds)
         episode = open_episode(task, clock)
         try:
-            outcome = await _run(make, Caller(clock, pool), episode, clock)
+            outcome = await _run(make, Caller(clock, workers), episode, clock)
             return _played(task, episode, outcome)
         except RlhfError:
             raise

@@ -17,15 +17,17 @@ from dataclasses import dataclass, replace
 from ..errors import ConfigError, EpisodeError, RlhfError
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
-from ..util.daemon_pool import DaemonPool
 from .attempt import Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
 from .episode import Episode, Rules
+from .workers import Workers
 
 PATIENCE_SECONDS = 1.0
 """So long a round waits for environments before it goes on without them."""
 _PROBE_SECONDS = 5.0
+_TELL_SECONDS = 0.01
+"""Answers that come within so short a time go to the environments together."""
 _SPARE_THREADS = 32
 """Calls that hang keep their threads; so many may before others wait for one."""
 _POLL_SECONDS = 0.2
@@ -96,7 +98,8 @@ class EnvironmentPlayer:
         waiting = {turn.place: turn for turn in turns}
         sampling = self._rules.sampling
         sampling = replace(sampling, stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
-        started = time.perf_counter()
+        answered: list[tuple[_Turn, Completion]] = []
+        started = told = time.perf_counter()
         for completion in self._engine.generate([turn.request for turn in turns], sampling):
             turn = waiting.pop((completion.sample_id, completion.branch), None)
             if turn is None:
@@ -104,7 +107,11 @@ class EnvironmentPlayer:
                     f"answered branch {completion.branch} of sample {completion.sample_id}, which was not asked for"
                 )
             times.response_tokens += len(completion.token_ids)
-            session.answer(turn, completion)
+            answered.append((turn, completion))
+            if (now := time.perf_counter()) - told > _TELL_SECONDS:
+                session.answer(answered)
+                answered, told = [], now
+        session.answer(answered)
         times.rollout_s += time.perf_counter() - started
         if waiting:
             raise engine_error(f"left {len(waiting)} of {len(turns)} turns without an answer")
@@ -170,8 +177,8 @@ class _Session:
         self._turns: list[_Turn] = []
         self._played: list[Played] = []
         self._error: BaseException | None = None
-        self._pool = DaemonPool(rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
         self._loop = asyncio.new_event_loop()
+        self._workers = Workers(self._loop, rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"environment {name}", daemon=True)
         self._thread.start()
         self._computing = self._open = min(rules.options.concurrency, len(samples))
@@ -226,17 +233,17 @@ class _Session:
                 hint="await in it, write its methods as plain functions, or set environment.isolate: true",
             )
 
-    def answer(self, turn: _Turn, completion: Completion) -> None:
-        """Let the episode go on."""
+    def answer(self, answered: Sequence[tuple[_Turn, Completion]]) -> None:
+        """Let the episodes go on."""
         with self._changed:
-            self._computing += 1
-        self._loop.call_soon_threadsafe(_set_result, turn.answer, completion)
+            self._computing += len(answered)
+        self._loop.call_soon_threadsafe(_set_results, answered)
 
     def close(self) -> None:
         """End what is still being played."""
         self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_PROBE_SECONDS)
-        self._pool.close()
+        self._workers.close()
         if not self._thread.is_alive():
             self._loop.close()
 
@@ -249,7 +256,7 @@ class _Session:
 
     async def _play(self, task: Task) -> None:
         try:
-            played = await play_episode(task, self._episode, self._make, self._rules.options, self._pool, self._name)
+            played = await play_episode(task, self._episode, self._make, self._rules.options, self._workers, self._name)
         except BaseException as error:  # raised again where the episodes are awaited
             self._end(None, error)
         else:
@@ -286,6 +293,7 @@ class _Session:
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)
 
 
-def _set_result(answer: asyncio.Future[Completion], completion: Completion) -> None:
-    if not answer.done():
-        answer.set_result(completion)
+def _set_results(answered: Sequence[tuple[_Turn, Completion]]) -> None:
+    for turn, completion in answered:
+        if not turn.answer.done():
+            turn.answer.set_result(completion)

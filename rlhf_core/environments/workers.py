@@ -1,0 +1,110 @@
+"""Threads for plain functions that an event loop waits for: few while calls are quick, more as soon as some are not.
+
+Handing every call to a thread of its own costs more than most calls take. Here one thread works through the calls
+that wait; whenever some have waited for `PATIENCE_SECONDS`, more threads join it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE_SECONDS = 0.005
+
+_Job = tuple["asyncio.Future[Any]", Callable[[], Any]]
+
+
+class Workers:
+    """At most `size` daemon threads of one event loop; `submit` and what is private are called on the loop only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, name: str) -> None:
+        self._loop = loop
+        self._size = size
+        self._name = name
+        self._jobs: deque[_Job] = deque()
+        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._wake = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._num_threads = 0
+        self._num_idle = 0
+        self._is_told = False
+        """Whether the loop knows that something is in `_done`."""
+        self._watch: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._closed = False
+
+    def submit(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run `job` on a thread; its result, or what it raised."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._jobs.append((future, job))
+        if self._watch is None:  # all calls of one turn of the loop go together
+            self._watch = self._loop.call_soon(self._look, 1)
+        return future
+
+    def close(self) -> None:
+        """Let the threads end; those that hang are left behind. From any thread."""
+        self._closed = True
+        self._jobs.clear()
+        self._wake.release(self._num_threads)
+
+    def _look(self, number: int) -> None:
+        """Have `number` more threads work, and twice as many where calls go on waiting."""
+        self._watch = None
+        if not self._jobs or self._closed:
+            return
+        for _ in range(min(number, len(self._jobs))):
+            self._add()
+        self._watch = self._loop.call_later(PATIENCE_SECONDS, self._look, 2 * number)
+
+    def _add(self) -> None:
+        with self._lock:
+            if self._num_idle:
+                self._num_idle -= 1
+                self._wake.release()
+                return
+            if self._num_threads >= self._size:
+                return
+            self._num_threads += 1
+        threading.Thread(target=self._work, name=f"{self._name}-{self._num_threads}", daemon=True).start()
+
+    def _work(self) -> None:
+        while not self._closed:
+            try:
+                future, job = self._jobs.popleft()
+            except IndexError:
+                with self._lock:
+                    self._num_idle += 1
+                self._wake.acquire()
+                continue
+            try:
+                self._done.append((future, job(), None))
+            except BaseException as error:  # handed to whoever waits for the future
+                self._done.append((future, None, error))
+            del future, job
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            if self._is_told or self._closed:
+                return
+            self._is_told = True
+        try:
+            self._loop.call_soon_threadsafe(self._give)
+        except RuntimeError:  # the loop was closed while this call hung
+            self._closed = True
+
+    def _give(self) -> None:
+        with self._lock:
+            self._is_told = False
+        while self._done:
+            future, result, error = self._done.popleft()
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            elif isinstance(error, Exception):
+                future.set_exception(error)
+            else:  # a KeyboardInterrupt or SystemExit of a stranger's is his failure, not the end of the loop
+                future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
