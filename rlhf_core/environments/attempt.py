@@ -6,18 +6,20 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from numbers import Real
+from typing import Any, get_args
 
 from ..config.sections import EnvironmentConfig
-from ..errors import EpisodeError, RlhfError
+from ..errors import DataError, EpisodeError, RlhfError
 from ..types import Prompt
 from ..util.printable import printable
-from .contract import Environment, EpisodeTruncated, Outcome, Policy, Task
+from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
 from .episode import Episode
-from .metrics import OWN
+from .metrics import OWN, RESERVED
 from .row import Row
 from .workers import Workers
 
@@ -41,31 +43,40 @@ class Played:
 
 
 class Clock:
-    """Cancels an episode whose environment takes longer than its deadline for one call."""
+    """An environment's deadline for one call. It rests while the policy answers in any branch."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._task = asyncio.current_task()
+        self.seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
-        self.passed = False
+        self._answering = 0
+        """Turns that the policy is being asked for."""
+        self.passed = asyncio.Event()
         self.doing = "run"
         """What the environment was asked for last."""
 
     def start(self) -> None:
         """The environment's time begins (again)."""
         self.stop()
-        self._handle = self._loop.call_later(self._seconds, self._pass)
+        if not self._answering:
+            self._handle = self._loop.call_later(self.seconds, self.passed.set)
 
     def stop(self) -> None:
+        """It ends."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
-    def _pass(self) -> None:
-        self.passed = True
-        if self._task is not None:
-            self._task.cancel()
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """The policy's time, which is not the environment's."""
+        self._answering += 1
+        self.stop()
+        try:
+            yield
+        finally:
+            self._answering -= 1
+            self.start()
 
 
 class Caller:
@@ -76,13 +87,31 @@ class Caller:
         self._workers = workers
 
     async def __call__(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the function gives; `what` names the call in errors. A plain function runs on a thread."""
+        """What the function gives; `what` names the call in errors. A plain function runs on a thread.
+
+        Raises what the function does, or `EnvironmentFault` for what a coroutine must not raise.
+        """
         self._clock.doing = what
         self._clock.start()
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
-        found = await self._workers.submit(partial(function, *args, **kwargs))
-        return await found if asyncio.iscoroutine(found) else found
+        found, error = await self._workers.submit(partial(_outcome_of, function, *args, **kwargs))
+        if error is not None:
+            raise error
+        return await found if inspect.isawaitable(found) else found
+
+
+def _outcome_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Exception | None]:
+    """What a function gives, or its error as a value: a future cannot hold each of them."""
+    try:
+        return function(*args, **kwargs), None
+    except BaseException as error:  # a stranger's function may raise anything, SystemExit included
+        is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
+        return None, error if is_plain else EnvironmentFault(_said(error))  # type: ignore[return-value]
+
+
+class EnvironmentFault(Exception):
+    """An environment did what none may; the text says what."""
 
 
 Make = Callable[[Caller], Awaitable[Environment]]
@@ -105,16 +134,21 @@ async def play_episode(
         clock = Clock(options.timeout_seconds)
         episode = open_episode(task, clock)
         try:
-            outcome = await _run(make, Caller(clock, workers), episode, clock)
+            outcome = await _within(clock, _run(make, Caller(clock, workers), episode, clock))
             return _played(task, episode, outcome)
+        except (EpisodeError, DataError) as error:
+            fault, hint = error.message, error.hint
         except RlhfError:
-            raise
-        except (Exception, asyncio.CancelledError) as error:  # a stranger's environment may raise anything
-            if isinstance(error, asyncio.CancelledError) and not clock.passed:
-                raise  # the run is ending
-            failure = _failure(error, clock, task, name, options)
+            raise  # the run itself is not as it should be
+        except EnvironmentFault as error:
+            fault, hint = f"{clock.doing} {error}", None
+        except Exception as error:  # a stranger's environment may raise anything
+            fault, hint = f"{clock.doing} {_said(error)}", None
         finally:
             clock.stop()
+            episode.close()
+        where = f"environment {name}, sample {task.sample_id}"
+        failure = EpisodeError(fault, where=where, hint=hint or "mend it, or set environment.on_failure: zero or drop")
         logger.warning("%s (attempt %d of %d)", failure, attempt + 1, options.retries + 1)
     if options.on_failure == "fail":
         raise failure
@@ -123,62 +157,109 @@ async def play_episode(
     return _played(task, episode, Outcome(status="failed"))
 
 
-async def _run(make: Make, call: Caller, episode: Episode, clock: Clock) -> Outcome:
-    environment = await make(call)
-    policy: Policy = episode.policy()
-    clock.doing = "run"
-    clock.start()
+async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Run it in a task of its own until it ends or the clock has passed.
+
+    A run that passes it is cancelled and left behind, whether it ends or not. Raises what it raises, and
+    `EpisodeError` where it was too slow or ended by a cancellation that nobody here asked for.
+    """
+    running = asyncio.ensure_future(run)
+    passed = asyncio.ensure_future(clock.passed.wait())
     try:
+        await asyncio.wait({running, passed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        passed.cancel()
+        running.cancel()
+    if clock.passed.is_set():
+        running.add_done_callback(_forget)
+        raise EpisodeError(
+            f"{clock.doing} gave no answer within {clock.seconds:g} s",
+            where="environment.timeout_seconds",
+            hint="raise environment.timeout_seconds, or set environment.on_failure: zero or drop",
+        )
+    if running.cancelled():
+        raise EnvironmentFault("was cancelled by itself")
+    return running.result()
+
+
+def _forget(task: asyncio.Task[Outcome]) -> None:
+    """Take the error of a run that was left behind: it has been told of already."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _run(make: Make, call: Caller, episode: Episode, clock: Clock) -> Outcome:
+    try:
+        environment = await make(call)
+        policy: Policy = episode.policy()
+        clock.doing = "run"
+        clock.start()
         outcome = await environment.run(episode.task, policy)
     except EpisodeTruncated:
         return Outcome(status="truncated")
-    return _checked(outcome)
+    except (SystemExit, KeyboardInterrupt) as error:  # raised on, they would end the loop of all episodes
+        raise EnvironmentFault(_said(error)) from error
+    return _checked(outcome, episode)
 
 
-def _checked(outcome: object) -> Outcome:
-    """Raises `TypeError` or `ValueError` for what is no outcome."""
-    if not isinstance(outcome, Outcome):
-        raise TypeError(f"run() gave a {type(outcome).__name__}, not an Outcome")
-    numbers = {"reward": outcome.reward, **{f"the reward of turn {n}": r for n, r in outcome.turn_rewards.items()}}
-    for what, value in {**numbers, **outcome.metrics}.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{what} is {value!r}, not a finite number")
-    return outcome
+def _said(error: BaseException) -> str:
+    return f"raised {type(error).__name__}: {printable(str(error))}"
 
 
-def _failure(error: BaseException, clock: Clock, task: Task, name: str, options: EnvironmentConfig) -> EpisodeError:
-    if clock.passed:
-        what = f"{clock.doing} gave no answer within {options.timeout_seconds:g} s"
-        hint = "raise environment.timeout_seconds, or set environment.on_failure to zero or drop"
-    else:
-        what = f"{clock.doing} raised {type(error).__name__}: {printable(str(error))}"
-        hint = "mend it, or set environment.on_failure to zero or drop"
-    return EpisodeError(what, where=f"environment {name}, sample {task.sample_id}", hint=hint)
+def _checked(found: object, episode: Episode) -> Outcome:
+    """An outcome with plain numbers. Raises `EnvironmentFault` for what is none, or says that it failed."""
+    if not isinstance(found, Outcome):
+        raise EnvironmentFault(f"gave a {type(found).__name__}, not an Outcome")
+    if found.status not in get_args(Status):
+        raise EnvironmentFault(f"gave the status {found.status!r:.100}, which is none of {', '.join(get_args(Status))}")
+    if found.status == "failed":
+        raise EnvironmentFault("says that the episode failed")
+    unknown = [turn for turn in found.turn_rewards if turn not in range(episode.num_turns)]
+    if unknown:
+        raise EnvironmentFault(f"rewards turn {unknown[0]!r:.100}, but there were {episode.num_turns}")
+    taken = RESERVED.intersection(found.metrics)
+    if taken:
+        raise EnvironmentFault(f"measures {min(taken)}, which is the name of a metric of core's")
+    return Outcome(
+        reward=_finite("the reward", found.reward),
+        turn_rewards={
+            int(turn): _finite(f"the reward of turn {turn}", each) for turn, each in found.turn_rewards.items()
+        },
+        metrics={str(name): _finite(f"the metric {name}", value) for name, value in found.metrics.items()},
+        status=found.status,
+    )
+
+
+def _finite(what: str, value: object) -> float:
+    """Takes what is a number to any library."""
+    if not (isinstance(value, Real) and math.isfinite(value)):
+        raise EnvironmentFault(f"gave a number that is none: {what} is {value!r:.100}")
+    return float(value)
 
 
 def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
+    """Raises `EpisodeError` where the policy had no turn."""
     rows = tuple(row for row in episode.rows if row.turn_ends)
+    if not rows:
+        raise EpisodeError(
+            "the episode ended before the policy's first turn",
+            where="environment",
+            hint="see whether the prompt and the first observation leave room for an answer; "
+            "environment.on_failure: drop leaves such episodes out",
+        )
     for row in rows:
         row.drop_last_observation()
-    if rows and outcome.status == "truncated":
+    if outcome.status == "truncated":
         rows[-1].finish_reason = "length"
-    failed = outcome.status == "failed"
-    turn_rewards = {} if failed else {turn: float(reward) for turn, reward in outcome.turn_rewards.items()}
-    unknown = sorted(turn for turn in turn_rewards if not 0 <= turn < episode.num_turns)
-    if unknown:
-        raise EpisodeError(
-            f"rewards turn {unknown[0]}, but there were {episode.num_turns}", where=f"sample {task.sample_id}"
-        )
-    reward = 0.0 if failed else math.fsum([outcome.reward, *turn_rewards.values()])
-    response = sum(len(row.ids) for row in rows)
-    given = sum(len(turn.token_ids) for row in rows for turn in row.turns if turn.role == "environment")
+    response = sum(row.num_own for row in rows)
     measured = {
         "num_turns": float(episode.num_turns),
         "truncated": float(outcome.status == "truncated"),
-        "failed": float(failed),
+        "failed": float(outcome.status == "failed"),
         "bad_tool_calls": float(episode.bad_tool_calls),
-        "observation_tokens": float(given),
+        "observation_tokens": float(response - sum(sum(row.mask) for row in rows)),
         "response_tokens": float(response),
-        **{OWN + name: float(value) for name, value in outcome.metrics.items()},
+        **{OWN + name: value for name, value in outcome.metrics.items()},
     }
-    return Played(task.prompt, task.sample_id, rows, reward, turn_rewards, measured)
+    reward = math.fsum([outcome.reward, *outcome.turn_rewards.values()])
+    return Played(task.prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards), measured)

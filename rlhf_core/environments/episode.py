@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config.sections import EnvironmentConfig
 from ..errors import EpisodeError
@@ -18,16 +19,14 @@ from .row import Row
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ask = Callable[[GenerationRequest, tuple[str, ...]], Awaitable[Completion]]
+Ask = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Completion]]
 """Have the engine sample one turn, which the given texts end besides the run's."""
 
 
 class Clock(Protocol):
-    """Stops while the policy answers: an environment's deadline is for its own time."""
+    """Rests while the policy answers: an environment's deadline is for its own time."""
 
-    def stop(self) -> None: ...
-
-    def start(self) -> None: ...
+    def answering(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +49,8 @@ class Episode:
         self.rules = rules
         self.chat = chat
         self.task = task
-        self.ask = ask
-        self.clock = clock
+        self._ask = ask
+        self._clock = clock
         self.rows: list[Row] = []
         self.tools: tuple[Tool, ...] | None = None
         """Those of the first turn."""
@@ -59,6 +58,27 @@ class Episode:
         """Turns of the policy."""
         self.bad_tool_calls = 0
         self.encoder = PromptEncoder(rules.tokenizer)
+        self._asking: set[asyncio.Future[Completion]] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """No turn is sampled any more: the episode is over, whether its environment knows or not."""
+        self._closed = True
+        for asked in self._asking:
+            asked.cancel()
+
+    def check_open(self) -> None:
+        """Raise `RuntimeError` after `close`."""
+        if self._closed:
+            raise RuntimeError("the episode is over")
+
+    async def ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
+        """Have the engine sample a turn; the environment's clock rests meanwhile."""
+        asked = asyncio.ensure_future(self._ask(request, stop))
+        self._asking.add(asked)
+        asked.add_done_callback(self._asking.discard)
+        with self._clock.answering():
+            return await asked
 
     def policy(self) -> EpisodePolicy:
         """The policy in the episode's first branch."""
@@ -81,7 +101,7 @@ class Episode:
         return max(0, min(bounds))
 
     def end_of_turn(self, row: Row) -> tuple[str, ...]:
-        """The text that ends a turn of a conversation, where the engine does not know it for an end (a base model's)."""
+        """The text that ends a turn of a conversation, which a base model's engine does not know for an end."""
         token = self.chat.end_of_turn_id if row.messages is not None else None
         if token is None or token in self.rules.eos_token_ids:
             return ()
@@ -132,14 +152,17 @@ class Episode:
             return row
         new = as_messages(messages)
         row.conversation += new
-        thinks = any("</think>" in turn.text for turn in row.turns if turn.role == "policy")
-        cuts = self.rules.options.history == "branch" and self.chat.check(self.tools or ()).cuts(new, thinking=thinks)
-        if cuts:
+        if self.rules.options.history == "branch" and self._is_cut(row, new):
             return self._open_chat(tuple(row.conversation))
         ids = self.chat.after_reply(new, tools=self.tools or (), sampled_ids=row.last_sampled)
         if ids:
             row.give(ids, messages if isinstance(messages, str) else "\n".join(_content(each) for each in new))
         return row
+
+    def _is_cut(self, row: Row, new: Sequence[Message]) -> bool:
+        """Whether the template writes replies of this row otherwise than they were sampled, now that `new` follows."""
+        thinking = any(turn.role == "policy" and "</think>" in turn.text for turn in row.turns)
+        return self.chat.check(self.tools or ()).cuts(new, thinking=thinking)
 
     def fork(self, row: Row) -> Row:
         return self._add(row.fork(len(self.rows)))
@@ -151,6 +174,8 @@ class EpisodePolicy:
     def __init__(self, episode: Episode, row: Row | None) -> None:
         self._episode = episode
         self._row = row
+        self._answered = True
+        """Whether the last turn was waited for to its end."""
 
     @property
     def remaining_turns(self) -> int:
@@ -163,6 +188,9 @@ class EpisodePolicy:
     async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
         """See `Policy.turn`."""
         episode = self._episode
+        episode.check_open()
+        if not self._answered:
+            raise ValueError("a turn of this branch was not waited for; fork() first, to have two at a time")
         if episode.remaining_turns < 1:
             raise EpisodeTruncated(f"no turn is left of {episode.rules.options.max_turns}")
         if episode.tools is None:
@@ -176,7 +204,10 @@ class EpisodePolicy:
         if limit < 1:
             row.drop_last_observation()
             raise EpisodeTruncated("no token is left")
-        return await self._sample(row, limit, tuple(stop))
+        self._answered = False
+        reply = await self._sample(row, limit, tuple(stop))
+        self._answered = True
+        return reply
 
     async def _sample(self, row: Row, limit: int, stop: tuple[str, ...]) -> Reply:
         episode = self._episode
@@ -189,8 +220,7 @@ class EpisodePolicy:
             offset=row.num_sampled,
             max_new_tokens=limit,
         )
-        with _stopped(episode.clock):
-            completion = await episode.ask(request, (*stop, *episode.end_of_turn(row)))
+        completion = await episode.ask(request, (*stop, *episode.end_of_turn(row)))
         text = episode.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         calls = self._read_calls(completion)
@@ -219,18 +249,9 @@ class EpisodePolicy:
 
     def fork(self) -> EpisodePolicy:
         """See `Policy.fork`. Before the first turn there is nothing to share: both begin with the prompt."""
-        if self._row is None:
-            raise ValueError("fork() comes after the first turn: before it, there is nothing to share")
+        if self._row is None or not self._answered:
+            raise ValueError("fork() comes after a turn: before the first, there is nothing to share")
         return EpisodePolicy(self._episode, self._episode.fork(self._row))
-
-
-@contextmanager
-def _stopped(clock: Clock) -> Iterator[None]:
-    clock.stop()
-    try:
-        yield
-    finally:
-        clock.start()
 
 
 def as_messages(given: Messages, role: str = "user") -> tuple[Message, ...]:

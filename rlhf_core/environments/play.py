@@ -1,18 +1,20 @@
 """Playing many episodes at once: environments on an event loop of their own, one engine for all of them.
 
 The engine is given, in rounds, every turn that is asked for. As long as the environments do not wait for anything, a
-round begins when every open episode has asked for a turn, so what is in a round does not depend on timing. Once a
+round begins when every open episode has asked for its turns, so what is in a round does not depend on timing. Once a
 call of the environment has taken `PATIENCE_SECONDS`, the engine waits for nobody: it takes whoever is ready.
 """
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import ConfigError, EpisodeError, RlhfError
 from ..protocols import RolloutEngine
@@ -171,23 +173,26 @@ class _Session:
         self._name = name
         self._changed = threading.Condition()
         self._queue = deque(samples)
-        self._computing = 0
-        """Open episodes that wait for no turn."""
-        self._open = 0
+        self._open = min(rules.options.concurrency, len(samples))
+        self._asked: Counter[int] = Counter()
+        """Sample id -> turns that its episode waits for; only of those that wait."""
+        self._handed = self._received = 0
+        """What was given to the loop, and what it has taken up."""
+        self._idle = False
+        self._closing = False
         self._turns: list[_Turn] = []
         self._played: list[Played] = []
         self._error: BaseException | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop(_Watched(self._loop_waits))
         self._workers = Workers(self._loop, rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"environment {name}", daemon=True)
+        self._hand(self._start, self._open)
         self._thread.start()
-        self._computing = self._open = min(rules.options.concurrency, len(samples))
-        self._loop.call_soon_threadsafe(self._start, self._open)
 
     @property
     def over(self) -> bool:
         with self._changed:
-            return not (self._open or self._queue or self._error)
+            return not (self._open or self._error)
 
     def take_played(self) -> list[Played]:
         """Episodes that ended since the last call. Raises what ended the run."""
@@ -198,9 +203,13 @@ class _Session:
         return played
 
     def wait_for_all(self, seconds: float) -> bool:
-        """Whether every open episode has asked for its turn within so many seconds."""
+        """Whether every open episode has asked for its turns within so many seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._computing == 0 or self._error is not None, seconds)
+            return self._changed.wait_for(lambda: self._is_settled() or not self._open or self._error, seconds) is True
+
+    def _is_settled(self) -> bool:
+        # An episode may ask for turns of several branches: all that will be asked for is there once the loop waits.
+        return self._idle and self._handed == self._received and len(self._asked) == self._open
 
     def take_turns(self, timeout_seconds: float) -> list[_Turn]:
         """The turns that are asked for, as soon as there is one; none when no episode is open.
@@ -209,7 +218,7 @@ class _Session:
         """
         alive = time.monotonic()
         with self._changed:
-            while not (self._turns or self._error or self._computing == 0):
+            while not (self._turns or self._error or not self._open):
                 if self._changed.wait(_POLL_SECONDS):
                     continue
                 if time.monotonic() - alive > timeout_seconds + _PROBE_SECONDS:
@@ -235,12 +244,17 @@ class _Session:
 
     def answer(self, answered: Sequence[tuple[_Turn, Completion]]) -> None:
         """Let the episodes go on."""
+        self._hand(_set_results, answered)
+
+    def _hand(self, function: Callable[..., None], *args: Any) -> None:
         with self._changed:
-            self._computing += len(answered)
-        self._loop.call_soon_threadsafe(_set_results, answered)
+            self._handed += 1
+        self._loop.call_soon_threadsafe(self._receive, function, *args)
 
     def close(self) -> None:
         """End what is still being played."""
+        with self._changed:
+            self._closing = True
         self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_PROBE_SECONDS)
         self._workers.close()
@@ -248,6 +262,16 @@ class _Session:
             self._loop.close()
 
     # What follows runs on the loop.
+
+    def _loop_waits(self, waits: bool) -> None:
+        with self._changed:
+            self._idle = waits
+            self._changed.notify_all()
+
+    def _receive(self, function: Callable[..., None], *args: Any) -> None:
+        with self._changed:
+            self._received += 1
+        function(*args)
 
     def _start(self, count: int) -> None:
         for _ in range(count):
@@ -269,19 +293,25 @@ class _Session:
         turn = _Turn(request, stop, self._loop.create_future())
         with self._changed:
             self._turns.append(turn)
-            self._computing -= 1
+            self._asked[request.sample_id] += 1
             self._changed.notify_all()
-        return await turn.answer
+        try:
+            return await turn.answer
+        finally:
+            with self._changed:
+                self._turns = [each for each in self._turns if each is not turn]
+                self._asked[request.sample_id] -= 1
+                if not self._asked[request.sample_id]:
+                    del self._asked[request.sample_id]
 
     def _end(self, played: Played | None, error: BaseException | None) -> None:
         with self._changed:
             if played is not None:
                 self._played.append(played)
-            if error is not None and not isinstance(error, asyncio.CancelledError):
+            if error is not None and not self._closing:
                 self._error = self._error or error
             goes_on = bool(self._queue) and error is None
             self._open -= not goes_on
-            self._computing -= not goes_on
             self._changed.notify_all()
         if goes_on:
             self._start(1)
@@ -297,3 +327,20 @@ def _set_results(answered: Sequence[tuple[_Turn, Completion]]) -> None:
     for turn, completion in answered:
         if not turn.answer.done():
             turn.answer.set_result(completion)
+
+
+class _Watched(selectors.DefaultSelector):
+    """Tells when its loop has nothing left to do but to wait, and when that ends."""
+
+    def __init__(self, tell: Callable[[bool], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        self._tell(True)
+        try:
+            return super().select(timeout)
+        finally:
+            self._tell(False)

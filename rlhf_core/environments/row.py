@@ -35,6 +35,8 @@ class Row:
     """Number of a turn of the episode that was sampled here -> index in `ids` of its last token."""
     num_sampled: int = 0
     """Tokens sampled in this branch, those it shares with the branch it came from included."""
+    num_shared: int = 0
+    """Tokens of the response that stand in the branch this one came from."""
     policy_version: int | None = None
     """The oldest of all sampled tokens."""
     finish_reason: FinishReason = "stop"
@@ -49,9 +51,14 @@ class Row:
         return (*self.prompt_ids, *self.ids)
 
     @property
+    def num_own(self) -> int:
+        """Tokens of the response that stand in no other branch before."""
+        return len(self.ids) - self.num_shared
+
+    @property
     def last_sampled(self) -> tuple[int, ...]:
-        """The tokens of the policy's newest turn."""
-        return self.turns[-1].token_ids
+        """The tokens of the policy's newest turn; none before the first."""
+        return next((turn.token_ids for turn in reversed(self.turns) if turn.role == "policy"), ())
 
     def give(self, token_ids: Sequence[int], text: str) -> None:
         """Add what the environment says: it is read, and not learnt."""
@@ -97,6 +104,7 @@ class Row:
             support=[()] * len(self.ids),
             turns=list(self.turns),
             turn_ends={},
+            num_shared=len(self.ids),
         )
 
     def drop_last_observation(self) -> None:

@@ -113,7 +113,8 @@ class RolloutSource:
         raw = {
             name: torch.tensor([item.rewards[name] for item in items], dtype=torch.float32) for name in items[0].rewards
         }
-        first = torch.tensor([item.branch == 0 for item in items])
+        counted = [items[0].sample_id - 1, *(item.sample_id for item in items[:-1])]
+        first = torch.tensor([item.sample_id != before for item, before in zip(items, counted, strict=True)])
         combined = self._combiner.combine(raw, counts=first)
         episode = replace(collate(items), scores=combined.scores)
         if episode.turn_rewards is not None:
