@@ -48,7 +48,10 @@ class Clock:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._handle: asyncio.TimerHandle | None = None
+        self._until: float | None = None
+        """When the environment's time ends; None while it is not its turn."""
+        self._timer: asyncio.TimerHandle | None = None
+        """One for many calls: making one for each costs more than most calls do."""
         self._answering = 0
         """Turns that the policy is being asked for."""
         self.passed = asyncio.Event()
@@ -57,15 +60,24 @@ class Clock:
 
     def start(self) -> None:
         """The environment's time begins (again)."""
-        self.stop()
-        if not self._answering:
-            self._handle = self._loop.call_later(self.seconds, self.passed.set)
+        if self._answering:
+            return
+        self._until = self._loop.time() + self.seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._until, self._look)
 
     def stop(self) -> None:
         """It ends."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        self._until = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._until is None:
+            return
+        if self._loop.time() >= self._until:
+            self.passed.set()
+        else:
+            self._timer = self._loop.call_at(self._until, self._look)
 
     @contextmanager
     def answering(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, DataError
@@ -19,6 +19,9 @@ from .tool_calls import FORMATS, ToolFormat, tool_response
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_REMEMBERED = 1024
+"""Texts whose ids are kept: an environment says much the same to many episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class ChatFormat:
         self._template = ChatTemplate(tokenizer)
         self._wanted_format = tool_format
         self._given_eos = frozenset(eos_token_ids)
+        self._encode = lru_cache(maxsize=_REMEMBERED)(self._encode_anew)
         self._last_check: tuple[tuple[Tool, ...], HistoryCheck] | None = None
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, tuple[int, ...]]:
@@ -164,7 +168,7 @@ class ChatFormat:
         newline, whole = self._encode("\n"), self._encode("\n" + text)
         return whole[len(newline) :] if whole[: len(newline)] == newline else None
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode_anew(self, text: str) -> tuple[int, ...]:
         # A template writes its special tokens itself; half of a surrogate pair, which tools may give, is no text.
         text = text.encode("utf-8", "replace").decode()
         return tuple(self._tokenizer([text], add_special_tokens=False, verbose=False)["input_ids"][0])

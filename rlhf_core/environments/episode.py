@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config.sections import EnvironmentConfig
@@ -40,6 +40,11 @@ class Rules:
     """Longest sequence the engine can continue."""
     eos_token_ids: frozenset[int]
     """At which the engine ends a turn."""
+    encoder: PromptEncoder = field(init=False)
+    """Of prompts, shared so that one of them is encoded once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "encoder", PromptEncoder(self.tokenizer))
 
 
 class Episode:
@@ -57,7 +62,7 @@ class Episode:
         self.num_turns = 0
         """Turns of the policy."""
         self.bad_tool_calls = 0
-        self.encoder = PromptEncoder(rules.tokenizer)
+        self.encoder = rules.encoder
         self._asking: set[asyncio.Future[Completion]] = set()
         self._closed = False
 

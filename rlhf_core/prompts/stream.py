@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _SCAN_SIZE = 1024
 """Records encoded at once when lengths are checked."""
+_REMEMBERED = 1024
+"""Texts whose ids an encoder keeps."""
 
 Record = Mapping[str, Any]
 
@@ -194,6 +196,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, text_as_chat: bool = False) -> None:
         self._tokenizer = tokenizer
         self._text_as_chat = text_as_chat
+        self.encode = lru_cache(maxsize=_REMEMBERED)(self._encode)
 
     def prompt(self, record: Record, position: int, name: str) -> Prompt:
         """Encode one record; `name` is what errors call it. Raises `DataError` on one that is no prompt."""
@@ -219,7 +222,7 @@ class PromptEncoder:
                     lengths[place] = count
         return lengths
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str) -> tuple[int, ...]:
         """The ids of a text prompt, with the tokenizer's own special tokens."""
         return tuple(self._token_ids([text], special_tokens=True)[0])
 
