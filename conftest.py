@@ -48,6 +48,15 @@ def nothing_is_left_running() -> Iterator[None]:
     assert not said, f"left running by the tests: {said}"
 
 
+@pytest.fixture(scope="session")
+def ray_worker_source(nothing_is_left_running: None) -> Iterator[None]:
+    """A Ray that is started with `quick_ray.quick_workers` has its workers forked, seconds sooner."""
+    from quick_ray import worker_source
+
+    with worker_source():
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_plots() -> Iterator[None]:
     """Runs of this process write no report: its plots take longer than a tiny run, and have tests of their own."""
