@@ -17,9 +17,9 @@ settings.load_profile("any-machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of whole runs come first: were they last, one of several processes would end long after the others."""
-    first = {"integration", "ray"}
-    items.sort(key=lambda item: first.isdisjoint(item.path.parts))
+    """Long files come first: were they last, one of several processes would end long after the others."""
+    runs, quick = {"integration", "ray", "strategies"}, {"unit", "architecture"}
+    items.sort(key=lambda item: (runs.isdisjoint(item.path.parts), not quick.isdisjoint(item.path.parts)))
 
 
 @pytest.fixture(scope="session", autouse=True)
