@@ -17,9 +17,9 @@ settings.load_profile("any-machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of whole runs come first: were they last, one of several processes would end long after the others."""
-    first = {"integration", "ray"}
-    items.sort(key=lambda item: first.isdisjoint(item.path.parts))
+    """Long files come first: were they last, one of several processes would end long after the others."""
+    runs, quick = {"integration", "ray", "strategies"}, {"unit", "architecture"}
+    items.sort(key=lambda item: (runs.isdisjoint(item.path.parts), not quick.isdisjoint(item.path.parts)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,6 +46,15 @@ def nothing_is_left_running() -> Iterator[None]:
     said = [command_line(process) for process in left()]
     kill(left)
     assert not said, f"left running by the tests: {said}"
+
+
+@pytest.fixture(scope="session")
+def ray_worker_source(nothing_is_left_running: None) -> Iterator[None]:
+    """A Ray that is started with `quick_ray.quick_workers` has its workers forked, seconds sooner."""
+    from quick_ray import worker_source
+
+    with worker_source():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

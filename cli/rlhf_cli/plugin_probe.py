@@ -34,7 +34,7 @@ def probe(refs: Sequence[PluginRef], *, trial_seconds: float = TRIAL_SECONDS) ->
     """A verdict for each plugin, in order. Raises `RlhfError` when the prober itself fails."""
     wanted = json.dumps([[ref.kind, ref.name] for ref in refs])
     command = [sys.executable, "-m", __name__, wanted, str(trial_seconds)]
-    limit = trial_seconds * (len(refs) + 1)
+    limit = TRIAL_SECONDS + trial_seconds * len(refs)  # its own start takes that time, too
     # The same search path, wherever this process got it from.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env=environment)

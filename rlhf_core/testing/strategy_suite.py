@@ -182,7 +182,8 @@ def run_strategies(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = (num_processes, port, list(cases), folder, list(load_chain))
-    running = start_processes(_worker, arguments, nprocs=num_processes, join=False, start_method="spawn")
+    # With `multiprocessing.set_forkserver_preload`, a test run imports torch and transformers once for all of these.
+    running = start_processes(_worker, arguments, nprocs=num_processes, join=False, start_method="forkserver")
     try:
         while not running.join():
             pass

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +23,7 @@ def files() -> list[Path]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     found = [path for line in listed.stdout.splitlines() if (path := ROOT / line).is_file()]
     assert found, "git lists no files"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "ray", "colossalai", "vllm", "matplotlib", "numpy"}
 TENSOR_CODE = {
@@ -22,7 +23,7 @@ def test_import_contracts_hold(root: Path) -> None:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tomllib
+from running import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
@@ -34,7 +35,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 HEAVY = {"torch", "ray", "transformers", "peft", "numpy", "safetensors", "colossalai", "vllm"}
 SCRIPT = """
@@ -18,7 +19,12 @@ print("\\n" + json.dumps({"code": code, "loaded": sorted({name.partition(".")[0]
 
 def loaded_by(*arguments: str, cwd: Path | None = None) -> tuple[int, set[str], str]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, timeout=120, check=True, cwd=cwd
+        [sys.executable, "-c", SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+        cwd=cwd,
     )
     last = json.loads(done.stdout.rstrip().rpartition("\n")[2])
     return last["code"], set(last["loaded"]), done.stderr
@@ -58,5 +64,7 @@ def test_checking_a_run_file_loads_nothing_heavy(tmp_path, algorithm):
 
 def test_core_itself_is_light():
     listed = "import rlhf_core, rlhf_core.config.resolve, json, sys; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", listed], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert not (HEAVY | {"click", "rich"}) & {name.partition(".")[0] for name in json.loads(done.stdout)}

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 from rlhf_core.plugins.discovery import discover, load_ref
 
@@ -68,13 +69,17 @@ for module, names in json.load(sys.stdin).items():
     print(*(f"{module}.{name}" for name in names if not hasattr(loaded, name)), end="")
 """
     given = json.dumps({module: sorted(names) for module, names in public.items()})
-    done = subprocess.run([sys.executable, "-c", check], input=given, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", check], input=given, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_the_types_load_little_of_core():
     script = "import rlhf_core.types, json, sys; print(json.dumps([m for m in sys.modules if m[:9] == 'rlhf_core']))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert len(json.loads(done.stdout)) <= 9
 
 

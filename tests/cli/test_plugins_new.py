@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from running import PATIENCE_SECONDS
 
 from rlhf_cli.main import run
 from rlhf_cli.scaffold import TEMPLATES, new_plugin
@@ -66,7 +67,7 @@ def test_all_of_it_is_tidy(tmp_path):
     rules = ["--select", "E,F,W,I,UP,B,SIM,C4,D100,D101"]
     for arguments in (["check", "--no-cache", *rules, "."], ["format", "--no-cache", "--check", "."]):
         done = subprocess.run(
-            [str(ruff), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            [str(ruff), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 RLHF = str(Path(sys.executable).parent / "rlhf")
 
 
 def rlhf(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RLHF, *arguments], capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+    return subprocess.run(
+        [RLHF, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, cwd=cwd
+    )
 
 
 def test_help_and_a_typo():
@@ -29,7 +32,9 @@ def test_a_pipe_gets_json_and_no_colour():
 
 
 def test_a_reader_that_leaves_early_is_no_traceback():
-    pipe = subprocess.run(f"{RLHF} config schema | head -n 1", shell=True, capture_output=True, text=True, timeout=120)
+    pipe = subprocess.run(
+        f"{RLHF} config schema | head -n 1", shell=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert pipe.stdout == "{\n"
     assert "Traceback" not in pipe.stderr
     assert "BrokenPipe" not in pipe.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import PATIENCE_SECONDS
 
 from rlhf_cli.plugin_trial import try_plugin
 from rlhf_core.entry.train import train
@@ -125,7 +126,7 @@ def in_the_suites(folder: Path, log: Path) -> dict[str, dict[str, str]]:
     environment = {**os.environ, "PYTHONPATH": sys.path[0], "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", ONE_OF_EACH, str(project)]
     done = subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=project, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return noted(log)

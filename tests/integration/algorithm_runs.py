@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from quick_ray import quick_workers
 from running import PATIENCE_SECONDS
 
 from rlhf_core import report, train
@@ -81,9 +83,11 @@ def make_runs(out: Path, deployment: str, names: list[str]) -> None:
             train(run_file(name, deployment, out / "data.jsonl"), output=out / f"{name}-{deployment}")
 
 
-def one_ray() -> AbstractContextManager[Any]:
+@contextmanager
+def one_ray() -> Iterator[None]:
     """Ray, as the transport starts it, for all runs inside."""
     from rlhf_ray.cluster import connected
     from rlhf_ray.config import RayConfig
 
-    return connected(RayConfig())
+    with quick_workers(), connected(RayConfig()):
+        yield

@@ -77,6 +77,13 @@ def train_and_resume(out: Path, name: str, run: dict[str, Any], rank: int) -> No
     train(run, output=copy, resume=str(copy / "checkpoints" / first.name))
 
 
+def train_one(run: dict[str, Any], folder: Path, resume: str | None) -> None:
+    """In a process of its own: one rank of one run."""
+    torch.set_num_threads(1)
+    report.build_report = lambda folders: None
+    train(run, output=folder, resume=resume)
+
+
 def make_runs(out: Path, rank: int, names: list[str]) -> None:
     """In a process of its own: every run of these strategies, with one thread and without plots."""
     torch.set_num_threads(1)

@@ -30,12 +30,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def quick_detached(runs: Path) -> None:
+def quick_detached(runs: Path, ray_worker_source: None) -> None:
     run_all(Forked(make_runs, runs, "ray", list(QUICK)))
 
 
 @pytest.fixture(scope="module")
-def other_detached(runs: Path) -> None:
+def other_detached(runs: Path, ray_worker_source: None) -> None:
     run_all(Forked(make_runs, runs, "ray", [name for name in ALGORITHMS if name not in QUICK]))
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from quick_ray import quick_workers
 from run_files import metrics, samples, start
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -76,7 +77,7 @@ def test_every_pair_of_values_is_tried() -> None:
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[None]:
+def ray(ray_worker_source: None) -> Iterator[None]:
     """One Ray for all runs of this module; its processes, and this one, compute on one thread each."""
     from rlhf_ray.cluster import connected
     from rlhf_ray.config import RayConfig
@@ -85,7 +86,7 @@ def ray() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        with connected(RayConfig()):
+        with quick_workers(), connected(RayConfig()):
             yield
     torch.set_num_threads(before)
 

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from run_files import lines, start, tree
+from running import PATIENCE_SECONDS
 
 from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.errors import RlhfError, UserInputError
@@ -240,7 +241,11 @@ main.main([])
 def test_however_many_signals_come_the_code_is_130(name, when):
     """Also while threads end; and where Python gives up its handlers, signals have none to fall back to."""
     done = subprocess.run(
-        [sys.executable, "-c", THREE_SIGNALS, name, when], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", THREE_SIGNALS, name, when],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr

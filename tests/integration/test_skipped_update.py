@@ -2,14 +2,12 @@
 
 import datetime
 import json
-import os
-import socket
 import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from running import PATIENCE_SECONDS, Forked, ranks, run_all
 
 from rlhf_core.batching import masked
 from rlhf_core.plugins.discovery import load, resolve_build
@@ -65,12 +63,10 @@ def observe(name, rank):
     return lines
 
 
-def worker(rank, port, folder):
+def worker(rank, folder):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_PORT": port}
-    os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=240))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE_SECONDS))
     seen = {name: observe(name, rank) for name in STRATEGIES}
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
@@ -79,10 +75,7 @@ def worker(rank, port, folder):
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("skipped")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(worker, (port, folder), nprocs=2)
+    run_all(*(Forked(worker, rank, folder, env=place) for rank, place in enumerate(ranks(2))))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from run_files import samples
-from running import Forked, ended, ranks, rlhf, run_all, wait_until
+from running import Forked, ended, ranks, run_all, wait_until
 from safetensors.torch import load_file
-from strategy_runs import REWARD, ROLLED_BACK, make_runs, run_file
+from strategy_runs import REWARD, ROLLED_BACK, make_runs, run_file, train_one
 
 from rlhf_core import train
 
@@ -114,9 +113,8 @@ def sorted_fraction(rollouts):
 """
 
 
-def _command(folder: Path, *flags: str) -> Forked:
-    arguments = ["train", folder / "run.yaml", "--output", folder / "run", "--num-processes", "2", *flags]
-    return rlhf(*arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def _ranks(run: dict[str, Any], folder: Path, resume: str | None = None) -> list[Forked]:
+    return [Forked(train_one, run, folder, resume, env=place) for place in ranks(2)]
 
 
 @pytest.mark.parametrize(
@@ -126,15 +124,17 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(runs: Path, tmp_path: Path, 
     reward = tmp_path / REWARD.name
     reward.write_text(REWARD.read_text() + HOLD)
     run = {**run_file({"name": name}), "rewards": [{"name": f"{reward}:sorted_fraction"}]}
-    (tmp_path / "run.yaml").write_text(json.dumps(run))  # JSON is YAML
-    process = _command(tmp_path)
-    with ended(process):
-        wait_until(lambda: process.returncode is not None or (tmp_path / "held").exists(), "the second episode")
-        process.assert_runs()
-    assert not process.processes()
+    processes = _ranks(run, tmp_path / "run")
+    with ended(*processes):
+        wait_until(
+            lambda: (tmp_path / "held").exists() or any(each.returncode is not None for each in processes),
+            "the second episode",
+        )
+        for process in processes:
+            process.assert_runs()
     assert len(_lines(tmp_path / "run")) == 3
     (tmp_path / "go").touch()
-    run_all(_command(tmp_path, "--resume", "auto"))
+    run_all(*_ranks(run, tmp_path / "run", "auto"))
     _assert_same(tmp_path / "run", runs / name)
     assert samples(tmp_path / "run") == samples(runs / name)
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -149,19 +149,29 @@ def _forked(
     function(*arguments)
 
 
-def _command(plots: bool, *arguments: str) -> None:
+def _command(plots: bool, quick_ray: bool, *arguments: str) -> None:
     from rlhf_cli.main import main
     from rlhf_core import report
 
     if not plots:
         report.build_report = lambda folders: None
     sys.argv = ["rlhf", *arguments]
-    main()
+    with _quick_workers() if quick_ray else nullcontext():
+        main()
 
 
-def rlhf(*arguments: object, plots: bool = False, **options: Any) -> Forked:
-    """The command with these arguments, started; plots take longer than a tiny run."""
-    return Forked(_command, plots, *map(str, arguments), **options)
+def _quick_workers() -> AbstractContextManager[None]:
+    from quick_ray import quick_workers
+
+    return quick_workers()
+
+
+def rlhf(*arguments: object, plots: bool = False, quick_ray: bool = False, **options: Any) -> Forked:
+    """The command with these arguments, started; plots take longer than a tiny run.
+
+    `quick_ray`: the Ray that it starts has its workers from the fixture `ray_worker_source`.
+    """
+    return Forked(_command, plots, quick_ray, *map(str, arguments), **options)
 
 
 @contextmanager
@@ -185,7 +195,7 @@ def run_to_end(function: Callable[..., None], *arguments: Any, **options: Any) -
 
 def run_rlhf(*arguments: object, plots: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
     """The command with these arguments, to its end."""
-    return run_to_end(_command, plots, *map(str, arguments), **options)
+    return run_to_end(_command, plots, False, *map(str, arguments), **options)
 
 
 def run_all(*started: Forked) -> None:

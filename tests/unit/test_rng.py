@@ -7,6 +7,7 @@ import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
+from running import PATIENCE_SECONDS
 
 from rlhf_core.util.rng import derive_seed, generator, permutation, prompt_order
 
@@ -29,7 +30,9 @@ def test_seeds_stay_what_they_are() -> None:
     code = (
         "from rlhf_core.util.rng import derive_seed, prompt_order; print(derive_seed(1, 'x', 2), prompt_order(9, 1, 2))"
     )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    other = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
     assert other.stdout.strip() == f"{derive_seed(1, 'x', 2)} {prompt_order(9, 1, 2)}"
 
 
@@ -52,5 +55,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 def test_the_module_is_light() -> None:
     code = "import sys, rlhf_core.util.rng; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
     assert result.stdout.strip() == "[]"

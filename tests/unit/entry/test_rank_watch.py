@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from running import PATIENCE_SECONDS
 
 from rlhf_core.entry.rank_watch import RankWatch
 
@@ -44,7 +45,7 @@ def ranks(tmp_path, monkeypatch):
 
 def end(process):
     process.kill()
-    process.wait(30)
+    process.wait(PATIENCE_SECONDS)
 
 
 def test_a_stopped_rank_that_was_given_up_is_killed(ranks, tmp_path):
@@ -53,7 +54,7 @@ def test_a_stopped_rank_that_was_given_up_is_killed(ranks, tmp_path):
     watch.look()
     (tmp_path / "error-0.json").write_text(json.dumps({"lost_ranks": [1]}))
     watch.look()
-    assert ranks[1].wait(30) == -signal.SIGKILL
+    assert ranks[1].wait(PATIENCE_SECONDS) == -signal.SIGKILL
     assert ranks[0].poll() is None
 
 
@@ -65,7 +66,7 @@ def test_who_does_not_follow_a_dead_rank_within_the_deadline_is_killed(ranks, tm
     assert ranks[1].poll() is None
     time.sleep(0.3)
     watch.look()
-    assert ranks[1].wait(30) == -signal.SIGKILL
+    assert ranks[1].wait(PATIENCE_SECONDS) == -signal.SIGKILL
 
 
 def test_a_rank_has_longer_where_the_others_ended_in_order(ranks, tmp_path):

@@ -101,7 +101,9 @@ def test_chunks_give_the_numbers_and_gradients_of_the_plain_path(
     plain = token_log_probs(logits, labels, 0.7)
     plain_entropy = entropy(logits, 0.7)
     target = (plain * weights).sum() + with_entropy * (plain_entropy * entropy_weights).sum()
-    expected = torch.autograd.grad(target, leaves)
+    expected = _gradients_in_float64(leaves, labels, weights, with_entropy * entropy_weights)
+    for gradient, reference in zip(torch.autograd.grad(target, leaves), expected, strict=True):
+        torch.testing.assert_close(gradient.double(), reference, rtol=1e-5, atol=1e-5)
 
     got = chunked_log_probs_and_entropy(hidden, weight, labels, 0.7, bias, chunk_tokens, with_entropy)
     torch.testing.assert_close(got.log_probs, plain)
@@ -113,7 +115,20 @@ def test_chunks_give_the_numbers_and_gradients_of_the_plain_path(
     else:
         assert got.entropy is None
     for gradient, reference in zip(torch.autograd.grad(loss, leaves), expected, strict=True):
-        torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient.double(), reference, rtol=1e-5, atol=1e-5)
+
+
+def _gradients_in_float64(
+    leaves: list[torch.Tensor], labels: torch.Tensor, weights: torch.Tensor, entropy_weights: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Both paths are held against these: two float32 sums in different orders differ by twice what each is off."""
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    hidden, weight, *bias = exact
+    logits = hidden @ weight.T + sum(bias)
+    log_all = (logits / 0.7).log_softmax(-1)
+    chosen = log_all.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    target = (chosen * weights).sum() - ((log_all.exp() * log_all).sum(-1) * entropy_weights).sum()
+    return torch.autograd.grad(target, exact)
 
 
 def test_chunks_never_make_all_logits() -> None:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.runfolder.samples import SampleRecord, SampleWriter, choose
@@ -108,7 +109,7 @@ def test_a_stuck_disk_is_an_error_within_the_deadline(tmp_path: Path):
     writer._timeout = 30.0
     with pytest.raises(RlhfError, match="Invalid argument"):  # what a pipe answers to fsync
         writer.close()
-    drain.join(30)
+    drain.join(PATIENCE_SECONDS)
     os.close(reader)
 
 

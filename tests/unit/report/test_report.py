@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.report import build_report
@@ -158,7 +159,7 @@ def test_in_a_browser_the_samples_appear_as_text_and_nothing_of_theirs_runs(tmp_
     page = build_report([make_run(tmp_path / "run", episodes=2, completion=EVIL)])
     command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
     assert "<title>run · rlhf report</title>" in done.stdout
     assert re.search(r'class="text completion">&lt;/script&gt;&lt;script&gt;', done.stdout)
     assert done.stdout.count('<article class="sample">') == 8

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import faulty_rewards as faulty
 import pytest
+from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import RewardError
 
@@ -40,7 +41,7 @@ def started():
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", source], text=True, **pipes))
             stack.callback(process.kill)
-            assert process.stdout.readline() == "started\n", process.communicate(timeout=30)
+            assert process.stdout.readline() == "started\n", process.communicate(timeout=PATIENCE_SECONDS)
             return process
 
         yield start
@@ -48,7 +49,7 @@ def started():
 
 def test_a_deadline_holds_where_pythons_lock_is_held(started):
     process = started("never_lets_go_of_the_lock", timeout=0.5)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == -signal.SIGKILL
     assert 'reward "r": dist 1.0: gave no answer within 0.5 s and holds Python\'s lock' in said
     assert "isolate: true" in said
@@ -81,14 +82,17 @@ for number in (signal.SIGINT, signal.SIGTERM) * 20:
         pass
 time.sleep(1.0)
 """
-    assert subprocess.run([sys.executable, "-c", source], timeout=60, stderr=subprocess.DEVNULL).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", source], timeout=PATIENCE_SECONDS, stderr=subprocess.DEVNULL).returncode
+        == 0
+    )
 
 
 def end_by_two_signals(process):
     for _ in range(2):
         time.sleep(1.0)
         process.send_signal(signal.SIGINT)
-    return process.communicate(timeout=60)[1]
+    return process.communicate(timeout=PATIENCE_SECONDS)[1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread watches, which needs Python's lock")
@@ -96,7 +100,7 @@ def test_an_isolated_reward_that_holds_pythons_lock_ends_with_a_killed_run(start
     process = started("says_who_and_never_lets_go_of_the_lock", timeout=600, isolate=True)
     pid = int(process.stderr.readline())
     process.kill()
-    process.wait(30)
+    process.wait(PATIENCE_SECONDS)
     for _ in range(300):
         if not Path(f"/proc/{pid}").exists() or "\tZ" in Path(f"/proc/{pid}/status").read_text().split("State:")[1][:3]:
             return

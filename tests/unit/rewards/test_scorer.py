@@ -5,6 +5,7 @@ import threading
 
 import faulty_rewards as faulty
 import pytest
+from running import PATIENCE_SECONDS
 
 from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import ConfigError, RewardError
@@ -55,7 +56,7 @@ def test_concurrent_calls_meet_and_no_more_than_asked_for(score, rollouts, kind)
 
     def reward(batch):
         enter(1)
-        barrier.wait(20)
+        barrier.wait(PATIENCE_SECONDS)
         enter(-1)
         return faulty.right(batch)
 
@@ -71,7 +72,7 @@ def test_submit_does_not_wait(rollouts):
     go = threading.Event()
 
     def reward(batch):
-        go.wait(20)
+        go.wait(PATIENCE_SECONDS)
         return faulty.right(batch)
 
     scorer = RewardScorer([RewardSpec(name="r", function=reward, call_options=RewardCallOptions())])
@@ -223,12 +224,12 @@ def test_close_ends_what_waits(rollouts):
 
     def reward(batch):
         entered.set()
-        release.wait(20)
+        release.wait(PATIENCE_SECONDS)
         return faulty.right(batch)
 
     scorer = RewardScorer([RewardSpec(name="r", function=reward, call_options=RewardCallOptions(batch_size=1))])
     future = scorer.submit(rollouts)
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE_SECONDS)
     threading.Timer(0.2, release.set).start()
     scorer.close()
     with pytest.raises(RewardError, match="the run is ending"):
@@ -246,7 +247,7 @@ def test_close_ends_a_coroutine_that_runs(rollouts):
 
     scorer = RewardScorer([RewardSpec(name="r", function=reward, call_options=RewardCallOptions())])
     future = scorer.submit(rollouts)
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE_SECONDS)
     scorer.close()
     with pytest.raises(RewardError):
         future.result(20)

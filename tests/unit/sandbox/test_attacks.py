@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from attacks import ATTACKS, PRELUDE
+from running import PATIENCE_SECONDS
 
 import rlhf_core.sandbox as package
 from rlhf_core.sandbox import Limits, SandboxError, missing, run_program
@@ -197,7 +198,7 @@ def test_as_others_with_an_interpreter_that_all_may_run(mode, user, before, outs
             input=json.dumps(job),
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=PATIENCE_SECONDS,
             user=user,
             group=user,
             extra_groups=[],
@@ -238,7 +239,7 @@ def test_a_program_ends_with_the_run_that_is_killed():
 
 
 def wait_until(happened):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.05)

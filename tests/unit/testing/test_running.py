@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from running import MARK, Forked, ended, kill, marked, rlhf, wait_until
+from running import MARK, PATIENCE_SECONDS, Forked, ended, kill, marked, rlhf, wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -65,4 +65,4 @@ def test_what_no_test_ends_is_found():
         assert left.pid in [process.pid for process in marked(os.environ[MARK])]
     finally:
         kill(lambda: [process for process in marked(os.environ[MARK]) if process.pid == left.pid])
-    assert left.wait(10) == -signal.SIGKILL
+    assert left.wait(PATIENCE_SECONDS) == -signal.SIGKILL

@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from running import PATIENCE_SECONDS
 
 from rlhf_core.distributed.interrupts import INTERRUPT_FILE, InterruptFlag
 
@@ -39,7 +40,7 @@ def test_outside_the_main_thread_it_is_inert():
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     assert seen == [(False, before)]
 
 

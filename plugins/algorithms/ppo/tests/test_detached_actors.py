@@ -10,6 +10,7 @@ import pytest
 import ray
 import ray.cloudpickle
 import torch
+from quick_ray import quick_workers
 from running import PATIENCE_SECONDS
 
 from rlhf_ppo import Critic, DetachedPPOTrainer
@@ -26,21 +27,22 @@ BEST = 5.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ray_with_gpus() -> Iterator[None]:
+def ray_with_gpus(ray_worker_source: None) -> Iterator[None]:
     """A Ray that says it has GPUs, on whatever machine this is; one that other tests started is used as it is."""
     if ray.is_initialized():
         yield
         return
     before = os.environ.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(
-        address="local",
-        num_cpus=4,
-        num_gpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-    )
+    with quick_workers():
+        ray.init(
+            address="local",
+            num_cpus=4,
+            num_gpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+        )
     yield
     ray.shutdown()
     if before is None:

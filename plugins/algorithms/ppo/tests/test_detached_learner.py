@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import PATIENCE_SECONDS
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -100,7 +101,7 @@ class Together:
     """Ranks of one process group, as threads: what they reduce is summed."""
 
     def __init__(self, world_size: int) -> None:
-        self.barrier = threading.Barrier(world_size, timeout=60)
+        self.barrier = threading.Barrier(world_size, timeout=PATIENCE_SECONDS)
         self.parts: dict[int, torch.Tensor] = {}
 
     def all_reduce(self, rank: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -280,7 +281,7 @@ def test_a_strategy_fn_that_returns_something_else_is_named() -> None:
 
 def test_the_package_loads_nothing_heavy_until_asked() -> None:
     code = "import sys, rlhf_ppo, rlhf_ray; assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins.discovery import load, missing_modules
@@ -64,7 +65,7 @@ def test_without_vllm_the_command_says_what_to_type():
         [str(Path(sys.executable).parent / "rlhf"), "train", "--engine", "vllm", "--dry-run"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert shown.returncode == 2, shown.stderr

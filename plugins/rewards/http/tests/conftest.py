@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_SECONDS
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -23,4 +24,4 @@ def serve():
     for served in started:
         if served.process.poll() is None:
             served.process.kill()
-        served.process.communicate(timeout=30)
+        served.process.communicate(timeout=PATIENCE_SECONDS)

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from rlhf_core.types import Rollout
 from rlhf_reward_http.server import RewardServer, ServerLimits
 
+PATIENCE_SECONDS = 600.0
+"""As in `running`, which a served process, that imports this module, does not find."""
+
 
 def make_rollout(sample_id, completion=None, **fields):
     values = {
@@ -51,7 +54,7 @@ def serving(score, *, token=None, port=0, **limits):
         yield server
     finally:
         server.stop(10.0)
-        thread.join(10.0)
+        thread.join(PATIENCE_SECONDS)
 
 
 def url_of(server, path="/v1/score"):
@@ -87,5 +90,5 @@ class ServedProcess:
         """The exit code, and what it said on stdout and stderr."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=PATIENCE_SECONDS)
         return self.process.returncode, out, err

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from http_rewards import make_rollout, number, serving, url_of
 from pydantic import ValidationError
+from running import PATIENCE_SECONDS
 
 from rlhf_core.components import RewardContext
 from rlhf_core.config.problems import Problems
@@ -68,7 +69,7 @@ def answering(*answers):
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
 
 
 def scores(*values):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from http_rewards import make_rollout
+from running import PATIENCE_SECONDS
 
 from rlhf_reward_http.client import HttpReward, RemoteScorerError
 from rlhf_reward_http.config import HttpRewardConfig
@@ -36,7 +37,7 @@ def test_200_concurrent_requests_lose_nothing_in_bounded_memory(serve):
     before = served.peak_bytes()
     size = 1_000_000
     rollouts = [make_rollout(i, "x" * size) for i in range(200)]
-    scores = ask(served.url, rollouts, samples_per_request=1, max_connections=200, patience_seconds=120)
+    scores = ask(served.url, rollouts, samples_per_request=1, max_connections=200, patience_seconds=PATIENCE_SECONDS)
     assert scores == [float(i) for i in range(200)]
     growth = served.peak_bytes() - before
     assert growth < 64 * size, f"{growth:,} bytes: about all 200 bodies at once"
@@ -56,15 +57,15 @@ def test_a_server_that_is_killed_and_comes_back_is_survived(serve):
         rollouts = [make_rollout(i) for i in range(300)]
         ask(url, rollouts[:10], samples_per_request=1, max_connections=4)
         seen.set()
-        answer.extend(ask(url, rollouts, samples_per_request=1, max_connections=4, patience_seconds=120))
+        answer.extend(ask(url, rollouts, samples_per_request=1, max_connections=4, patience_seconds=PATIENCE_SECONDS))
 
     asking = threading.Thread(target=run)
     asking.start()
-    assert seen.wait(60)
+    assert seen.wait(PATIENCE_SECONDS)
     first.stop(signal.SIGKILL)
     assert asking.is_alive()
     second = serve(f"{REWARDS}:slow_number", "--port", str(port))
-    asking.join(120)
+    asking.join(PATIENCE_SECONDS)
     assert answer == [float(i) for i in range(300)]
     assert second.stop(signal.SIGINT)[0] == 0
 
@@ -125,9 +126,12 @@ def test_the_command_is_listed_and_a_taken_port_is_exit_2(serve):
     served = serve("length", "--port", "0")
     command = [sys.executable, "-c", "from rlhf_cli.main import main; main()"]
     taken = subprocess.run(
-        [*command, "serve-reward", "length", "--port", str(served.port)], capture_output=True, text=True, timeout=60
+        [*command, "serve-reward", "length", "--port", str(served.port)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert taken.returncode == 2
     assert f"cannot listen at 127.0.0.1 port {served.port}" in taken.stderr
-    listed = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    listed = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
     assert "serve-reward" in listed.stdout

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from http_rewards import make_rollout, number, serving
+from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import RewardError
 from rlhf_reward_http.protocol import encode_request
@@ -16,7 +17,7 @@ BODY = encode_request([make_rollout(7)])
 
 
 def connect(server):
-    return http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    return http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=PATIENCE_SECONDS)
 
 
 def request(connection, method="POST", path="/v1/score", body=BODY, headers=JSON):
@@ -93,14 +94,14 @@ def test_more_than_the_places_are_told_to_come_again():
 
     def blocks(rollouts):
         inside.release()
-        go_on.wait(20)
+        go_on.wait(PATIENCE_SECONDS)
         return number(rollouts)
 
     with serving(blocks, max_in_flight=2, wait_seconds=0.05) as server:
         busy = [connect(server) for _ in range(2)]
         for connection in busy:
             connection.request("POST", "/v1/score", BODY, JSON)
-            assert inside.acquire(timeout=20)
+            assert inside.acquire(timeout=PATIENCE_SECONDS)
         late = connect(server)
         status, said, headers = request(late)
         assert (status, said["error"], headers["Retry-After"]) == (503, "busy", "1")
@@ -117,7 +118,7 @@ def test_more_connections_than_there_may_be_are_refused():
         kept = [connect(server) for _ in range(2)]
         for connection in kept:
             assert request(connection)[0] == 200
-        third = socket.create_connection(server.server_address, timeout=20)
+        third = socket.create_connection(server.server_address, timeout=PATIENCE_SECONDS)
         assert third.recv(100).startswith(b"HTTP/1.1 503 ")
         third.close()
         for connection in kept:
@@ -126,7 +127,7 @@ def test_more_connections_than_there_may_be_are_refused():
 
 def test_a_client_that_sends_half_and_waits_is_left():
     with serving(number, idle_seconds=0.2) as server:
-        slow = socket.create_connection(server.server_address, timeout=20)
+        slow = socket.create_connection(server.server_address, timeout=PATIENCE_SECONDS)
         slow.sendall(b"POST /v1/score HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
         assert slow.recv(100) == b""
         slow.close()
@@ -138,21 +139,21 @@ def test_stopping_ends_idle_connections_and_lets_what_runs_answer():
 
     def blocks(rollouts):
         inside.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE_SECONDS)
         return number(rollouts)
 
     with serving(blocks) as server:
         idle, busy = connect(server), connect(server)
         idle.connect()
         busy.request("POST", "/v1/score", BODY, JSON)
-        assert inside.wait(20)
+        assert inside.wait(PATIENCE_SECONDS)
         stopped = []
         stopping = threading.Thread(target=lambda: stopped.append(server.stop(20.0)))
         stopping.start()
         assert idle.sock.recv(1) == b""
         go_on.set()
         assert json.loads(busy.getresponse().read())["scores"] == [7.0]
-        stopping.join(20)
+        stopping.join(PATIENCE_SECONDS)
         assert stopped == [True]
         for connection in (idle, busy):
             connection.close()
@@ -164,13 +165,13 @@ def test_stopping_has_a_deadline():
 
     def hangs(rollouts):
         inside.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE_SECONDS)
         return number(rollouts)
 
     with serving(hangs) as server:
         busy = connect(server)
         busy.request("POST", "/v1/score", BODY, JSON)
-        assert inside.wait(20)
+        assert inside.wait(PATIENCE_SECONDS)
         assert server.stop(0.1) is False
         go_on.set()
         busy.close()

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from pydantic import ValidationError
+from running import PATIENCE_SECONDS
 
 from rlhf_colossalai.config import DdpConfig, GeminiConfig, LowLevelZeroConfig
 
@@ -46,7 +47,7 @@ def test_every_option_is_described(config):
 def test_the_plug_loads_neither_torch_nor_colossalai():
     code = "import sys, rlhf_colossalai.plugin as p; print(p.gemini.install); "
     code += "sys.exit(bool({'torch', 'colossalai'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0
     line = "pip install --no-deps colossalai==0.5.0 galore_torch bitsandbytes && pip install einops"
     assert done.stdout.strip() == line

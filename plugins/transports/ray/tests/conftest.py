@@ -11,6 +11,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from quick_ray import quick_workers
 
 Run = Callable[..., dict[str, Any]]
 
@@ -153,12 +154,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def local_ray(site: Path) -> Iterator[None]:
-    """One Ray for all runs of this process, as the transport starts it."""
+def local_ray(site: Path, ray_worker_source: None) -> Iterator[None]:
+    """One Ray for all runs of this process, as the transport starts it but for how its workers begin."""
     from rlhf_ray.cluster import connected
     from rlhf_ray.config import RayConfig
 
-    with connected(RayConfig()):
+    with quick_workers(), connected(RayConfig()):
         yield
 
 

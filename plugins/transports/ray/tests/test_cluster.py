@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from running import PATIENCE_SECONDS
 
 from rlhf_core import train
 
@@ -63,7 +64,7 @@ def test_a_node_that_goes_takes_only_its_actors_along(
     thread = threading.Thread(target=remove_a_makers_node, daemon=True)
     thread.start()
     assert train(run, output=tmp_path / "ray") is not None
-    thread.join(60)
+    thread.join(PATIENCE_SECONDS)
     assert removed
     check_samples(tmp_path / "ray")
     assert "is started anew" in (tmp_path / "ray" / "run.log").read_text()

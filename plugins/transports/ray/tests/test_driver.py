@@ -24,11 +24,11 @@ RunFile = Callable[..., dict[str, Any]]
 class Driver:
     """`rlhf train` as a process of its own, with a Ray of its own."""
 
-    def __init__(self, run: dict[str, Any], folder: Path) -> None:
+    def __init__(self, run: dict[str, Any], folder: Path, quick_ray: bool) -> None:
         self.output = folder / "ray"
         file = folder / "run.yaml"
         file.write_text(yaml.safe_dump(run))
-        self.process = rlhf("train", file, "--output", self.output)
+        self.process = rlhf("train", file, "--output", self.output, quick_ray=quick_ray)
         self.seen: dict[int, psutil.Process] = {}
 
     def wait_for_episodes(self, count: int) -> None:
@@ -64,8 +64,8 @@ class Driver:
 def start(site: Path, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     drivers: list[Driver] = []
 
-    def make(run: dict[str, Any]) -> Driver:
-        drivers.append(Driver(run, tmp_path))
+    def make(run: dict[str, Any], quick_ray: bool = True) -> Driver:
+        drivers.append(Driver(run, tmp_path, quick_ray))
         return drivers[-1]
 
     yield make
@@ -82,7 +82,7 @@ def test_a_stopped_run_writes_a_checkpoint_leaves_no_process_and_can_be_resumed(
     driver = start(run)
     driver.wait_for_episodes(1)
     names = [" ".join(process.cmdline()) for process in driver.seen.values() if process.is_running()]
-    assert any(name.startswith("ray::ExperienceMakerHolder") for name in names)
+    assert sum("ray_worker_stub" in name for name in names) >= 3  # a coordinator, a trainer and a maker
 
     # The file is written once a second.
     wait_until(lambda: "maker-0" in driver.status(), "a status with the maker", every_seconds=0.5)
@@ -115,7 +115,7 @@ def test_a_driver_that_is_killed_in_a_sync_takes_everything_with_it_and_a_resume
     check_samples: Callable[[Path], None],
 ) -> None:
     run = run_file({"episodes": 4}, max_staleness=turn % 3, sync="chunked", max_shard_bytes=200_000)
-    driver = start(run)
+    driver = start(run, quick_ray=turn == 3)  # in the soak, with workers as Ray itself starts them
     faults("driver-dies-in-sync-3").write_text(str(driver.process.pid))
 
     def is_killed() -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import PATIENCE_SECONDS
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError, InterruptedRun, RlhfError
@@ -165,7 +166,7 @@ class SignalOncePaused:
         threading.Thread(target=self._signal, args=(control,), daemon=True).start()
 
     def _signal(self, control: Path) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not list(control.glob("*.answer.json")) and time.monotonic() < deadline:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -11,6 +11,7 @@ import pytest
 import ray
 import ray.cloudpickle
 import torch
+from running import PATIENCE_SECONDS
 
 from rlhf_core.batching import collate
 from rlhf_core.errors import DeadlineError, UserInputError
@@ -19,7 +20,7 @@ from rlhf_ray import DetachedReplayBuffer
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
-WAIT = 120.0
+WAIT = PATIENCE_SECONDS
 
 
 def item(number: int, length: int = 2) -> BufferItem:

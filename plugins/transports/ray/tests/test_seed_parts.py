@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from running import PATIENCE_SECONDS
 from torch import nn
 
 from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
@@ -113,7 +114,7 @@ class TestSource:
 
 class TestPresence:
     def wait_for_reason(self, presence: MakerPresence) -> str:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while (reason := presence.reason_for_none()) is None:
             assert time.monotonic() < deadline
             time.sleep(0.05)

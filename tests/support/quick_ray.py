@@ -1,0 +1,162 @@
+"""Ray's workers in a fraction of a second: forked from one process that has imported already what they import.
+
+A worker is as real as one that Ray starts by itself, with its own process, connection and death. Between it and the
+raylet stands a small stub, which the raylet starts: it hands the command line on and lives as long as the worker.
+Whoever ends the stub ends the worker, so that by process tree and environment all is found as without this.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ADDRESS = "RLHF_TEST_RAY_WORKERS"
+"""Environment variable: the socket at which stubs ask for a worker."""
+_STUB = str(Path(__file__).with_name("ray_worker_stub.py"))
+_PRELOAD = (
+    "peft",
+    "transformers.generation.utils",
+    "transformers.models.llama.modeling_llama",
+    "rlhf_core.seed",
+    "rlhf_core.training",
+)
+"""Not Ray itself: its C++ half reads the environment when it is imported."""
+
+
+@contextmanager
+def worker_source() -> Iterator[None]:
+    """Inside, `quick_workers` has somebody to ask, in this process and in those it starts."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        address = os.path.join(folder, "workers")
+        listener.bind(address)
+        listener.listen(64)
+        command = [sys.executable, "-c", f"import quick_ray; quick_ray.serve({listener.fileno()})"]
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        source = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        os.environ[ADDRESS] = address
+        try:
+            yield
+        finally:
+            del os.environ[ADDRESS]
+            assert source.stdin is not None
+            source.stdin.close()
+            source.wait()
+
+
+@contextmanager
+def quick_workers() -> Iterator[None]:
+    """A Ray that is started inside gets its workers from there; as Ray does it where there is no source."""
+    from ray._private import ray_constants
+
+    assert ADDRESS in os.environ, "no source of workers: it is started by the fixture `ray_worker_source`"
+    before = ray_constants.SETUP_WORKER_FILENAME
+    ray_constants.SETUP_WORKER_FILENAME = _STUB
+    try:
+        yield
+    finally:
+        ray_constants.SETUP_WORKER_FILENAME = before
+
+
+def serve(listener_number: int) -> None:
+    """Fork a worker for every stub that asks, until standard input closes; then end those that run."""
+    for name in _PRELOAD:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    listener = socket.socket(fileno=listener_number)
+    running: dict[int, tuple[int, socket.socket]] = {}  # process, connection by the descriptor of the process
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj == 0:
+                    for pid, _ in running.values():
+                        os.kill(pid, signal.SIGKILL)
+                    return
+                if key.fileobj is listener:
+                    connection, _ = listener.accept()
+                    order, streams = _received(connection)
+                    if (pid := os.fork()) == 0:
+                        selector.close()
+                        for other in (listener, connection, *(each for _, each in running.values())):
+                            other.close()
+                        _work(order, streams)
+                    for number in streams:
+                        os.close(number)
+                    descriptor = os.pidfd_open(pid)
+                    running[descriptor] = (pid, connection)
+                    selector.register(descriptor, selectors.EVENT_READ)
+                    selector.register(connection, selectors.EVENT_READ, pid)
+                elif key.data is not None:  # the stub is gone
+                    os.kill(key.data, signal.SIGKILL)
+                    selector.unregister(key.fileobj)
+                elif isinstance(key.fileobj, int):  # the worker is
+                    pid, connection = running.pop(key.fileobj)
+                    _, status = os.waitpid(pid, 0)
+                    if connection.fileno() in selector.get_map():
+                        selector.unregister(connection)
+                    with connection:
+                        _answer(connection, status)
+                    selector.unregister(key.fileobj)
+                    os.close(key.fileobj)
+
+
+def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    head, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    (length,) = struct.unpack("!Q", head)
+    text = b""
+    while len(text) < length:
+        text += connection.recv(length - len(text))
+    return json.loads(text), streams
+
+
+def _answer(connection: socket.socket, status: int) -> None:
+    code = os.waitstatus_to_exitcode(status)
+    try:
+        connection.sendall(struct.pack("!i", code))
+    except OSError:
+        return  # nobody waits for it
+
+
+def _work(order: dict[str, Any], streams: list[int]) -> None:
+    """Be the worker: what Ray's `setup_worker.py` does, without a new interpreter."""
+    os.setpgid(0, 0)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    from ray._private.runtime_env.context import RuntimeEnvContext
+    from ray._private.utils import update_envs
+
+    context = "--serialized-runtime-env-context="
+    arguments = [each for each in order["arguments"] if not each.startswith((context, "--language="))]
+    (given,) = [each[len(context) :] for each in order["arguments"] if each.startswith(context)] or ["{}"]
+    update_envs(RuntimeEnvContext.deserialize(given).env_vars)
+    added = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
+    sys.path[1:1] = added
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+    sys.exit()
