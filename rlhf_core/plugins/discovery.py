@@ -21,7 +21,9 @@ from pydantic import BaseModel
 from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
-from .functions import function_component, is_file_reward, load_function_file
+from .functions import function_component, load_function_file
+from .source import read_options
+from .trust import EVERY_FILE, FileTrust, is_file_reference
 
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""
@@ -110,6 +112,8 @@ class Selected:
     version: str
     function: Callable[..., Any] | None = None
     """The reward itself, where a plain function was given instead of a `Component`."""
+    unread: tuple[str, ...] | None = None
+    """For a file that was read and not run: what its source does not tell. Such a plugin cannot be built."""
 
     @property
     def label(self) -> str:
@@ -197,11 +201,11 @@ def import_target(ref: PluginRef) -> Any:
     """What the entry point names. A failing import raises `PluginError` with the plugin's name on it."""
     try:
         return ref.entry_point.load()
-    except Exception as error:  # a stranger's module may raise anything
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
         raise _broken(ref.label, ref.target, error) from error
 
 
-def _broken(label: str, target: str, error: Exception) -> PluginError:
+def _broken(label: str, target: str, error: BaseException) -> PluginError:
     return PluginError(
         f"cannot import {target}: {type(error).__name__}: {error}",
         where=label,
@@ -209,22 +213,32 @@ def _broken(label: str, target: str, error: Exception) -> PluginError:
     )
 
 
-def load(kind: Kind | str, name: str, *, check_requires: bool = True) -> Selected:
+def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: FileTrust = EVERY_FILE) -> Selected:
     """Import the plugin of that name and check that it fits this core.
 
-    A reward may also be `FILE.py:FUNCTION`. Raises `PluginError`: unknown, given twice, broken, made for
-    another plugin API, or (with `check_requires`) missing a module it needs.
+    A reward may also be `FILE.py:FUNCTION`, which is run or read as `trust` says. Raises `PluginError`: unknown, given
+    twice, broken, made for another plugin API, not to be run, or (with `check_requires`) missing a module it needs.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"load() is for {', '.join(KINDS)}; not {kind!r}")
-    if kind == "rewards" and is_file_reward(name):
-        path, function = load_function_file(name)
-        component = function_component(function, where=name)
-        return Selected(kind, f"{path}:{name.rpartition(':')[2]}", component, path.name, "file", function)
+    if kind == "rewards" and is_file_reference(name):
+        return _load_file(kind, name, trust)
     selected = load_ref(find(kind, name))
     if check_requires:
         _check_requires(selected)
     return selected
+
+
+def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
+    function_name = reference.rpartition(":")[2]
+    if not trust.runs:
+        options = read_options(reference, where=f'reward "{reference}"')
+        component = Component(summary=options.summary, config=options.model, build="")
+        name = f"{options.path}:{function_name}"
+        return Selected(kind, name, component, options.path.name, "file", unread=options.unread)
+    path, function = load_function_file(reference, trust)
+    component = function_component(function, where=reference)
+    return Selected(kind, f"{path}:{function_name}", component, path.name, "file", function)
 
 
 def load_ref(ref: PluginRef) -> Selected:
@@ -312,7 +326,7 @@ def find_build(selected: Selected) -> Callable[..., Any]:
         found: Any = import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # a stranger's module may raise anything
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
         raise _broken(selected.label, target, error) from error
     if not callable(found):
         raise PluginError(

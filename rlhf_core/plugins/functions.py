@@ -9,69 +9,83 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, create_model, model_serializer
 from pydantic.errors import PydanticUserError
 
 from ..components import Component
 from ..errors import PluginError
 from ..util.did_you_mean import suggestion
-
-_FILE_REWARD = re.compile(r"^(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)$")
-
-
-def is_file_reward(name: str) -> bool:
-    """True for `FILE.py:FUNCTION`; also for a `.py` path whose function is missing or misspelled."""
-    return ".py:" in name or name.endswith(".py")
+from .trust import EVERY_FILE, FileTrust, split_reference
 
 
-def load_function_file(name: str) -> tuple[Path, Callable[..., Any]]:
+class FunctionOptions(BaseModel):
+    """Base of the schema that a function's parameters make."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    without_default: ClassVar[frozenset[str]] = frozenset()
+    """Options whose default is known only when the file is run: they are absent where they are not given."""
+
+    @model_serializer(mode="wrap")
+    def _known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        absent = self.without_default - self.model_fields_set
+        return {name: value for name, value in handler(self).items() if name not in absent}
+
+
+class UnreadOptions(FunctionOptions):
+    """Options of which the source tells nothing: any are taken."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def load_function_file(reference: str, trust: FileTrust = EVERY_FILE) -> tuple[Path, Callable[..., Any]]:
     """Run the file of `FILE.py:FUNCTION` and return its absolute path and the function.
 
-    Raises `PluginError`: no such file, it fails to run, or it has no such function.
+    Raises `PluginError`: no such file, it is not trusted or fails to run, or it has no such function.
     """
-    match = _FILE_REWARD.match(name)
-    if match is None:
-        raise PluginError(f'"{name}" names no function', where="reward", hint="write FILE.py:FUNCTION")
-    path = Path(match["path"]).expanduser().absolute()
-    if not path.is_file():
-        raise PluginError(f"no such file: {path}", where=f'reward "{name}"', hint="paths start at the current folder")
-    module = _run_file(path, name)
-    function = getattr(module, match["function"], None)
+    where = f'reward "{reference}"'
+    path, name = split_reference(reference, where)
+    trust.check(path, where)
+    module = run_file(path, where)
+    function = getattr(module, name, None)
     if not inspect.isroutine(function):
         functions = [each for each, value in vars(module).items() if inspect.isroutine(value)]
-        guess = suggestion(match["function"], functions)
-        raise PluginError(
-            f'{path.name} has no function "{match["function"]}"{guess}',
-            where=f'reward "{name}"',
-            hint=f"functions in it: {', '.join(functions) or 'none'}",
-        )
+        raise no_such_name(path, name, functions, where)
     return path, function
 
 
-def _run_file(path: Path, name: str) -> Any:
+def no_such_name(path: Path, name: str, offered: Sequence[str], where: str, kind: str = "function") -> PluginError:
+    """The error for a function or class that a file has not."""
+    plural = "classes" if kind == "class" else f"{kind}s"
+    return PluginError(
+        f'{path.name} has no {kind} "{name}"{suggestion(name, offered)}',
+        where=where,
+        hint=f"{plural} in it: {', '.join(offered) or 'none'}",
+    )
+
+
+def run_file(path: Path, where: str) -> ModuleType:
+    """Run a file as a module of its own. Raises `PluginError`, as `where`: it fails, or wants to end the process."""
     # In sys.modules under a name of its own, so that dataclasses, type hints and pickling work in it.
     module_name = f"rlhf_reward_file_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"cannot read {path} as Python", where=f'reward "{name}"')
+        raise PluginError(f"cannot read {path} as Python", where=where)
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's file may raise anything
-        del sys.modules[module_name]
-        raise PluginError(
-            f"{path.name} fails to run: {type(error).__name__}: {error}", where=f'reward "{name}"'
-        ) from error
+    except (Exception, SystemExit) as error:  # the user's file may raise anything
+        sys.modules.pop(module_name, None)
+        raise PluginError(f"{path.name} fails to run: {type(error).__name__}: {error}", where=where) from error
     return module
 
 
@@ -85,10 +99,17 @@ def function_component(function: Callable[..., Any], *, where: str, build: str =
     return Component(summary=summary, config=options_model(function, where), build=build)
 
 
-def options_model(function: Callable[..., Any], where: str, *, takes: str = "the rollouts") -> type[BaseModel]:
-    """The strict schema of a function's keyword-only parameters; `takes` is its one positional parameter, in words.
+def options_model(
+    function: Callable[..., Any],
+    where: str,
+    *,
+    takes: str | None = "the rollouts",
+    without_default: frozenset[str] = frozenset(),
+) -> type[FunctionOptions]:
+    """The strict schema of a function's keyword-only parameters.
 
-    Raises `PluginError`, as `where`, for a signature that is something else.
+    takes: its one positional parameter, in words; None where there may be any. without_default: options whose default
+    is not known (`FunctionOptions`). Raises `PluginError`, as `where`, for a signature that is something else.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -110,13 +131,12 @@ def options_model(function: Callable[..., Any], where: str, *, takes: str = "the
             )
         fields[name] = (hints[name], parameter.default)
     try:
-        return create_model(
-            f"{getattr(function, '__name__', type(function).__name__)}_options",
-            __config__=ConfigDict(extra="forbid", frozen=True, protected_namespaces=()),
-            **fields,
-        )
+        name = f"{getattr(function, '__name__', type(function).__name__)}_options"
+        model = create_model(name, __base__=FunctionOptions, **fields)
     except (PydanticUserError, NameError, TypeError) as error:
         raise PluginError(f"its options make no schema: {error}", where=where) from error
+    model.without_default = without_default
+    return model
 
 
 def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
@@ -130,10 +150,12 @@ def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect
     return typing.get_type_hints(SimpleNamespace(__annotations__=written), globalns=names, include_extras=True)
 
 
-def _check_positional(parameters: list[inspect.Parameter], where: str, takes: str) -> None:
+def _check_positional(parameters: list[inspect.Parameter], where: str, takes: str | None) -> None:
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         raise PluginError("it takes **kwargs, which would hide a misspelled option", where=where, hint="name them")
+    if takes is None:
+        return
     if len(positional) > 1:
         names = ", ".join(each.name for each in positional[1:])
         raise PluginError(
