@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
@@ -23,6 +24,7 @@ from typing import IO, Any, Literal
 from ..errors import ConfigError, DataError, UserInputError
 from ..util.atomic import write_bytes
 from ..util.jsonl import write_json
+from ..util.plain_files import oddity, open_unlinked
 from ..util.printable import PrintableFormatter
 from ..util.yaml12 import dump_yaml, parse_yaml
 
@@ -35,6 +37,9 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 class _LogFile(logging.FileHandler):
     """Drops what a full disk does not take: the files that matter raise, and logging would print tracebacks."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_unlinked)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -92,10 +97,12 @@ class RunFolder:
             raise UserInputError(
                 "this folder holds no run", where=str(path), hint="give a folder that `rlhf train` wrote"
             )
+        folder.refuse_oddities()
         return folder
 
     @classmethod
     def _locked(cls, path: Path, *, make: bool) -> RunFolder:
+        cls(path).refuse_oddities()
         for _ in range(_LOCK_ATTEMPTS):
             missing = [each for each in (path / ".lock", path, *path.parents) if not each.exists()]
             lock = cls._take_lock(path, make=make)
@@ -111,8 +118,8 @@ class RunFolder:
     def _take_lock(path: Path, *, make: bool) -> IO[str]:
         try:
             if make:
-                path.mkdir(parents=True, exist_ok=True)
-            lock = (path / ".lock").open("a+", encoding="utf-8")
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # of what a user asks a model, others know nothing
+            lock = os.fdopen(open_unlinked(str(path / ".lock"), os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
         except OSError as error:
             raise UserInputError(
                 f"cannot be written: {error.strerror or error}", where=str(path), hint="choose another --output"
@@ -130,6 +137,17 @@ class RunFolder:
             ) from error
         return lock
 
+    def refuse_oddities(self) -> None:
+        """Raise `UserInputError` where a link, pipe or device stands for one of the run's own files.
+
+        A folder may have come from someone else: a link would lead what is written here to another place.
+        """
+        files = (self.lock, self.config, self.manifest, self.metrics, self.samples, self.summary, self.log)
+        found = [(path, oddity(path)) for path in (*files, self.performance)]
+        for path, what in (*found, (self.control, oddity(self.control, is_folder=True))):
+            if what is not None:
+                raise UserInputError(what, where=str(path), hint="a run folder holds files of its own; remove it")
+
     @property
     def holds_run(self) -> bool:
         return any(file.exists() for file in (self.config, self.manifest, self.metrics, self.checkpoints))
@@ -142,7 +160,7 @@ class RunFolder:
     @property
     def is_in_use(self) -> bool:
         """Whether a process runs in this folder now."""
-        if not self.lock.exists():
+        if not self.lock.exists() or oddity(self.lock) is not None:
             return False
         with self.lock.open("rb") as file:
             try:
