@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..util.did_you_mean import fold
+from ..util.redact import learn
 from ..util.yaml12 import parse_yaml
 
 Override = str | tuple[str, Any]
@@ -43,6 +44,7 @@ def read_run_file(path: str | Path) -> dict[str, Any]:
             where=str(path),
             hint="begin with `model: {path: …}`; `rlhf config schema` lists the sections",
         )
+    learn(loaded)
     return loaded
 
 
@@ -50,9 +52,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     """`"a.b=value"` -> `("a.b", value)`, the value read as YAML. Raises `ConfigError`."""
     path, equals, value = text.partition("=")
     path = path.strip()
+    learn(value, path)
     if not equals or not path or not all(path.split(".")):
         raise ConfigError(f'"{text}" is not key.path=value', where="--set", hint="--set optimizer.lr=1e-6")
-    return path, parse_yaml(value, f"--set {path}")
+    parsed = parse_yaml(value, f"--set {path}")
+    learn(parsed, path)
+    return path, parsed
 
 
 def parse_reward(text: str) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from ..plugins.discovery import Selected, discover, load
 from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
+from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .load import PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
-from .section import OwnProcesses, PolicyLossSection, TransportConfig
+from .section import OwnProcesses, PolicyLossSection, TransportConfig, options_of
 from .sections import EngineConfig, ModelConfig, PromptsConfig, RewardCallOptions, RewardEntry, RunConfig
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
@@ -46,7 +47,7 @@ class Configured(Selected):
 
     def to_mapping(self) -> dict[str, Any]:
         """Its section of the run file."""
-        return {"name": self.name, **self.config.model_dump(mode="json")}
+        return {"name": self.name, **options_of(self.config)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class SelectedReward:
 
     def to_mapping(self) -> dict[str, Any]:
         core = {"weight": self.weight, "label": self.name, **self.call_options.model_dump(mode="json")}
-        return {"name": self.selected.name, **core, **self.config.model_dump(mode="json")}
+        return {"name": self.selected.name, **core, **options_of(self.config)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,12 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust
     `ConfigError` that lists all problems.
     """
     given = {key: value for key, value in expand(run).items() if value is not None}
+    learn_environment()
+    learn(given)
     problems = Problems()
+    for path in hidden_parts(given):
+        hint = f"--set {path}={ENVIRONMENT}NAME gives it again, or --set {path}=VALUE"
+        problems.add(path, "was hidden when this config was written down", hint)
     core = _core_sections(given, problems)
     chosen = {
         name: _plugin_section(kind, name, given.get(name, {}), problems) for name, kind in PLUGIN_SECTIONS.items()

@@ -18,6 +18,7 @@ from ..errors import InterruptedRun, RlhfError, full_disk
 from ..runfolder.folder import RunFolder
 from ..util.jsonl import write_json
 from ..util.printable import printable
+from ..util.redact import redact_text
 from .train import prepare, run_rank
 
 
@@ -35,7 +36,7 @@ def _main(path: str) -> int:
         error = full_disk(raised) or raised
         _write_error(Path(path).parent, rank, error)
         if not isinstance(error, RlhfError):
-            sys.stderr.write(printable(traceback.format_exc()))
+            sys.stderr.write(printable(redact_text(traceback.format_exc())))
         if isinstance(error, InterruptedRun):
             _tell_done(Path(path).parent, rank)
         return error.exit_code if isinstance(error, RlhfError) else 1

@@ -26,6 +26,7 @@ from ..util.atomic import write_bytes
 from ..util.jsonl import write_json
 from ..util.plain_files import oddity, open_unlinked
 from ..util.printable import PrintableFormatter
+from ..util.redact import redact_mapping
 from ..util.yaml12 import dump_yaml, parse_yaml
 
 RunStatus = Literal["running", "done", "failed", "interrupted", "rolled-back-and-failed"]
@@ -39,7 +40,8 @@ class _LogFile(logging.FileHandler):
     """Drops what a full disk does not take: the files that matter raise, and logging would print tracebacks."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_unlinked)
+        opened = open_unlinked(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return open(opened, "a", encoding=self.encoding, errors=self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -228,8 +230,8 @@ class RunFolder:
         return self.path / "report.html"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """The resolved run file (JSON-like values)."""
-        write_bytes(self.config, dump_yaml(dict(config)).encode())
+        """The resolved run file (JSON-like values), without secrets."""
+        write_bytes(self.config, dump_yaml(redact_mapping(config)).encode())
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         write_json(self.manifest, dict(manifest))

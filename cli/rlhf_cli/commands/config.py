@@ -41,12 +41,13 @@ def show(request: RunArguments) -> None:
     """
     from rlhf_core.config.resolve import resolve
     from rlhf_core.plugins.trust import NO_FILE
+    from rlhf_core.util.redact import redact_mapping
 
     mapping, dropped = request.mapping()
     tell_dropped(dropped)
     run = resolve(mapping, where=request.where, trust=NO_FILE)
     tell_unread(run)
-    print_yaml(run.to_mapping())
+    print_yaml(redact_mapping(run.to_mapping()))
 
 
 @click.command("check")
