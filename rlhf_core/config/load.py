@@ -25,10 +25,18 @@ PLUGIN_SECTIONS: Mapping[str, str] = {
 """Sections that name one plugin -> its kind; the sections `rewards` and `eval.prompts` name plugins too."""
 
 
+_MAX_BYTES = 16 << 20
+_LARGEST_INT = 2**256
+
+
 def read_run_file(path: str | Path) -> dict[str, Any]:
     """The mapping in a run file. Raises `ConfigError`: no such file, not UTF-8, not YAML, not a mapping."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError("is a pipe or device, not a file", where=str(path), hint="rlhf train RUN.yaml")
+        if path.is_file() and path.stat().st_size > _MAX_BYTES:
+            raise ConfigError(f"is larger than {_MAX_BYTES:,} bytes", where=str(path))
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -84,6 +92,10 @@ def parse_reward(text: str) -> dict[str, Any]:
 
 def plain(value: Any, where: str = "") -> Any:
     """`value` with mappings as dicts, sequences as lists and paths as text. Raises `ConfigError` on others."""
+    if isinstance(value, str):
+        _check_text(value, where)
+    if isinstance(value, int) and abs(value) > _LARGEST_INT:
+        raise ConfigError("is a number of too many digits", where=where or "run")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, PurePath):
@@ -92,10 +104,20 @@ def plain(value: Any, where: str = "") -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise ConfigError(f"the key {key!r} is not text", where=where or "run")
+            _check_text(key, where)
         return {key: plain(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [plain(each, f"{where}.{index}".lstrip(".")) for index, each in enumerate(value)]
     raise ConfigError(f"a {type(value).__name__} cannot stand in a run file", where=where or "run")
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"holds half of a character (a lone surrogate, at {error.start})", where=where or "run"
+        ) from None
 
 
 def expand(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,14 @@ class RunFolder:
     """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
 
     def __init__(self, path: Path, lock: IO[str] | None = None, made: Sequence[Path] = ()) -> None:
+        """Raises `UserInputError` for a path that no folder can have, or that cannot be looked at."""
+        try:
+            (path / ".lock").lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserInputError(f"cannot be a run folder: {reason}", where=str(path)) from error
         self.path = path
         self._lock_file = lock
         self.made = tuple(made)
@@ -244,7 +252,8 @@ class RunFolder:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """The events of a kind, oldest first."""
-        return [event for event in self.read_json(self.manifest).get("events", []) if event.get("kind") == kind]
+        events = self.read_json(self.manifest).get("events", [])
+        return [event for event in events if isinstance(event, dict) and event.get("kind") == kind]
 
     def write_summary(
         self,
@@ -282,7 +291,7 @@ class RunFolder:
             return {}
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise DataError(f"is no JSON: {error}", where=str(path)) from error
         if not isinstance(value, dict):
             raise DataError("is no JSON object", where=str(path))
@@ -296,6 +305,8 @@ class RunFolder:
             value = parse_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
         except ConfigError as error:
             raise DataError(f"is no YAML: {error.message}", where=error.where) from error
+        except (ValueError, OSError) as error:
+            raise DataError(f"is no text: {error}", where=str(self.config)) from error
         if not isinstance(value, dict):
             raise DataError("is no mapping", where=str(self.config))
         return value

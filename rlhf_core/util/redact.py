@@ -34,6 +34,7 @@ _HEADER = re.compile(
 _BEARER = re.compile(r"(?P<key>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE)
 _LEAST_CHARS = 4
 """A shorter value is hidden where it stands, but not looked for in other texts: it would be found in any."""
+_LEAST_CHARS_OF_ENVIRONMENT = 8
 _known: dict[str, None] = {}
 """Values of this process's secrets, as they may be written: a process has one set of secrets, as it has one log."""
 
@@ -58,9 +59,9 @@ def learn_secret(secret: str) -> None:
 
 
 def learn_environment() -> None:
-    """Remember the values of environment variables whose names say that they are secrets."""
+    """Remember the values of environment variables whose names say that they are secrets; paths (PWD) are none."""
     for name, value in os.environ.items():
-        if names_secret(name):
+        if names_secret(name) and len(value) >= _LEAST_CHARS_OF_ENVIRONMENT and not os.path.isabs(value):
             learn_secret(value)
 
 

@@ -91,7 +91,10 @@ def test_headers_in_a_text(text):
 def test_environment_variables_that_are_secrets(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "sk-from-here")
     monkeypatch.setenv("ANY_NAME", "sk-from-there")
+    monkeypatch.setenv("PWD", "/some/working/folder")
+    monkeypatch.setenv("TEST_TOKEN", "test")
     redact.learn_environment()
+    assert redact.redact_text("a test in /some/working/folder") == "a test in /some/working/folder"
     redact.learn({"token_env": "ANY_NAME"})
     assert redact.redact_text("sk-from-here sk-from-there") == "*** ***"
 

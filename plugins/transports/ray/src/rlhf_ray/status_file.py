@@ -147,7 +147,7 @@ class RunningJob:
 def read_status(folder: Path) -> RunningJob | None:
     """None where no detached run goes on in `folder`, or it has ended in good order."""
     path = folder / NAME
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")
     if not os.path.lexists(path):
         return None
