@@ -135,7 +135,7 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -
             merged = AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()
             return merged.requires_grad_(True)  # type: ignore[no-any-return]  # peft had frozen the base
         if kind == "sequence-classification" and is_score_folder(config.path):
-            kinds = AutoModelForSequenceClassification
+            kinds: Any = AutoModelForSequenceClassification
             options["num_labels"] = 1
         else:
             kinds = AutoModelForCausalLM
