@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..distributed.loopback import HOST
 from ..distributed.parent_watch import killed_with_parent
 from ..distributed.process_group import LostRankError
 from ..errors import InterruptedRun, RlhfError, full_disk
@@ -27,6 +28,12 @@ def _main(path: str) -> int:
     request = json.loads(Path(path).read_text())
     # torch elastic starts its processes in sessions of their own: one that nobody waits for would go on training.
     killed_with_parent(request["launcher"])
+    # The launcher's own store, in place of one of elastic's.
+    os.environ |= {
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(request["store_port"]),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     rank = int(os.environ["RANK"])
     try:
         _run(request, rank)
