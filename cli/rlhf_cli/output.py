@@ -13,11 +13,12 @@ from typing import Any, TextIO
 import click
 
 from rlhf_core.util.printable import is_hostile, printable
+from rlhf_core.util.redact import redact_text
 
 
 def echo(text: str, *, err: bool = False, newline: bool = True) -> None:
-    """Text on stdout (or stderr), with control characters written out: it may be a model's or a plugin's."""
-    click.echo(printable(text), err=err, nl=newline)
+    """Text on stdout (or stderr), with control characters written out (it may be a model's) and without secrets."""
+    click.echo(printable(redact_text(text)), err=err, nl=newline)
 
 
 def heading(text: str, *, bold: bool = False, dim: bool = False) -> None:
@@ -65,7 +66,7 @@ def let_go(stream: TextIO) -> None:
 
 def print_json(value: Any) -> None:
     """Indented JSON on stdout; control characters, which occur in its strings only, as its escapes."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    text = redact_text(json.dumps(value, indent=2, ensure_ascii=False))
     click.echo("".join(_json_escape(char) if is_hostile(char) else char for char in text))
 
 

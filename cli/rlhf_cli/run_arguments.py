@@ -7,11 +7,15 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .output import echo
+
+if TYPE_CHECKING:
+    from rlhf_core.config.resolve import ResolvedRun
+    from rlhf_core.plugins.trust import FileTrust
 
 QUICKSTART_MODEL = "builtin:tiny-digits"
 
@@ -76,6 +80,26 @@ class RunArguments:
         run = load_run(self._base())
         dropped = self._apply_plugins(run)
         return load_run(run, [*self._flag_overrides(), *self.overrides]), dropped
+
+    def trust(self, *, everything: bool = False) -> FileTrust:
+        """Which files of code that the run names are run, and whether all are (`--trust`): SECURITY.md."""
+        from rlhf_core.config.load import parse_override
+        from rlhf_core.entry.seal import sealed_files
+        from rlhf_core.plugins.trust import EVERY_FILE, FileTrust, referenced_files
+
+        if everything:
+            return EVERY_FILE
+        given = [parse_override(text) for text in self.overrides]
+        # A reward is FILE.py:FUNCTION, with a weight behind it or without.
+        named = [*self.rewards, *(text.rpartition(":")[0] for text in self.rewards), [value for _, value in given]]
+        files = referenced_files(named)
+        models = [self.model, *(value for path, value in given if path == "model.path")]
+        if any(path == "model.trust_remote_code" for path, _ in given):
+            models.append((self.mapping()[0].get("model") or {}).get("path"))
+        files |= {Path(model).resolve() for model in models if isinstance(model, str)}
+        if self.run_file is not None:
+            return FileTrust(folder=Path(self.run_file).parent, files=files)
+        return FileTrust(files=files | (sealed_files(self.resumed) if self.resumed is not None else frozenset()))
 
     def _base(self) -> str | dict[str, Any]:
         if self.origin is None and self.run_file is None and self.resumed is not None:
@@ -174,3 +198,11 @@ def tell_dropped(dropped: list[str]) -> None:
     """Say on stderr which options a flag left behind."""
     if dropped:
         echo(f"note: dropped {', '.join(dropped)}, which the plugin chosen by flag does not have", err=True)
+
+
+def tell_unread(run: ResolvedRun) -> None:
+    """Say on stderr what of a file of code was not read, as it is known only when it is run."""
+    for index, reward in enumerate(run.rewards):
+        if reward.selected.unread:
+            told = ", ".join(reward.selected.unread)
+            echo(f"note: rewards.{index}: {reward.selected.name} was not run; checked at train: {told}", err=True)

@@ -9,6 +9,7 @@ from .resolve import resolve_reward as resolve_reward
 from .section import OwnProcesses as OwnProcesses
 from .section import PolicyLossSection as PolicyLossSection
 from .section import TransportConfig as TransportConfig
+from .section import secret_value as secret_value
 from .sections import EngineConfig as EngineConfig
 from .sections import ModelConfig as ModelConfig
 from .sections import PromptsConfig as PromptsConfig

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..util.did_you_mean import fold
+from ..util.redact import learn
 from ..util.yaml12 import parse_yaml
 
 Override = str | tuple[str, Any]
@@ -27,10 +28,18 @@ ENVIRONMENT_SECTION = "environment"
 """The section that names a plugin and may be absent."""
 
 
+_MAX_BYTES = 16 << 20
+_LARGEST_INT = 2**256
+
+
 def read_run_file(path: str | Path) -> dict[str, Any]:
     """The mapping in a run file. Raises `ConfigError`: no such file, not UTF-8, not YAML, not a mapping."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ConfigError("is a pipe or device, not a file", where=str(path), hint="rlhf train RUN.yaml")
+        if path.is_file() and path.stat().st_size > _MAX_BYTES:
+            raise ConfigError(f"is larger than {_MAX_BYTES:,} bytes", where=str(path))
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -46,6 +55,7 @@ def read_run_file(path: str | Path) -> dict[str, Any]:
             where=str(path),
             hint="begin with `model: {path: …}`; `rlhf config schema` lists the sections",
         )
+    learn(loaded)
     return loaded
 
 
@@ -53,9 +63,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     """`"a.b=value"` -> `("a.b", value)`, the value read as YAML. Raises `ConfigError`."""
     path, equals, value = text.partition("=")
     path = path.strip()
+    learn(value, path)
     if not equals or not path or not all(path.split(".")):
         raise ConfigError(f'"{text}" is not key.path=value', where="--set", hint="--set optimizer.lr=1e-6")
-    return path, parse_yaml(value, f"--set {path}")
+    parsed = parse_yaml(value, f"--set {path}")
+    learn(parsed, path)
+    return path, parsed
 
 
 def parse_reward(text: str) -> dict[str, Any]:
@@ -82,6 +95,10 @@ def parse_reward(text: str) -> dict[str, Any]:
 
 def plain(value: Any, where: str = "") -> Any:
     """`value` with mappings as dicts, sequences as lists and paths as text. Raises `ConfigError` on others."""
+    if isinstance(value, str):
+        _check_text(value, where)
+    if isinstance(value, int) and abs(value) > _LARGEST_INT:
+        raise ConfigError("is a number of too many digits", where=where or "run")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, PurePath):
@@ -90,10 +107,20 @@ def plain(value: Any, where: str = "") -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise ConfigError(f"the key {key!r} is not text", where=where or "run")
+            _check_text(key, where)
         return {key: plain(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [plain(each, f"{where}.{index}".lstrip(".")) for index, each in enumerate(value)]
     raise ConfigError(f"a {type(value).__name__} cannot stand in a run file", where=where or "run")
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"holds half of a character (a lone surrogate, at {error.start})", where=where or "run"
+        ) from None
 
 
 def expand(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, RlhfError
 from ..util.did_you_mean import suggestion
-from ..util.redact import redact_text
+from ..util.redact import names_secret, redact_text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -70,7 +70,8 @@ class Problems:
             place, value = _place(detail["loc"], data, keep_last=detail["type"] == "missing")
             dotted = ".".join(part for part in (path, *map(str, place)) if part)
             messages.setdefault(dotted, []).append(_message(model, detail, also_known))
-            given[dotted] = _given(value)
+            is_shown = detail["type"] != "extra_forbidden" and not names_secret(dotted)  # a key may be misspelled
+            given[dotted] = _given(value) if is_shown else ""
         for dotted, texts in messages.items():
             self.add(dotted, " or ".join(dict.fromkeys(texts)) + given[dotted])
         return None

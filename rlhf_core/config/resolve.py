@@ -10,18 +10,20 @@ from pydantic import BaseModel
 
 from ..errors import PluginError
 from ..plugins.discovery import Selected, load
-from ..plugins.functions import is_file_reward
+from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
+from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
 from .processes import other_strategies, too_many
-from .section import OwnProcesses, PolicyLossSection, TransportConfig
+from .section import OwnProcesses, PolicyLossSection, TransportConfig, options_of
 from .sections import (
     EngineConfig,
     EnvironmentConfig,
     EnvironmentEntry,
+    ModelConfig,
     PromptsConfig,
     RewardCallOptions,
     RewardEntry,
@@ -59,7 +61,7 @@ class Configured(Selected):
 
     def to_mapping(self) -> dict[str, Any]:
         """Its section of the run file."""
-        return {"name": self.name, **self.config.model_dump(mode="json")}
+        return {"name": self.name, **options_of(self.config)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class SelectedReward:
 
     def to_mapping(self) -> dict[str, Any]:
         core = {"weight": self.weight, "label": self.name, **self.call_options.model_dump(mode="json")}
-        return {"name": self.selected.name, **core, **self.config.model_dump(mode="json")}
+        return {"name": self.selected.name, **core, **options_of(self.config)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,22 +164,30 @@ class ResolvedRun:
         return {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
 
 
-def resolve(run: Mapping[str, Any], *, where: str = "run file") -> ResolvedRun:
+def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> ResolvedRun:
     """Check a run: select its plugins, validate every section, look at what sections ask of each other.
 
-    `where` is how errors call its source. Raises one `ConfigError` that lists all problems.
+    `where` is how errors call its source; `trust` says which files of code that it names are run. Raises one
+    `ConfigError` that lists all problems.
     """
     given = {key: value for key, value in expand(run).items() if value is not None}
+    learn_environment()
+    learn(given)
     if ENVIRONMENT_SECTION in given:
         given.setdefault("prompts", dict(TASKS))
     problems = Problems()
+    for path in hidden_parts(given):
+        hint = f"--set {path}={ENVIRONMENT}NAME gives it again, or --set {path}=VALUE"
+        problems.add(path, "was hidden when this config was written down", hint)
     core = _core_sections(given, problems)
     chosen = {
         name: _plugin_section(kind, name, given.get(name, {}), problems) for name, kind in PLUGIN_SECTIONS.items()
     }
     eval_prompts = _eval_prompts(given, chosen["prompts"], problems)
-    environment = _environment(given, chosen["algorithm"], problems)
-    rewards = _rewards(given, chosen["algorithm"], problems)
+    environment = _environment(given, chosen["algorithm"], problems, trust)
+    rewards = _rewards(given, chosen["algorithm"], problems, trust)
+    if core is not None:
+        _check_model_code(core.model, problems, trust)
     _check_score(given, rewards, problems)
     _fit_to_transport(chosen, problems)
     problems.raise_if_any(where)
@@ -227,7 +237,17 @@ def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | 
     return problems.validate(RunConfig, core, also_known=sorted(others))
 
 
-def _plugin_section(kind: str, path: str, data: Any, problems: Problems) -> Configured | None:
+def _check_model_code(model: ModelConfig, problems: Problems, trust: FileTrust) -> None:
+    """Hold code that comes with a model against what may be run; a hub model's lies outside of every folder."""
+    if not model.trust_remote_code or not trust.runs or trust.allows_model(model.path):
+        return
+    hint = "if you trust the model, add --trust"
+    problems.add("model.trust_remote_code", f"code of {model.path} would be run, which no one here has named", hint)
+
+
+def _plugin_section(
+    kind: str, path: str, data: Any, problems: Problems, trust: FileTrust = EVERY_FILE
+) -> Configured | None:
     """The plugin a section names, with the options that are the plugin's own."""
     if not isinstance(data, dict):
         problems.add(path, f"should be a plugin's name, or a mapping with `name` and its options (given {data!r})")
@@ -237,7 +257,7 @@ def _plugin_section(kind: str, path: str, data: Any, problems: Problems) -> Conf
         problems.add(f"{path}.name", "is required: the name of a plugin" if name is None else f"is no name: {name!r}")
         return None
     try:
-        selected = load(kind, name)
+        selected = load(kind, name, trust=trust)
         check_options(selected)
     except PluginError as error:
         problems.add_error(f"{path}.name", error)
@@ -288,13 +308,13 @@ def _eval_prompts(given: Mapping[str, Any], prompts: Configured | None, problems
 
 
 def _environment(
-    given: Mapping[str, Any], algorithm: Configured | None, problems: Problems
+    given: Mapping[str, Any], algorithm: Configured | None, problems: Problems, trust: FileTrust
 ) -> SelectedEnvironment | None:
     """The section `environment`, held against the algorithm and what is done to scores."""
     data = given.get(ENVIRONMENT_SECTION)
     if data is None:
         return None
-    selected = _plugin_section("environments", ENVIRONMENT_SECTION, data, problems)
+    selected = _plugin_section("environments", ENVIRONMENT_SECTION, data, problems, trust)
     if not isinstance(data, dict):
         return None
     core = problems.validate(
@@ -316,7 +336,9 @@ def _environment(
     return SelectedEnvironment(options, selected)
 
 
-def _rewards(given: Mapping[str, Any], algorithm: Configured | None, problems: Problems) -> list[SelectedReward]:
+def _rewards(
+    given: Mapping[str, Any], algorithm: Configured | None, problems: Problems, trust: FileTrust
+) -> list[SelectedReward]:
     samples = algorithm is not None and algorithm.component.feeds == "rollouts"
     plays = ENVIRONMENT_SECTION in given
     entries = given.get("rewards", DEFAULT_REWARDS if samples and not plays else [])
@@ -328,7 +350,7 @@ def _rewards(given: Mapping[str, Any], algorithm: Configured | None, problems: P
         problems.add("rewards", f"is empty, but {algorithm.name} learns from rewards; add one: --reward exact-match")
     rewards: list[SelectedReward] = []
     for index, entry in enumerate(entries):
-        reward = resolve_reward(entry, problems, f"rewards.{index}")
+        reward = resolve_reward(entry, problems, f"rewards.{index}", trust)
         if reward is not None and any(reward.name == each.name for each in rewards):
             problems.add(f"rewards.{index}", f'a second reward "{reward.name}": give it a `label` of its own')
         elif reward is not None and plays and reward.name == ENVIRONMENT_SECTION:
@@ -338,16 +360,16 @@ def _rewards(given: Mapping[str, Any], algorithm: Configured | None, problems: P
     return rewards
 
 
-def resolve_reward(entry: Any, problems: Problems, path: str) -> SelectedReward | None:
+def resolve_reward(entry: Any, problems: Problems, path: str, trust: FileTrust = EVERY_FILE) -> SelectedReward | None:
     """One entry of `rewards`, checked; None, and problems noted, where it is wrong."""
     core_keys = tuple(RewardEntry.model_fields)
-    selected = _plugin_section("rewards", path, entry, problems)
+    selected = _plugin_section("rewards", path, entry, problems, trust)
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         return None
     core = problems.validate(RewardEntry, {key: entry[key] for key in core_keys if key in entry}, path)
     if selected is None or core is None:
         return None
-    is_file = is_file_reward(core.name)
+    is_file = is_file_reference(core.name)
     label = core.label or (selected.name.rpartition(":")[2] if is_file else selected.name)
     return SelectedReward(label, core.weight, core.call_options(), selected, selected.config)
 

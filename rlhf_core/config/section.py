@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from ..errors import ConfigError
+from ..util.redact import ENVIRONMENT, learn_secret
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -68,3 +72,31 @@ class TransportConfig(Section):
     def staleness_bound(self) -> int:
         """Policy versions a sample may be behind the trainer that learns from it."""
         return 0
+
+
+def secret_value(secret: SecretStr, where: str) -> str:
+    """What an option of type `SecretStr` holds: its own text, or for `env:NAME` that of the environment variable.
+
+    Raises `ConfigError`, as `where`, for a variable that is not set.
+    """
+    text = secret.get_secret_value()
+    if not text.startswith(ENVIRONMENT):
+        return text
+    name = text.removeprefix(ENVIRONMENT)
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"the environment variable {name} is not set", where=where, hint=f"export {name}=…")
+    return value
+
+
+def options_of(config: BaseModel) -> dict[str, Any]:
+    """The options as JSON values, secrets among them as they were given: for who makes the config anew."""
+    dumped: dict[str, Any] = config.model_dump(mode="json")
+    for name in dumped:
+        value = getattr(config, name)
+        if isinstance(value, SecretStr):
+            learn_secret(value.get_secret_value())
+            dumped[name] = value.get_secret_value()
+        elif isinstance(value, BaseModel):
+            dumped[name] = options_of(value)
+    return dumped

@@ -55,6 +55,9 @@ class ModelConfig(Section):
         "to gain with LoRA, where it is the policy itself, and not done where a strategy divides it.",
     )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters only; null trains all weights.")
+    allow_missing_weights: bool = Field(
+        False, description="Start weights that the model's files lack from random numbers, in place of an error."
+    )
     trust_remote_code: bool = Field(
         False, description="Run Python code that comes with a hub model. Only for sources you trust."
     )

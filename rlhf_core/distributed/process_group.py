@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DeadlineError, first_line
 from .launch_env import LaunchEnv, read_launch_env
+from .loopback import is_loopback, keep_to_loopback, loopback_store
 
 if TYPE_CHECKING:
     import torch
@@ -95,10 +96,18 @@ class ProcessGroup:
                 dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=timeout)
             else:
                 # Under torchrun the agent may keep the store; the variables it set say so.
+                is_here = is_loopback(self.env.master_addr)
+                if is_here:
+                    keep_to_loopback()
                 torchrun = self.env.launcher == "torchrun"
                 address = "env://" if torchrun else f"tcp://{self.env.master_addr}:{self.env.master_port}"
                 rank, size = self.env.rank, self.env.world_size
-                dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=timeout)
+                if is_here and rank == 0 and not torchrun:
+                    assert self.env.master_port is not None
+                    store = loopback_store(self.env.master_port, world_size=size, timeout=timeout)
+                    dist.init_process_group(backend, store=store, rank=0, world_size=size, timeout=timeout)
+                else:
+                    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=timeout)
         except (dist.DistError, RuntimeError) as error:
             raise self._lost(
                 set(range(self.world_size)) - {self.rank},

@@ -14,15 +14,18 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ..config.resolve import ResolvedRun
 from ..distributed.interrupts import INTERRUPT_FILE, stop_signals
+from ..distributed.loopback import loopback_store
 from ..errors import RlhfError
 from .rank_watch import watched_ranks
 
+_STORE_TIMEOUT = timedelta(seconds=60)
 _TIMEOUT_SECONDS = 600.0
 """How long processes wait for one another under a strategy that has no option for it."""
 
@@ -46,6 +49,7 @@ def run_in_processes(
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     with tempfile.TemporaryDirectory(prefix="rlhf-launch-") as scratch:
+        store = loopback_store(timeout=_STORE_TIMEOUT)
         request = Path(scratch) / "request.json"
         request.write_text(
             json.dumps(
@@ -55,6 +59,7 @@ def run_in_processes(
                     "checkpoint": None if checkpoint is None else str(checkpoint),
                     "hooks": list(hooks),
                     "launcher": os.getpid(),
+                    "store_port": store.port,
                 }
             )
         )
@@ -64,7 +69,9 @@ def run_in_processes(
             nproc_per_node=num_processes,
             run_id=f"rlhf-{os.getpid()}",
             rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
+            # A file, as a store of elastic's own would listen on all interfaces.
+            rdzv_endpoint=str(Path(scratch) / "rendezvous"),
+            rdzv_configs={"store_type": "file"},
             max_restarts=0,
             monitor_interval=0.2,
             logs_specs=DefaultLogsSpecs(log_dir=str(Path(scratch) / "elastic")),
@@ -73,7 +80,7 @@ def run_in_processes(
         interrupted = Path(scratch) / "interrupted"
         timeout_seconds = float(getattr(resolved.strategy.config, "timeout_seconds", _TIMEOUT_SECONDS))
         watched = watched_ranks(request, timeout_seconds)
-        with _interrupts_as_file(interrupted), _threads_shared(num_processes), _quiet_elastic(), watched:
+        with _interrupts_as_file(interrupted), _environment(num_processes), _quiet_elastic(), watched:
             try:
                 elastic_launch(config, sys.executable)("-m", "rlhf_core.entry.launched", str(request))
             except SignalException as error:
@@ -125,16 +132,19 @@ def _interrupts_as_file(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _threads_shared(num_processes: int) -> Iterator[None]:
-    """The processes share the machine's cores, unless the user has said how many threads each has."""
-    if "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // num_processes))
+def _environment(num_processes: int) -> Iterator[None]:
+    """The processes share the machine's cores, and meet at the store made here, unless the user says otherwise."""
+    ours = {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes)),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    added = {name: value for name, value in ours.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ["OMP_NUM_THREADS"]
+        for name in added:
+            del os.environ[name]
 
 
 def _first_error(scratch: Path) -> RlhfError | None:

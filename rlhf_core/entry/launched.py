@@ -12,12 +12,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..distributed.loopback import HOST
 from ..distributed.parent_watch import killed_with_parent
 from ..distributed.process_group import LostRankError
 from ..errors import InterruptedRun, RlhfError, full_disk
 from ..runfolder.folder import RunFolder
 from ..util.jsonl import write_json
 from ..util.printable import printable
+from ..util.redact import redact_text
 from .train import prepare, run_rank
 
 
@@ -26,6 +28,12 @@ def _main(path: str) -> int:
     request = json.loads(Path(path).read_text())
     # torch elastic starts its processes in sessions of their own: one that nobody waits for would go on training.
     killed_with_parent(request["launcher"])
+    # The launcher's own store, in place of one of elastic's.
+    os.environ |= {
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(request["store_port"]),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     rank = int(os.environ["RANK"])
     try:
         _run(request, rank)
@@ -35,7 +43,7 @@ def _main(path: str) -> int:
         error = full_disk(raised) or raised
         _write_error(Path(path).parent, rank, error)
         if not isinstance(error, RlhfError):
-            sys.stderr.write(printable(traceback.format_exc()))
+            sys.stderr.write(printable(redact_text(traceback.format_exc())))
         if isinstance(error, InterruptedRun):
             _tell_done(Path(path).parent, rank)
         return error.exit_code if isinstance(error, RlhfError) else 1

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun
+from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder, default_path
 from .resume import WARM_START, resumed_folder
 from .run_record import owned, told_in_summary, undone_when_refused
@@ -29,6 +30,7 @@ def run_quickstart(
     num_processes: int = 1,
     dry_run: bool = False,
     hooks: Sequence[object | str] = (),
+    trust: FileTrust | bool = False,
 ) -> TrainResult | None:
     """Warm-start into `<output>/warm-start`, then train `run` from its model.
 
@@ -37,8 +39,8 @@ def run_quickstart(
     """
     if dry_run:
         train(warm_start, dry_run=True)
-        return train(run, dry_run=True, resume=resume, output=output, num_processes=num_processes)
-    resolved = prepare(run, num_processes=num_processes).resolved
+        return train(run, dry_run=True, resume=resume, output=output, num_processes=num_processes, trust=trust)
+    resolved = prepare(run, num_processes=num_processes, trust=trust).resolved
     if resume is not None:
         output = resumed_folder(resume, output)
     with ExitStack() as stack:
@@ -51,7 +53,8 @@ def run_quickstart(
             _warm_up(folder, warm_start, resolved, hooks)
         logger.info("stage 2 of 2: %s from the warm-started model", resolved.algorithm.name)
         second = {**run, "model": {**run["model"], "path": str(path / WARM_START / "model")}}
-        return train_in(folder, prepare(second, hooks=hooks, num_processes=num_processes), resume)
+        prepared = prepare(second, hooks=hooks, num_processes=num_processes, trust=trust)
+        return train_in(folder, prepared, resume)
 
 
 def _warm_up(folder: RunFolder, warm_start: Mapping[str, Any], run: ResolvedRun, hooks: Sequence[object | str]) -> None:

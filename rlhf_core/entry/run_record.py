@@ -15,6 +15,7 @@ from ..config.changes import Change, config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
+from ..plugins.trust import referenced_files
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
@@ -24,6 +25,7 @@ from ..training.guard_runner import ROLLBACK
 from ..util.held_signals import held_signals
 from ..util.redact import redact_mapping
 from .resume import find_checkpoint
+from .seal import seal
 
 logger = logging.getLogger("rlhf")
 
@@ -31,7 +33,7 @@ RESUME = "resume"
 RECREATE = "recreate"
 """Kinds of the manifest's events."""
 
-_EXPECTED_TO_DIFFER = {"command", "events", "seed"}
+_EXPECTED_TO_DIFFER = {"command", "events", "seed", "trusted_files"}
 """`seed` is an option, and reported as one."""
 
 
@@ -62,7 +64,8 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
         data_digest=plan.data_digest,
         num_processes=plan.num_processes,
     )
-    folder.write_manifest({**manifest, "events": earlier.get("events", []) if plan.is_resumed else []})
+    code = seal(folder.path, _files_run(plan.resolved))
+    folder.write_manifest({**manifest, **code, "events": earlier.get("events", []) if plan.is_resumed else []})
     ControlBox(folder.control).clear()
     if plan.is_resumed:
         folder.add_event(
@@ -74,6 +77,13 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
         )
     if plan.origin is not None:
         _tell_recreation(folder, RunFolder.read(plan.origin), config, manifest)
+
+
+def _files_run(resolved: ResolvedRun) -> frozenset[Path]:
+    """Files of code that the run file names, and the model where its code is run."""
+    model = resolved.run.model
+    files = referenced_files([reward.selected.name for reward in resolved.rewards])
+    return files | {Path(model.path).resolve()} if model.trust_remote_code else files
 
 
 def tell_resume(plan: RunPlan) -> None:

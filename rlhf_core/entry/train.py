@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..algorithm import Algorithm
-from ..config.load import Override, load_run
+from ..config.load import Override, load_run, parse_override
 from ..config.processes import check_processes
 from ..config.resolve import ResolvedRun, resolve
 from ..distributed.interrupts import InterruptFlag
@@ -24,6 +24,7 @@ from ..hooks.installed import load_hook_plugins
 from ..hooks.relay import HookRelay
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
+from ..plugins.trust import EVERY_FILE, FileTrust, referenced_files
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.file_watch import FileWatch
@@ -70,6 +71,7 @@ def train(
     overrides: Sequence[Override] = (),
     hooks: Sequence[object | str] = (),
     origin: Path | None = None,
+    trust: FileTrust | bool = False,
 ) -> TrainResult | None:
     """Train as a run file (path) or mapping says.
 
@@ -81,13 +83,15 @@ def train(
         overrides: `"key.path=value"` as `--set` takes them.
         hooks: objects with `rlhf_…` hooks, or `module:attr` of what makes one, beside the installed hook plugins.
         origin: folder of a run that `run` comes from; what differs from it is said in log and manifest.
+        trust: which files of code that `run` names are run. False: those in and below a run file's folder and those
+            in `overrides`; all of a mapping, which is the caller's own. True: all.
 
     Raises:
         UserInputError: the input is wrong; nothing was written.
         RlhfError: the run failed; its folder says how.
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
-    prepared = prepare(run, overrides, hooks, num_processes)
+    prepared = prepare(run, overrides, hooks, num_processes, trust)
     environment = prepared.environment
     if resume is not None and dry_run:
         _tell_dry_resume(prepared, resume, resumed_folder(resume, _path(output)))
@@ -124,13 +128,14 @@ def prepare(
     overrides: Sequence[Override] = (),
     hooks: Sequence[object | str] = (),
     num_processes: int = 1,
+    trust: FileTrust | bool = False,
 ) -> PreparedRun:
     """Resolve a run and check all that can be checked before weights are loaded. The arguments are those of `train`."""
     set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
         relay.register(_made(hook))
-    resolved = _resolved(run, overrides, relay)
+    resolved = _resolved(run, overrides, relay, _trusted(run, overrides, trust))
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
@@ -208,11 +213,23 @@ def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -
     run_in_processes(prepared.resolved, folder.path, checkpoint, prepared.num_processes, named)
 
 
-def _resolved(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], relay: HookRelay) -> ResolvedRun:
+def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override], trust: FileTrust | bool) -> FileTrust:
+    if isinstance(trust, FileTrust):
+        return trust
+    if trust or isinstance(run, Mapping):
+        return EVERY_FILE
+    given = [parse_override(each)[1] if isinstance(each, str) else each[1] for each in overrides]
+    return FileTrust(folder=Path(run).parent, files=referenced_files(given))
+
+
+def _resolved(
+    run: str | Path | Mapping[str, Any], overrides: Sequence[Override], relay: HookRelay, trust: FileTrust
+) -> ResolvedRun:
     mapping = load_run(run, overrides)
     disabled = (mapping.get("hooks") or {}).get("disable") or []
     load_hook_plugins(relay, disabled if isinstance(disabled, list) else [])
-    return resolve(relay.transform_config(mapping), where=str(run) if isinstance(run, (str, Path)) else "run file")
+    where = str(run) if isinstance(run, (str, Path)) else "run file"
+    return resolve(relay.transform_config(mapping), where=where, trust=trust)
 
 
 def check_run(resolved: ResolvedRun) -> RunInputs:
@@ -225,8 +242,10 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
     from ..models.loading import load_tokenizer
 
     check_model(resolved.run.model)
-    for selected in (resolved.strategy, resolved.engine, resolved.transport, *(r.selected for r in resolved.rewards)):
-        resolve_build(selected)
+    rewards = (reward.selected for reward in resolved.rewards)
+    for selected in (resolved.strategy, resolved.engine, resolved.transport, *rewards):
+        if selected.unread is None:
+            resolve_build(selected)
     tokenizer = load_tokenizer(resolved.run.model)
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WHERE = "model.path"
+_SHOWN_WEIGHTS = 5
 
 
 def check_model(config: ModelConfig) -> None:
@@ -32,7 +34,7 @@ def check_model(config: ModelConfig) -> None:
         check_builtin(path)
         return
     folder = Path(path)
-    if not folder.exists():
+    if not os.path.exists(folder):
         if path.startswith((".", "/", "~")) or path.count("/") != 1:
             raise UserInputError(f"there is no folder {path!r}", where=WHERE, hint="check the path, or give a hub name")
         return
@@ -133,10 +135,27 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -
             merged = AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()
             return merged.requires_grad_(True)  # type: ignore[no-any-return]  # peft had frozen the base
         if kind == "sequence-classification" and is_score_folder(config.path):
-            return AutoModelForSequenceClassification.from_pretrained(config.path, num_labels=1, **options)  # type: ignore[no-any-return]
-        return AutoModelForCausalLM.from_pretrained(config.path, **options)
+            kinds: Any = AutoModelForSequenceClassification
+            options["num_labels"] = 1
+        else:
+            kinds = AutoModelForCausalLM
+        model, info = kinds.from_pretrained(config.path, output_loading_info=True, **options)
     except Exception as error:  # what a broken folder raises depends on which library reads the broken file
         raise UserInputError(f"cannot load {config.path!r}: {first_line(error)}", where=WHERE) from error
+    _refuse_missing(config, sorted(info["missing_keys"]))
+    return model  # type: ignore[no-any-return]
+
+
+def _refuse_missing(config: ModelConfig, missing: Sequence[str]) -> None:
+    """Raise `UserInputError` naming weights that were made fresh, as the files do not hold them, unless asked for."""
+    if not missing or config.allow_missing_weights:
+        return
+    more = f" and {len(missing) - _SHOWN_WEIGHTS} more" if len(missing) > _SHOWN_WEIGHTS else ""
+    raise UserInputError(
+        f"the files of {config.path!r} lack {', '.join(missing[:_SHOWN_WEIGHTS])}{more}",
+        where=WHERE,
+        hint="get the whole model; model.allow_missing_weights: true starts these from random numbers",
+    )
 
 
 def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelKind = "causal-lm") -> PreTrainedModel:

@@ -14,14 +14,16 @@ from functools import partial, wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
 from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
-from .functions import class_component, function_component, is_file_reward, load_function_file
+from .functions import class_component, function_component, load_function_file
+from .source import read_options
+from .trust import EVERY_FILE, FileTrust, is_file_reference
 
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""
@@ -116,6 +118,8 @@ class Selected:
     version: str
     function: Callable[..., Any] | None = None
     """The reward or the class of an environment itself, where it was given instead of a `Component`."""
+    unread: tuple[str, ...] | None = None
+    """For a file that was read and not run: what its source does not tell. Such a plugin cannot be built."""
 
     @property
     def label(self) -> str:
@@ -203,11 +207,11 @@ def import_target(ref: PluginRef) -> Any:
     """What the entry point names. A failing import raises `PluginError` with the plugin's name on it."""
     try:
         return ref.entry_point.load()
-    except Exception as error:  # a stranger's module may raise anything
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
         raise _broken(ref.label, ref.target, error) from error
 
 
-def _broken(label: str, target: str, error: Exception) -> PluginError:
+def _broken(label: str, target: str, error: BaseException) -> PluginError:
     return PluginError(
         f"cannot import {target}: {type(error).__name__}: {error}",
         where=label,
@@ -215,26 +219,38 @@ def _broken(label: str, target: str, error: Exception) -> PluginError:
     )
 
 
-def load(kind: Kind | str, name: str, *, check_requires: bool = True) -> Selected:
+def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: FileTrust = EVERY_FILE) -> Selected:
     """Import the plugin of that name and check that it fits this core.
 
-    A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`. Raises `PluginError`: unknown, given
-    twice, broken, made for another plugin API, or (with `check_requires`) missing a module it needs.
+    A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`; the file is run or read as `trust` says.
+    Raises `PluginError`: unknown, given twice, broken, made for another plugin API, not to be run, or (with
+    `check_requires`) missing a module it needs.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"load() is for {', '.join(KINDS)}; not {kind!r}")
-    if kind == "rewards" and is_file_reward(name):
-        path, function = load_function_file(name)
-        component = function_component(function, where=name)
-        return Selected(kind, f"{path}:{name.rpartition(':')[2]}", component, path.name, "file", function)
-    if kind == "environments" and is_file_reward(name):
-        path, found = load_function_file(name, spoken="environment", takes="class")
-        component = class_component(found, where=f'environment "{name}"')  # type: ignore[arg-type]
-        return Selected(kind, f"{path}:{name.rpartition(':')[2]}", component, path.name, "file", found)
+    if kind in ("rewards", "environments") and is_file_reference(name):
+        return _load_file(kind, name, trust)
     selected = load_ref(find(kind, name))
     if check_requires:
         _check_requires(selected)
     return selected
+
+
+def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
+    name = reference.rpartition(":")[2]
+    spoken = _SINGULAR[kind]
+    where = f'{spoken} "{reference}"'
+    wanted: Literal["function", "class"] = "class" if kind == "environments" else "function"
+    if not trust.runs:
+        options = read_options(reference, where=where, kind=wanted)
+        component = Component(summary=options.summary, config=options.model, build="")
+        return Selected(kind, f"{options.path}:{name}", component, options.path.name, "file", unread=options.unread)
+    path, found = load_function_file(reference, trust, spoken=spoken, kind=wanted)
+    if isinstance(found, type):
+        component = class_component(found, where=where)
+    else:
+        component = function_component(found, where=reference)
+    return Selected(kind, f"{path}:{name}", component, path.name, "file", found)
 
 
 def load_ref(ref: PluginRef) -> Selected:
@@ -326,7 +342,7 @@ def find_build(selected: Selected) -> Callable[..., Any]:
         found: Any = import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # a stranger's module may raise anything
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
         raise _broken(selected.label, target, error) from error
     if not callable(found):
         raise PluginError(

@@ -9,58 +9,79 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, create_model, model_serializer
 from pydantic.errors import PydanticUserError
 
 from ..components import Component
 from ..errors import PluginError
 from ..util.did_you_mean import suggestion
+from .trust import EVERY_FILE, FileTrust, split_reference
 
-_FILE_REWARD = re.compile(r"^(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)$")
+
+class FunctionOptions(BaseModel):
+    """Base of the schema that a function's parameters make."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    without_default: ClassVar[frozenset[str]] = frozenset()
+    """Options whose default is known only when the file is run: they are absent where they are not given."""
+
+    @model_serializer(mode="wrap")
+    def _known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        absent = self.without_default - self.model_fields_set
+        return {name: value for name, value in handler(self).items() if name not in absent}
 
 
-def is_file_reward(name: str) -> bool:
-    """True for `FILE.py:FUNCTION`; also for a `.py` path whose function is missing or misspelled."""
-    return ".py:" in name or name.endswith(".py")
+class UnreadOptions(FunctionOptions):
+    """Options of which the source tells nothing: any are taken."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def load_function_file(
-    name: str, *, spoken: str = "reward", takes: Literal["function", "class"] = "function"
+    reference: str,
+    trust: FileTrust = EVERY_FILE,
+    *,
+    spoken: str = "reward",
+    kind: Literal["function", "class"] = "function",
 ) -> tuple[Path, Callable[..., Any]]:
     """Run the file of `FILE.py:NAME` and return its absolute path and the function, or class, of that name.
 
-    spoken: what it is wanted as. Raises `PluginError`: no such file, it fails to run, or it has nothing of that name.
+    spoken: what it is wanted as. Raises `PluginError`: no such file, it is not trusted or fails to run, or it has
+    nothing of that name.
     """
-    match = _FILE_REWARD.match(name)
-    if match is None:
-        raise PluginError(f'"{name}" names no {takes}', where=spoken, hint=f"write FILE.py:{takes.upper()}")
-    path = Path(match["path"]).expanduser().absolute()
-    where = f'{spoken} "{name}"'
-    if not path.is_file():
-        raise PluginError(f"no such file: {path}", where=where, hint="paths start at the current folder")
-    module = _run_file(path, where)
-    found = getattr(module, match["function"], None)
-    fits = inspect.isclass if takes == "class" else inspect.isroutine
+    where = f'{spoken} "{reference}"'
+    path, name = split_reference(reference, where)
+    trust.check(path, where)
+    module = run_file(path, where)
+    found = getattr(module, name, None)
+    fits = inspect.isclass if kind == "class" else inspect.isroutine
     if not fits(found):
-        own = [each for each, value in vars(module).items() if fits(value) and not each.startswith("_")]
-        raise PluginError(
-            f'{path.name} has no {takes} "{match["function"]}"{suggestion(match["function"], own)}',
-            where=where,
-            hint=f"there {'is' if len(own) == 1 else 'are'} in it: {', '.join(own) or 'none'}",
-        )
+        offered = [each for each, value in vars(module).items() if fits(value)]
+        raise no_such_name(path, name, offered, where, kind)
     return path, found  # type: ignore[return-value]
 
 
-def _run_file(path: Path, where: str) -> Any:
+def no_such_name(path: Path, name: str, offered: Sequence[str], where: str, kind: str = "function") -> PluginError:
+    """The error for a function or class that a file has not."""
+    plural = "classes" if kind == "class" else f"{kind}s"
+    return PluginError(
+        f'{path.name} has no {kind} "{name}"{suggestion(name, offered)}',
+        where=where,
+        hint=f"{plural} in it: {', '.join(offered) or 'none'}",
+    )
+
+
+def run_file(path: Path, where: str) -> ModuleType:
+    """Run a file as a module of its own. Raises `PluginError`, as `where`: it fails, or wants to end the process."""
     # In sys.modules under a name of its own, so that dataclasses, type hints and pickling work in it.
     module_name = f"rlhf_reward_file_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -70,8 +91,8 @@ def _run_file(path: Path, where: str) -> Any:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's file may raise anything
-        del sys.modules[module_name]
+    except (Exception, SystemExit) as error:  # the user's file may raise anything
+        sys.modules.pop(module_name, None)
         raise PluginError(f"{path.name} fails to run: {type(error).__name__}: {error}", where=where) from error
     return module
 
@@ -89,18 +110,23 @@ def function_component(function: Callable[..., Any], *, where: str, build: str =
 def class_component(kind: type, *, where: str, build: str = "") -> Component:
     """A component for a class; its config model comes from the keyword-only parameters of its constructor."""
     summary = (inspect.getdoc(kind) or "").strip().partition("\n")[0]
-    config = _NoOptions if kind.__init__ is object.__init__ else options_model(kind.__init__, where, takes="itself")  # type: ignore[misc]
+    constructor: Callable[..., None] = vars(kind).get("__init__", kind.__init__)  # type: ignore[misc]
+    has_options = constructor is not object.__init__
+    config = options_model(constructor, where, takes="itself") if has_options else FunctionOptions
     return Component(summary=summary, config=config, build=build)
 
 
-class _NoOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def options_model(
+    function: Callable[..., Any],
+    where: str,
+    *,
+    takes: str | None = "the rollouts",
+    without_default: frozenset[str] = frozenset(),
+) -> type[FunctionOptions]:
+    """The strict schema of a function's keyword-only parameters.
 
-
-def options_model(function: Callable[..., Any], where: str, *, takes: str = "the rollouts") -> type[BaseModel]:
-    """The strict schema of a function's keyword-only parameters; `takes` is its one positional parameter, in words.
-
-    Raises `PluginError`, as `where`, for a signature that is something else.
+    takes: its one positional parameter, in words; None where there may be any. without_default: options whose default
+    is not known (`FunctionOptions`). Raises `PluginError`, as `where`, for a signature that is something else.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -122,13 +148,12 @@ def options_model(function: Callable[..., Any], where: str, *, takes: str = "the
             )
         fields[name] = (hints[name], parameter.default)
     try:
-        return create_model(
-            f"{getattr(function, '__name__', type(function).__name__)}_options",
-            __config__=ConfigDict(extra="forbid", frozen=True, protected_namespaces=()),
-            **fields,
-        )
+        name = f"{getattr(function, '__name__', type(function).__name__)}_options"
+        model = create_model(name, __base__=FunctionOptions, **fields)
     except (PydanticUserError, NameError, TypeError) as error:
         raise PluginError(f"its options make no schema: {error}", where=where) from error
+    model.without_default = without_default
+    return model
 
 
 def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
@@ -142,10 +167,12 @@ def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect
     return typing.get_type_hints(SimpleNamespace(__annotations__=written), globalns=names, include_extras=True)
 
 
-def _check_positional(parameters: list[inspect.Parameter], where: str, takes: str) -> None:
+def _check_positional(parameters: list[inspect.Parameter], where: str, takes: str | None) -> None:
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         raise PluginError("it takes **kwargs, which would hide a misspelled option", where=where, hint="name them")
+    if takes is None:
+        return
     if len(positional) > 1:
         names = ", ".join(each.name for each in positional[1:])
         raise PluginError(

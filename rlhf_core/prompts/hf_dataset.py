@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..components import PromptsContext
-from ..errors import DataError, PluginError
+from ..errors import DataError, PluginError, first_line
 from ..protocols import PromptSource
 from ..util.did_you_mean import suggestion
 from .config import HfDatasetConfig
@@ -152,7 +152,7 @@ def _read_file(path: Path) -> _Rows:
 def _files(folder: Path, split: str) -> list[Path]:
     """The data files of a split: those named after it, or all where none is named after a split."""
     suffixes = set(_READERS) - {".json"}  # a folder's .json files are rarely data
-    files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+    files = sorted(path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file())
     if not files:
         raise DataError(f"no {', '.join(sorted(suffixes))} file in the folder", where=str(folder))
     named = {path: re.split(r"[-_.]", path.name)[0] for path in files}
@@ -167,7 +167,17 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 def _load_saved(path: Path, split: str) -> _Rows:
     datasets = _datasets(str(path))
-    loaded = datasets.load_from_disk(str(path))
+    try:
+        loaded = datasets.load_from_disk(str(path))
+        for part in loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]:
+            if len(part):
+                part[0]
+    except Exception as error:  # what a broken folder raises depends on which library reads the broken file
+        raise DataError(
+            f"cannot be read as a saved dataset: {first_line(error)}",
+            where=str(path),
+            hint="write it again with save_to_disk(...)",
+        ) from error
     if not isinstance(loaded, datasets.DatasetDict):
         return loaded  # type: ignore[no-any-return]
     if split not in loaded:
@@ -184,9 +194,8 @@ def _load_hub(config: HfDatasetConfig) -> _Rows:
             config.path, config.subset, split=config.split, revision=config.revision
         )
     except (OSError, ValueError) as error:  # what it raises for names, splits and connections
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"neither a file or folder here nor to be had from the hub: {first}",
+            f"neither a file or folder here nor to be had from the hub: {first_line(error)}",
             where=config.path,
             hint="check prompts.path, prompts.subset and prompts.split",
         ) from error

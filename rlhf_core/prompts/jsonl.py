@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ from ..components import PromptsContext
 from ..errors import DataError
 from ..protocols import PromptSource
 from .config import JsonlConfig
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""Escapes of surrogates, of which most are pairs and stand for one character."""
 
 
 class JsonlSource:
@@ -61,8 +65,16 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
         raise DataError("the line is empty", where=where, hint="every line is one JSON object; delete empty ones")
     try:
         record = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+        if _HALF.search(text):
+            json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise DataError("the line holds half of a character (a lone surrogate)", where=where) from None
+    except (ValueError, RecursionError) as error:
+        what = "nested too deep"
+        if isinstance(error, json.JSONDecodeError):
+            what = f"{error.msg} at column {error.colno}"
+        elif isinstance(error, ValueError):
+            what = "a number of too many digits"
         raise DataError(f"the line is not JSON: {what}", where=where) from None
     if not isinstance(record, dict):
         raise DataError(f"the line is a JSON {type(record).__name__}, not an object", where=where)

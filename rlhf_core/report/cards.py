@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from .data import Run
+from .known import is_number
 
 
 def facts(run: Run) -> list[str]:
@@ -73,7 +74,7 @@ def bars(run: Run, *, named: bool) -> str:
     if not isinstance(shares, Mapping) or not shares:
         return ""
     pieces, legend = [], []
-    for index, (phase, share) in enumerate(shares.items()):
+    for index, (phase, share) in enumerate((phase, share) for phase, share in shares.items() if is_number(share)):
         color = f"c{min(index, 4)}"
         percent = max(0.0, min(100.0, 100 * float(share)))
         pieces.append(f'<span class="w {color}" style="width:{percent:.2f}%"></span>')
@@ -97,7 +98,7 @@ def number(value: Any) -> str | None:
 
 def duration(seconds: Any) -> str | None:
     """`1 h 02 min`, `2 min 05 s` or `4.2 s`."""
-    if not isinstance(seconds, int | float):
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         return None
     if seconds < 60:
         return f"{seconds:.1f} s"

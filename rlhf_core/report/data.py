@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from ..runfolder.folder import RunFolder
 from ..util.jsonl import read_lines
 from ..util.redact import redact_mapping
+from .known import known_line, known_sample, known_values
 from .samples import SampleChoice, choose_samples
 
 
@@ -38,7 +39,7 @@ class Run:
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric, where it has one."""
-        points = [(int(line["step"]), line[key]) for line in self.lines if _is_number(line.get(key))]
+        points = [(int(line["step"]), line[key]) for line in self.lines if key in line]
         return [step for step, _ in points], [float(value) for _, value in points]
 
     def last(self, key: str) -> float | None:
@@ -53,18 +54,15 @@ def read_run(path: Path) -> Run:
     return Run(
         path=folder.path,
         name=folder.path.resolve().name,
-        lines=[line for line in read_lines(folder.metrics) if _is_number(line.get("step"))],
-        samples=choose_samples(_known_samples(read_lines(folder.samples))),
+        lines=[line for line in map(known_line, read_lines(folder.metrics)) if line is not None],
+        samples=choose_samples(read_samples(folder)),
         config=redact_mapping(folder.read_config()),
         manifest=folder.read_json(folder.manifest),
-        summary=folder.read_json(folder.summary),
-        performance=folder.read_json(folder.performance),
+        summary=known_values(folder.read_json(folder.summary)),
+        performance=known_values(folder.read_json(folder.performance)),
     )
 
 
-def _known_samples(records: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    return (record for record in records if isinstance(record.get("completion"), str))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def read_samples(folder: RunFolder) -> Iterator[Mapping[str, Any]]:
+    """The samples of a run, as far as they can be shown. Raises DataError on a line that is no JSON."""
+    return (sample for sample in map(known_sample, read_lines(folder.samples)) if sample is not None)

@@ -25,6 +25,7 @@ _MAX_SERIES = 8
 STYLE: Any = {  # matplotlib's own type is a literal of every key it knows
     "font.family": ["sans-serif"],
     "font.size": 9,
+    "text.parse_math": False,  # a metric may have any name, also one that LaTeX would trip over
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
     "axes.spines.top": False,

@@ -130,9 +130,11 @@ class CheckpointStore:
 
 def find_damage(path: Path) -> str | None:
     """Why the checkpoint `path` cannot be used, or None when every file is as it was written."""
+    if not (path / _LISTING).is_file():
+        return f"its {_LISTING} is missing"
     try:
         listing: Any = json.loads((path / _LISTING).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"its {_LISTING} cannot be read ({error})"
     if not isinstance(listing, dict) or not listing:
         return f"its {_LISTING} lists no files"

@@ -17,6 +17,7 @@ from typing import Literal, cast, get_args
 from ..errors import DeadlineError, RlhfError, UserInputError
 from ..util.did_you_mean import suggestion
 from ..util.jsonl import write_json
+from ..util.plain_files import is_own
 
 Kind = Literal["pause", "resume", "checkpoint", "stop", "set"]
 KEYS = {
@@ -28,6 +29,8 @@ KEYS = {
 
 _ANSWER = ".answer.json"
 _POLL_SECONDS = 0.1
+_MAX_BYTES = 4096
+"""Of a command; a longer one is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +97,20 @@ class ControlBox:
         return command_id
 
     def take(self) -> list[Command]:
-        """What has been asked since the last call, oldest first; a file that is no command is answered and removed."""
+        """What has been asked since the last call, oldest first; a file that is no command is answered and removed.
+
+        What is no regular file of this user's is left alone.
+        """
+        if not self._is_there:
+            return []
         try:
             names = sorted(entry.name for entry in os.scandir(self._folder))
         except FileNotFoundError:
             return []
         found = []
         for name in names:
-            if name.endswith(".json") and not name.startswith(".") and not name.endswith(_ANSWER):
-                path = self._folder / name
+            path = self._folder / name
+            if name.endswith(".json") and not name.startswith(".") and not name.endswith(_ANSWER) and is_own(path):
                 command = _read(path)
                 path.unlink()
                 if command is None:
@@ -144,18 +152,23 @@ class ControlBox:
 
     def clear(self) -> None:
         """Remove what was asked of an earlier session, which can no longer do it."""
-        if self._folder.is_dir():
-            for path in self._folder.glob("*.json"):
+        for path in self._folder.glob("*.json") if self._is_there else ():
+            if is_own(path):
                 path.unlink(missing_ok=True)
+
+    @property
+    def _is_there(self) -> bool:
+        return self._folder.is_dir() and not self._folder.is_symlink()
 
 
 def _read(path: Path) -> Command | None:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            record = json.loads(file.read(_MAX_BYTES))
         words = [str(record["kind"])]
         if record["kind"] == "set":
             words.append(f"{record['key']}={record['value']}")
         command = parse_command(words)
-    except (ValueError, KeyError, TypeError, UserInputError):
+    except (ValueError, KeyError, TypeError, RecursionError, UserInputError):
         return None
     return Command(command.kind, command.key, command.value, path.name.removesuffix(".json"))

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
@@ -23,7 +24,9 @@ from typing import IO, Any, Literal
 from ..errors import ConfigError, DataError, UserInputError
 from ..util.atomic import write_bytes
 from ..util.jsonl import write_json
+from ..util.plain_files import oddity, open_unlinked
 from ..util.printable import PrintableFormatter
+from ..util.redact import redact_mapping
 from ..util.yaml12 import dump_yaml, parse_yaml
 
 RunStatus = Literal["running", "done", "failed", "interrupted", "rolled-back-and-failed"]
@@ -35,6 +38,10 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 class _LogFile(logging.FileHandler):
     """Drops what a full disk does not take: the files that matter raise, and logging would print tracebacks."""
+
+    def _open(self) -> TextIOWrapper:
+        opened = open_unlinked(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return open(opened, "a", encoding=self.encoding, errors=self.errors)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -49,6 +56,14 @@ class RunFolder:
     """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
 
     def __init__(self, path: Path, lock: IO[str] | None = None, made: Sequence[Path] = ()) -> None:
+        """Raises `UserInputError` for a path that no folder can have, or that cannot be looked at."""
+        try:
+            (path / ".lock").lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserInputError(f"cannot be a run folder: {reason}", where=str(path)) from error
         self.path = path
         self._lock_file = lock
         self.made = tuple(made)
@@ -92,10 +107,12 @@ class RunFolder:
             raise UserInputError(
                 "this folder holds no run", where=str(path), hint="give a folder that `rlhf train` wrote"
             )
+        folder.refuse_oddities()
         return folder
 
     @classmethod
     def _locked(cls, path: Path, *, make: bool) -> RunFolder:
+        cls(path).refuse_oddities()
         for _ in range(_LOCK_ATTEMPTS):
             missing = [each for each in (path / ".lock", path, *path.parents) if not each.exists()]
             lock = cls._take_lock(path, make=make)
@@ -111,8 +128,8 @@ class RunFolder:
     def _take_lock(path: Path, *, make: bool) -> IO[str]:
         try:
             if make:
-                path.mkdir(parents=True, exist_ok=True)
-            lock = (path / ".lock").open("a+", encoding="utf-8")
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # of what a user asks a model, others know nothing
+            lock = os.fdopen(open_unlinked(str(path / ".lock"), os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
         except OSError as error:
             raise UserInputError(
                 f"cannot be written: {error.strerror or error}", where=str(path), hint="choose another --output"
@@ -130,6 +147,17 @@ class RunFolder:
             ) from error
         return lock
 
+    def refuse_oddities(self) -> None:
+        """Raise `UserInputError` where a link, pipe or device stands for one of the run's own files.
+
+        A folder may have come from someone else: a link would lead what is written here to another place.
+        """
+        files = (self.lock, self.config, self.manifest, self.metrics, self.samples, self.summary, self.log)
+        found = [(path, oddity(path)) for path in (*files, self.performance)]
+        for path, what in (*found, (self.control, oddity(self.control, is_folder=True))):
+            if what is not None:
+                raise UserInputError(what, where=str(path), hint="a run folder holds files of its own; remove it")
+
     @property
     def holds_run(self) -> bool:
         return any(file.exists() for file in (self.config, self.manifest, self.metrics, self.checkpoints))
@@ -142,7 +170,7 @@ class RunFolder:
     @property
     def is_in_use(self) -> bool:
         """Whether a process runs in this folder now."""
-        if not self.lock.exists():
+        if not self.lock.exists() or oddity(self.lock) is not None:
             return False
         with self.lock.open("rb") as file:
             try:
@@ -210,8 +238,8 @@ class RunFolder:
         return self.path / "report.html"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """The resolved run file (JSON-like values)."""
-        write_bytes(self.config, dump_yaml(dict(config)).encode())
+        """The resolved run file (JSON-like values), without secrets."""
+        write_bytes(self.config, dump_yaml(redact_mapping(config)).encode())
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         write_json(self.manifest, dict(manifest))
@@ -224,7 +252,8 @@ class RunFolder:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """The events of a kind, oldest first."""
-        return [event for event in self.read_json(self.manifest).get("events", []) if event.get("kind") == kind]
+        events = self.read_json(self.manifest).get("events", [])
+        return [event for event in events if isinstance(event, dict) and event.get("kind") == kind]
 
     def write_summary(
         self,
@@ -262,7 +291,7 @@ class RunFolder:
             return {}
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise DataError(f"is no JSON: {error}", where=str(path)) from error
         if not isinstance(value, dict):
             raise DataError("is no JSON object", where=str(path))
@@ -276,6 +305,8 @@ class RunFolder:
             value = parse_yaml(self.config.read_text(encoding="utf-8"), str(self.config))
         except ConfigError as error:
             raise DataError(f"is no YAML: {error.message}", where=error.where) from error
+        except (ValueError, OSError) as error:
+            raise DataError(f"is no text: {error}", where=str(self.config)) from error
         if not isinstance(value, dict):
             raise DataError("is no mapping", where=str(self.config))
         return value

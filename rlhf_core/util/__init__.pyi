@@ -2,6 +2,7 @@ from .did_you_mean import fold as fold
 from .host_memory import set_up_host_memory as set_up_host_memory
 from .jsonl import read_lines as read_lines
 from .jsonl import write_json as write_json
+from .plain_files import is_own as is_own
 from .printable import PrintableFormatter as PrintableFormatter
 from .printable import printable as printable
 from .rng import derive_seed as derive_seed

@@ -12,6 +12,7 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Gives the path of a file to write beside `path`; it is synced and renamed over `path`, or removed on an error."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside.unlink(missing_ok=True)  # a link left there would be followed
     try:
         yield beside
         with beside.open("rb") as file:

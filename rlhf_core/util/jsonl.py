@@ -130,6 +130,6 @@ def _scan(path: Path) -> Iterator[tuple[Record | None, int]]:
 def _parse(line: bytes) -> Record | None:
     try:
         record = json.loads(line.decode("utf-8", "surrogatepass"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

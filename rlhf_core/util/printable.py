@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import unicodedata
 
+from .redact import redact_text
+
 _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories: control and format characters (which turn the direction of text), surrogates, separators."""
 _KEPT = frozenset("\n\t\u200c\u200d")
@@ -24,7 +26,7 @@ def is_hostile(char: str) -> bool:
 
 
 class PrintableFormatter(logging.Formatter):
-    """A formatter whose lines, tracebacks included, are printable."""
+    """A formatter whose lines, tracebacks included, are printable and hold no secret."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable(redact_text(super().format(record)))

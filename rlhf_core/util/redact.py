@@ -1,57 +1,155 @@
-"""Take secrets out of what is written or shown: run files, commands, texts with addresses in them."""
+"""The one redactor: takes secrets out of everything that is written or shown.
+
+A secret is known by where it stands (a key that names one, credentials or a query in an address, a header), and from
+then on by its value: `learn` remembers it, and `redact_text` takes it out of whatever text it turns up in later, such
+as another library's error. What is kept of it is `***`.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote, unquote
 
-_SECRET = re.compile(
-    r"(^|[_.-])(api_?key|secret|passwd|password|credentials?|authorization|bearer|"
-    r"(access|auth|hf|hub|private|wandb)_?(token|key)|token)$",
+HIDDEN = "***"
+"""Stands in the place of a secret."""
+ENVIRONMENT = "env:"
+"""`env:NAME` in the place of a secret names the environment variable that holds it, and is none itself."""
+
+_WORDS = (
+    r"api[_-]?key|secret|passwd|password|passphrase|pwd|credentials?|authorization|auth|bearer|cookie|signature|sig|"
+    r"(access|account|auth|hf|hub|private|secret|wandb)[_-]?(token|key)|(?<!eos_)(?<!bos_)(?<!pad_)(?<!stop_)(?<!end_)token"
+)
+_KEY = re.compile(rf"(^|[_.\s-])({_WORDS})$|(^|\.)key$", re.IGNORECASE)
+_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
+_QUERY = re.compile(r"(?<=[?&;#])(?P<key>[\w.%-]+)=(?P<value>[^&#;\s\"'<>]+)")
+_HEADER = re.compile(
+    r"(?P<key>\b(?:x-[\w-]*(?:key|token|secret|auth)|(?:proxy-)?authorization|(?:set-)?cookie)\b[\"']?\s*[:=]\s*[\"']?)"
+    r"(?P<value>[^\s\"'*][^\r\n\"']*)",
     re.IGNORECASE,
 )
+_BEARER = re.compile(r"(?P<key>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE)
+_LEAST_CHARS = 4
+"""A shorter value is hidden where it stands, but not looked for in other texts: it would be found in any."""
+_LEAST_CHARS_OF_ENVIRONMENT = 8
+_known: dict[str, None] = {}
+"""Values of this process's secrets, as they may be written: a process has one set of secrets, as it has one log."""
 
 
-_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
+def learn(value: Any, key: str = "") -> None:
+    """Remember every secret in a run file, or in a part of one that stands under `key`."""
+    for secret in _secrets(value, key):
+        learn_secret(secret)
 
 
-_HIDDEN = "***"
+def learn_secret(secret: str) -> None:
+    """Remember a secret; `env:NAME` stands for what the variable holds."""
+    if secret.startswith(ENVIRONMENT):
+        secret = os.environ.get(secret.removeprefix(ENVIRONMENT), "")
+    if len(secret) < _LEAST_CHARS or secret == HIDDEN:
+        return
+    plain = {secret, unquote(secret)}
+    forms = {form for each in plain for form in (each, quote(each, safe=""), quote(each), repr(each)[1:-1])}
+    forms |= {json.dumps(each, ensure_ascii=ascii_only)[1:-1] for each in plain for ascii_only in (True, False)}
+    for form in sorted(forms, key=len, reverse=True):
+        _known[form] = None
+
+
+def learn_environment() -> None:
+    """Remember the values of environment variables whose names say that they are secrets; paths (PWD) are none."""
+    for name, value in os.environ.items():
+        if names_secret(name) and len(value) >= _LEAST_CHARS_OF_ENVIRONMENT and not os.path.isabs(value):
+            learn_secret(value)
+
+
+def forget() -> None:
+    """Know of no secret: for tests, which share a process."""
+    _known.clear()
+
+
+def names_secret(key: str) -> bool:
+    """Whether what stands under a key is a secret."""
+    return bool(_KEY.search(key))
+
+
+def _secrets(value: Any, key: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _secrets(part, key if names_secret(key) else str(name))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _secrets(part, key)
+    elif names_secret(key):
+        if value is not None and not isinstance(value, bool):
+            yield str(value)
+    elif isinstance(value, str):
+        if key.endswith("_env"):
+            yield ENVIRONMENT + value
+        for found in _USERINFO.finditer(value):
+            yield from (part for part in found[0][:-1].split(":", 1)[-1:] if part)
+        for pattern in (_QUERY, _HEADER, _BEARER):
+            yield from (each["value"] for each in pattern.finditer(value) if pattern is not _QUERY or _is_query(each))
 
 
 def redact_command(command: Sequence[str]) -> list[str]:
-    """The command with the values of keys that name a secret, and passwords in addresses, taken out."""
+    """The command with the values of keys that name a secret, and secrets in its texts, taken out."""
     shown: list[str] = []
     hide_next = False
     for word in command:
         key, equals, _value = word.partition("=")
         if hide_next:
-            shown.append(_HIDDEN)
+            shown.append(HIDDEN)
             hide_next = False
-        elif equals and _SECRET.search(key):
-            shown.append(f"{key}={_HIDDEN}")
+        elif equals and names_secret(key):
+            shown.append(f"{key}={HIDDEN}")
         else:
-            hide_next = word.startswith("-") and bool(_SECRET.search(word))
+            hide_next = word.startswith("-") and names_secret(word)
             shown.append(redact_text(word))
     return shown
 
 
 def redact_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a run file without the values of keys that name a secret, for places it is shown in."""
-    return {
-        key: _HIDDEN if _SECRET.search(str(key)) and value is not None else _redact(value)
-        for key, value in config.items()
-    }
+    """A copy of a run file without its secrets, for every place it is written to or shown in."""
+    return {key: _redact(value, str(key)) for key, value in config.items()}
 
 
-def _redact(value: Any) -> Any:
+def _redact(value: Any, key: str) -> Any:
+    if names_secret(key) and value is not None and not isinstance(value, bool):
+        return value if isinstance(value, str) and value.startswith(ENVIRONMENT) else HIDDEN
     if isinstance(value, Mapping):
         return redact_mapping(value)
     if isinstance(value, list | tuple):
-        return [_redact(entry) for entry in value]
+        return [_redact(entry, "") for entry in value]
     return redact_text(value) if isinstance(value, str) else value
 
 
 def redact_text(text: str) -> str:
-    """The text without the credentials of addresses in it."""
-    return _USERINFO.sub(f"{_HIDDEN}@", text)
+    """The text without known secrets, credentials of addresses, secrets in their queries, and headers that hold one."""
+    for secret in _known:
+        if secret in text:
+            text = text.replace(secret, HIDDEN)
+    if "://" in text:
+        text = _USERINFO.sub(f"{HIDDEN}@", text)
+    text = _QUERY.sub(lambda each: f"{each['key']}={HIDDEN}" if _is_query(each) else each[0], text)
+    for pattern in (_HEADER, _BEARER):
+        text = pattern.sub(lambda each: each["key"] + HIDDEN, text)
+    return text
+
+
+def hidden_parts(value: Any, path: str = "") -> Iterator[str]:
+    """Dotted places of a run file, as it was written down, where a secret was taken out."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from hidden_parts(part, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from hidden_parts(part, f"{path}.{index}".lstrip("."))
+    elif isinstance(value, str) and (value == HIDDEN or f"://{HIDDEN}@" in value or f"={HIDDEN}" in value):
+        yield path
+
+
+def _is_query(found: re.Match[str]) -> bool:
+    return names_secret(found["key"])

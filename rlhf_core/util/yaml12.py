@@ -35,8 +35,15 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
+_LONGEST_INT = 100
+_MAX_VALUES = 100_000
+"""Values of a file, those that an alias repeats counted each time."""
+
+
 def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
+    if len(text) > _LONGEST_INT:
+        raise yaml.constructor.ConstructorError(None, None, f"a number of {len(text)} characters", node.start_mark)
     return int(text, 0) if text.lstrip("+-")[:2] in ("0x", "0o") else int(text)
 
 
@@ -77,10 +84,38 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
 
 
+def _load(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node, {}, set())
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_size(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) -> int:
+    """How many values a node stands for; aliases of aliases could stand for more than any memory holds."""
+    if id(node) in known:
+        return known[id(node)]
+    if id(node) in open_nodes:
+        raise yaml.composer.ComposerError(None, None, "a value that holds itself", node.start_mark)
+    open_nodes.add(id(node))
+    parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+    size = 1 if isinstance(node, yaml.ScalarNode) else 1 + sum(_check_size(part, known, open_nodes) for part in parts)
+    if size > _MAX_VALUES:
+        message = f"more than {_MAX_VALUES:,} values, those that aliases repeat counted each time"
+        raise yaml.composer.ComposerError(None, None, message, node.start_mark)
+    known[id(node)] = size
+    return size
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """The value `text` says. Raises `ConfigError` with the line of a mistake."""
     try:
-        return yaml.load(text, _Loader)
+        return _load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""

@@ -67,6 +67,7 @@ def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, caps
     assert mapping["engine"] == {"name": "fake-engine-2", "max_new_tokens": 5, "top_k": 5}
     assert mapping["rewards"] == [{"name": "fake-whisper", "weight": 3}]
     assert options.pop("hooks") == ["rlhf_cli.progress:make_progress"]
+    assert options.pop("trust").folder == tmp_path
     assert options == {
         "output": tmp_path / "o", "resume": "auto", "num_processes": 2, "dry_run": True,
     }  # fmt: skip

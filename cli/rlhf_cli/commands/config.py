@@ -6,7 +6,7 @@ import click
 
 from ..lazy import LazyCommand, LazyGroup
 from ..output import echo, print_json, print_yaml
-from ..run_arguments import RunArguments, run_options, tell_dropped
+from ..run_arguments import RunArguments, run_options, tell_dropped, tell_unread
 
 config = LazyGroup(
     "config",
@@ -31,6 +31,7 @@ Examples:
 def show(request: RunArguments) -> None:
     """Print the run as it will be used: file, flags, --set and every default, as YAML.
 
+    Files of code that the run names are read, not run; what they do not tell is checked by `train`.
     With no RUN.yaml, the quickstart's second stage.
 
     \b
@@ -39,10 +40,14 @@ def show(request: RunArguments) -> None:
       rlhf config show --algorithm ppo --strategy gemini
     """
     from rlhf_core.config.resolve import resolve
+    from rlhf_core.plugins.trust import NO_FILE
+    from rlhf_core.util.redact import redact_mapping
 
     mapping, dropped = request.mapping()
     tell_dropped(dropped)
-    print_yaml(resolve(mapping, where=request.where).to_mapping())
+    run = resolve(mapping, where=request.where, trust=NO_FILE)
+    tell_unread(run)
+    print_yaml(redact_mapping(run.to_mapping()))
 
 
 @click.command("check")
@@ -50,16 +55,20 @@ def show(request: RunArguments) -> None:
 def check(request: RunArguments) -> None:
     """Check a run file with its flags: every option, every plugin. Exits 2 and lists what is wrong.
 
+    Files of code that the run names are read, not run; what they do not tell is checked by `train`.
+
     \b
     Examples:
       rlhf config check run.yaml
       rlhf config check run.yaml --transport ray --set transport.num_makers=2
     """
     from rlhf_core.config.resolve import resolve
+    from rlhf_core.plugins.trust import NO_FILE
 
     mapping, dropped = request.mapping()
     tell_dropped(dropped)
-    run = resolve(mapping, where=request.where)
+    run = resolve(mapping, where=request.where, trust=NO_FILE)
+    tell_unread(run)
     rewards = ", ".join(reward.name for reward in run.rewards) or "none"
     echo(
         f"ok: {request.where}: algorithm {run.algorithm.name}, strategy {run.strategy.name}, "

@@ -6,7 +6,7 @@ import click
 
 from ..output import echo, print_json, print_table
 from ..progress import clock
-from ..run_arguments import RunArguments, run_options, tell_dropped
+from ..run_arguments import RunArguments, run_options, tell_dropped, tell_unread
 
 
 @click.command("plan")
@@ -16,8 +16,8 @@ from ..run_arguments import RunArguments, run_options, tell_dropped
 def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
     """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
 
-    Only the model's config is read, and this machine's speed measured for a moment. Answers are taken to be as long
-    as engine.max_new_tokens allows, so that most runs end earlier.
+    Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
+    are read, not run. Answers are taken to be as long as engine.max_new_tokens allows, so that most runs end earlier.
 
     \b
     Examples:
@@ -27,11 +27,16 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
     from rlhf_core.config.processes import check_processes
     from rlhf_core.config.resolve import resolve
     from rlhf_core.entry.train import check_run
+    from rlhf_core.errors import ConfigError
     from rlhf_core.plan import plan_run
+    from rlhf_core.plugins.trust import NO_FILE
 
     mapping, dropped = request.mapping()
     tell_dropped(dropped)
-    resolved = resolve(mapping, where=request.where)
+    resolved = resolve(mapping, where=request.where, trust=NO_FILE)
+    tell_unread(resolved)
+    if resolved.run.model.trust_remote_code:
+        raise ConfigError("is set, but a plan runs no code that comes with a model", where="model.trust_remote_code")
     check_processes(resolved, num_processes)
     found = plan_run(resolved, check_run(resolved), num_processes)
     if as_json:

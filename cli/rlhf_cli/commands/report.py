@@ -31,8 +31,13 @@ def report(run_dirs: tuple[Path, ...], output: Path | None) -> None:
       rlhf report runs/first
       rlhf report runs/first runs/second --output comparison.html
     """
+    from rlhf_core.errors import UserInputError
     from rlhf_core.report import build_report
 
     if output is None and len(run_dirs) > 1:
         output = Path("report.html")
-    echo(str(build_report(run_dirs, output)))
+    try:
+        echo(str(build_report(run_dirs, output)))
+    except OSError as error:
+        place = output or run_dirs[0]
+        raise UserInputError(f"cannot be written: {error.strerror or error}", where=str(place)) from error

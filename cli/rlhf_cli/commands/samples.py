@@ -35,12 +35,12 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
       rlhf samples runs/first --episode 12 --show random --json
     """
     from rlhf_core.errors import UserInputError
+    from rlhf_core.report.data import read_samples
     from rlhf_core.report.samples import choose_samples
     from rlhf_core.runfolder.folder import RunFolder
-    from rlhf_core.util.jsonl import read_lines
 
     folder = RunFolder.read(run_dir)
-    records = (line for line in read_lines(folder.samples) if episode is None or line.get("episode") == episode - 1)
+    records = (line for line in read_samples(folder) if episode is None or line.get("episode") == episode - 1)
     choice = choose_samples(records, number)
     chosen = {name: choice.groups[name] for name in _GROUPS if name in choice.groups and (not groups or name in groups)}
     if not chosen:

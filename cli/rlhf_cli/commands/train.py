@@ -53,6 +53,12 @@ Examples:
 @click.option("--num-processes", type=click.IntRange(min=1), help="Training processes.  [default: 1, or the run's]")
 @click.option("--output", type=click.Path(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
 @click.option("--resume", metavar="auto|DIR", help="Go on from the newest checkpoint (auto) or from the one in DIR.")
+@click.option(
+    "--trust",
+    "trusts",
+    is_flag=True,
+    help="Run files of code that lie outside the run file's folder, or that an earlier run's folder names.",
+)
 @click.option("--dry-run", is_flag=True, help="Resolve and check everything; load no weights, write nothing.")
 @click.option("--verbose", "verbosity", flag_value="verbose", help="Show the log, too.")
 @click.option("--quiet", "verbosity", flag_value="quiet", help="Say only how the run ended.")
@@ -61,6 +67,7 @@ def train(
     num_processes: int | None,
     output: Path | None,
     resume: str | None,
+    trusts: bool,
     dry_run: bool,
     verbosity: Verbosity | None,
 ) -> None:
@@ -82,6 +89,7 @@ def train(
             resume=resume,
             num_processes=num_processes or _processes_of(request),
             dry_run=dry_run,
+            trust=request.trust(everything=trusts),
             hooks=[_QUIET if verbosity == "quiet" else _PROGRESS],
         )
     except ConfigError as error:

@@ -1,5 +1,6 @@
 """Commands for a run: what they may say, and how they travel."""
 
+import os
 import threading
 
 import pytest
@@ -91,3 +92,29 @@ def test_what_was_asked_of_an_earlier_session_is_dropped(box):
     box.send(Command("stop"))
     box.clear()
     assert box.take() == []
+
+
+def test_only_regular_files_of_ones_own_are_commands(box, tmp_path, monkeypatch):
+    command_id = box.send(Command("pause"))
+    folder = tmp_path / "control"
+    os.mkfifo(folder / "1.json")
+    (folder / "2.json").symlink_to(folder / f"{command_id}.json")
+    (folder / "3.json").mkdir()
+    with monkeypatch.context() as other_user:
+        other_user.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert box.take() == []
+    (folder / "4.json").write_text("[" * 100_000)
+    assert [each.id for each in box.take()] == [command_id]
+    box.clear()
+    assert sorted(path.name for path in folder.iterdir()) == ["1.json", "2.json", "3.json"]
+
+
+def test_a_link_to_another_folder_is_no_control_box(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine.json").write_text('{"kind": "pause"}')
+    (tmp_path / "control").symlink_to(elsewhere)
+    box = ControlBox(tmp_path / "control")
+    assert box.take() == []
+    box.clear()
+    assert (elsewhere / "mine.json").exists()

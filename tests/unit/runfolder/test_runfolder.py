@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -134,9 +135,67 @@ def test_summary_is_plain_json(tmp_path: Path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-def test_a_log_that_finds_no_room_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_log_that_finds_no_room_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     with RunFolder.create(tmp_path / "run") as folder:
-        folder.log.symlink_to("/dev/full")
+        monkeypatch.setattr(RunFolder, "log", Path("/dev/full"))
         with folder.logging():
             logging.getLogger("rlhf").error("said")
     assert "Traceback" not in capsys.readouterr().err
+
+
+OWN_FILES = (
+    ".lock",
+    "config.yaml",
+    "manifest.json",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "summary.json",
+    "run.log",
+    "performance.json",
+)
+
+
+class TestAFolderOfAStranger:
+    @pytest.mark.parametrize("name", [*OWN_FILES, "control"])
+    @pytest.mark.parametrize("take", [RunFolder.create, RunFolder.open, RunFolder.read])
+    def test_no_link_is_followed(self, tmp_path: Path, name: str, take: Callable[[Path], RunFolder]):
+        target = tmp_path / "target"
+        target.write_text("mine")
+        folder = tmp_path / "run"
+        folder.mkdir()
+        if take is not RunFolder.create:
+            (folder / "checkpoints").mkdir()
+        (folder / name).symlink_to(target)
+        with pytest.raises(UserInputError, match="is a symbolic link"):
+            take(folder)
+        assert target.read_text() == "mine"
+
+    @pytest.mark.parametrize("name", OWN_FILES)
+    def test_no_pipe_is_waited_for(self, tmp_path: Path, name: str):
+        os.mkfifo(tmp_path / name)
+        for take in (RunFolder.create, RunFolder.open):
+            with pytest.raises(UserInputError, match=r"is a pipe|holds no run"):
+                take(tmp_path)
+        assert not RunFolder(tmp_path).is_in_use
+
+    def test_a_link_put_there_meanwhile_gets_no_log(self, tmp_path: Path):
+        target = tmp_path / "target"
+        with RunFolder.create(tmp_path / "run") as folder:
+            folder.log.symlink_to(target)
+            with pytest.raises(OSError), folder.logging():
+                pass
+        assert not target.exists()
+
+    def test_a_file_is_not_replaced_through_a_link(self, tmp_path: Path):
+        target = tmp_path / "target"
+        target.write_text("mine")
+        (tmp_path / f".summary.json.{os.getpid()}.tmp").symlink_to(target)
+        RunFolder(tmp_path).write_running()
+        assert target.read_text() == "mine"
+
+
+def test_a_run_folder_is_its_users_alone(tmp_path: Path):
+    with RunFolder.create(tmp_path / "runs" / "first") as folder:
+        assert folder.path.stat().st_mode & 0o777 == 0o700

@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+from contextlib import closing
 
 import pytest
 from http_rewards import make_rollout, number, serving
@@ -175,3 +176,55 @@ def test_stopping_has_a_deadline():
         assert server.stop(0.1) is False
         go_on.set()
         busy.close()
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"POST /v1/score HTTP/1.1\r\nContent-Le", None], ids=["line", "headers", "body"]
+)
+def test_a_request_that_comes_drop_by_drop_is_let_go(start):
+    """Each byte comes in time, and the request never ends: one deadline holds for all of it."""
+    head = b"POST /v1/score HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    with serving(number, idle_seconds=0.5) as server, socket.create_connection(server.server_address) as slow:
+        slow.settimeout(0.1)
+        slow.sendall(head if start is None else start)
+        for _ in range(200):
+            try:
+                slow.sendall(b"x")
+                if slow.recv(100) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            pytest.fail("the server still listens to it after 20 seconds")
+
+
+def once(server, body):
+    with closing(connect(server)) as connection:
+        return request(connection, body=body)
+
+
+def test_bodies_in_flight_are_bounded_together():
+    body = BODY + b" " * (1000 - len(BODY))
+    entered, go = threading.Semaphore(0), threading.Event()
+
+    def slow(rollouts):
+        entered.release()
+        assert go.wait(30)
+        return [1.0] * len(rollouts)
+
+    with serving(slow, max_bytes_in_flight=2100, max_in_flight=8, wait_seconds=0.2) as server:
+        answers = []
+        threads = [threading.Thread(target=lambda: answers.append(once(server, body)[0])) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            assert entered.acquire(timeout=30)
+        status, _, headers = once(server, body)
+        assert (status, headers["Retry-After"]) == (503, "1")
+        go.set()
+        for thread in threads:
+            thread.join(30)
+        assert answers == [200, 200]
+        assert server.counts.most_in_flight == 2
+        assert once(server, BODY + b" " * 4000)[0] == 200  # larger than all together: alone

@@ -20,6 +20,7 @@ from rlhf_core.types import Rollout
 
 from .config import HttpRewardConfig
 from .protocol import CONTENT_TYPE, ProtocolError, decode_response, encode_request, error_text
+from .unfolding import ACCEPTED, Unfolder, UnfoldingError
 
 _AGAIN = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that is busy or away."""
@@ -103,7 +104,8 @@ class HttpReward:
 
     def _headers(self) -> dict[str, str]:
         authorization = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-        return {"Content-Type": CONTENT_TYPE, "Accept": CONTENT_TYPE, **authorization}
+        asked = {"Accept": CONTENT_TYPE, "Accept-Encoding": ACCEPTED}
+        return {"Content-Type": CONTENT_TYPE, **asked, **authorization}
 
     def _said(self, response: httpx.Response, content: bytes) -> str:
         """What an error response says; some servers repeat the headers they were sent."""
@@ -146,14 +148,13 @@ class HttpReward:
             raise RemoteScorerError(f"{self._shown}: its response is none: {error}") from None
 
     async def _read(self, response: httpx.Response) -> bytes:
-        content = bytearray()
-        async for chunk in response.aiter_bytes():
-            content += chunk
-            if len(content) > self._config.max_response_bytes:
-                raise RemoteScorerError(
-                    f"{self._shown}: its response is longer than {self._config.max_response_bytes:,} bytes"
-                )
-        return bytes(content)
+        try:
+            unfolder = Unfolder(response.headers.get("Content-Encoding", ""), self._config.max_response_bytes)
+            async for chunk in response.aiter_raw():
+                unfolder.add(chunk)
+            return unfolder.finish()
+        except UnfoldingError as error:
+            raise RemoteScorerError(f"{self._shown}: its response {error}") from None
 
 
 def _transport_text(error: httpx.TransportError) -> str:

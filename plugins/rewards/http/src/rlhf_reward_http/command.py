@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     "--max-body-bytes", type=click.IntRange(min=1024), default=8 * 2**20, show_default=True, help="Largest request."
 )
 @click.option(
+    "--max-bytes-in-flight",
+    type=click.IntRange(min=1024),
+    default=16 * 2**20,
+    show_default=True,
+    help="Of all requests at once; parsed, they take up to 25 times this.",
+)
+@click.option(
     "--stop-seconds", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Grace for those in flight."
 )
 def serve_reward(
@@ -50,6 +57,7 @@ def serve_reward(
     max_in_flight: int,
     max_connections: int,
     max_body_bytes: int,
+    max_bytes_in_flight: int,
     stop_seconds: float,
 ) -> None:
     """Serve the reward NAME (or FILE.py:FUNCTION) to runs that use the reward `http`.
@@ -64,7 +72,12 @@ def serve_reward(
     from .server import ServerLimits
 
     token = _token(token_env, host)
-    limits = ServerLimits(max_in_flight=max_in_flight, max_connections=max_connections, max_body_bytes=max_body_bytes)
+    limits = ServerLimits(
+        max_in_flight=max_in_flight,
+        max_connections=max_connections,
+        max_body_bytes=max_body_bytes,
+        max_bytes_in_flight=max_bytes_in_flight,
+    )
     with closing(_scorer(name, options, device, max_in_flight)) as scorer:
         server = _bind(host, port, _scores_of(scorer), limits, token)
         _serve(server, name, stop_seconds)

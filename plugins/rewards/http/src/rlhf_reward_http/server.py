@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import io
 import logging
 import socket
 import threading
@@ -35,16 +36,21 @@ _RETRY_AFTER_SECONDS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What bounds the server's memory: at most `max_in_flight` bodies of `max_body_bytes` are held at a time."""
+    """What bounds the server's memory: the bodies held at a time have `max_bytes_in_flight` together.
+
+    A body is parsed to Python objects, which take up to about 25 times its bytes.
+    """
 
     max_in_flight: int = 8
     """Requests read and scored at once; others wait `wait_seconds` for their turn, then get 503."""
     max_connections: int = 256
     """Open connections, each with a thread; another is told 503 and closed."""
     max_body_bytes: int = 8 * 2**20
+    max_bytes_in_flight: int = 16 * 2**20
+    """Of all bodies read and scored at once; one that is larger waits until it is alone."""
     wait_seconds: float = 2.0
     idle_seconds: float = 30.0
-    """Longest time to read a request, and longest silence on a connection."""
+    """Longest time from a request's first byte to its last, headers and body together; longest silence before it."""
 
 
 @dataclass(slots=True)
@@ -77,26 +83,36 @@ class RewardServer(ThreadingHTTPServer):
         self.token = token
         self.counts = ServerCounts()
         self.in_flight = 0
-        self._places = threading.BoundedSemaphore(limits.max_in_flight)
+        self._bytes_in_flight = 0
         self._changed = threading.Condition()
         self._connections: set[Any] = set()
 
     @contextmanager
-    def place(self) -> Iterator[bool]:
-        """A place among the requests in flight; False where none became free in time."""
-        if not self._places.acquire(timeout=self.limits.wait_seconds):
+    def place(self, num_bytes: int) -> Iterator[bool]:
+        """A place among the requests in flight for a body of `num_bytes`; False where none became free in time."""
+
+        def is_free() -> bool:
+            bytes_then = self._bytes_in_flight + num_bytes
+            fits = bytes_then <= self.limits.max_bytes_in_flight or self.in_flight == 0
+            return self.in_flight < self.limits.max_in_flight and fits
+
+        with self._changed:
+            has_place = self._changed.wait_for(is_free, self.limits.wait_seconds)
+            if has_place:
+                self.in_flight += 1
+                self._bytes_in_flight += num_bytes
+                self.counts.most_in_flight = max(self.counts.most_in_flight, self.in_flight)
+        if not has_place:
             self.count(refused=1)
             yield False
             return
         try:
-            with self._changed:
-                self.in_flight += 1
-                self.counts.most_in_flight = max(self.counts.most_in_flight, self.in_flight)
             yield True
         finally:
             with self._changed:
                 self.in_flight -= 1
-            self._places.release()
+                self._bytes_in_flight -= num_bytes
+                self._changed.notify_all()
 
     def count(self, *, requests: int = 0, samples: int = 0, failed: int = 0, refused: int = 0) -> None:
         """Add to the counts."""
@@ -150,6 +166,32 @@ class RewardServer(ThreadingHTTPServer):
             return self._changed.wait_for(lambda: not self._connections, grace_seconds)
 
 
+class _TimedReader(io.RawIOBase):
+    """A connection's bytes; each request has one deadline, which begins with its first byte."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self._deadline: float | None = None
+
+    def begin(self) -> None:
+        """What comes next is another request."""
+        self._deadline = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._seconds if self._deadline is None else self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long")
+        self._connection.settimeout(left)
+        count = self._connection.recv_into(buffer)
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._seconds
+        return count
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection, which may bring many requests."""
 
@@ -161,7 +203,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.connection.settimeout(self.server.limits.idle_seconds)
+        self.rfile.close()
+        self._timed = _TimedReader(self.connection, self.server.limits.idle_seconds)
+        self.rfile = io.BufferedReader(self._timed)
+
+    def handle_one_request(self) -> None:
+        self._timed.begin()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         if not self._is_authorised():
@@ -179,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.headers.get_content_type() != CONTENT_TYPE:  # also keeps web pages of a browser here from asking
             self._refuse(415, f"send {CONTENT_TYPE}")
         elif (length := self._length()) is not None:
-            with self.server.place() as has_place:
+            with self.server.place(length) as has_place:
                 if has_place:
                     self._score(self._read(length))
                 else:
@@ -228,9 +276,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _chunks(self, length: int) -> Iterator[bytes]:
         """The body as it comes; ends early where the client leaves or takes too long."""
-        deadline = time.monotonic() + self.server.limits.idle_seconds
-        while length > 0 and time.monotonic() < deadline:
-            chunk = self.rfile.read1(min(length, _CHUNK_BYTES))
+        while length > 0:
+            try:
+                chunk = self.rfile.read1(min(length, _CHUNK_BYTES))
+            except TimeoutError:
+                return
             if not chunk:
                 return
             length -= len(chunk)
@@ -251,6 +301,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(status, encode_error(message))
 
     def _reply(self, status: int, body: bytes, *, retry_after: int | None = None) -> None:
+        self.connection.settimeout(self.server.limits.idle_seconds)
         self.send_response(status)
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(body)))

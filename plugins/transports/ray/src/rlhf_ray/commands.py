@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -30,18 +28,17 @@ def status(run: Path) -> None:
     if found is None:
         return
     values = found.values
-    age = time.time() - float(values["updated"])
+    age = time.time() - values.updated
     state = "running" if found.is_running else "not heard of"
-    _say(f"{run}: {state}, driver pid {found.driver_pid} on {values['host']}, {age:.0f} s ago")
-    _say(f"  Ray {values['address']}, namespace {values['namespace']}")
-    _say(f"  policy version {values['version']}; {values['progress']}")
-    for trainer in values["trainers"]:
-        _say(f"  {trainer['name']}  pid {trainer['pid']}  trains")
-    for maker in values["makers"]:
-        restarts = f"  started anew {maker['restarts']} times" if maker["restarts"] else ""
+    _say(f"{run}: {state}, driver pid {found.driver_pid} on {values.host}, {age:.0f} s ago")
+    _say(f"  Ray {values.address}, namespace {values.namespace}")
+    _say(f"  policy version {values.version}; {values.progress}")
+    for trainer in values.trainers:
+        _say(f"  {trainer.name}  pid {trainer.pid}  trains")
+    for maker in values.makers:
+        restarts = f"  started anew {maker.restarts} times" if maker.restarts else ""
         _say(
-            f"  {maker['name']}  pid {maker['pid']}  {maker['doing']} since {maker['for_s']} s  "
-            f"version {maker['version']}{restarts}"
+            f"  {maker.name}  pid {maker.pid}  {maker.doing} since {maker.for_s:g} s  version {maker.version}{restarts}"
         )
 
 
@@ -56,13 +53,13 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
         return
     if not found.is_here:
         raise UserInputError(
-            f"its driver runs on {found.values['host']}", where=str(run), hint="run this command on that machine"
+            f"its driver runs on {found.values.host}", where=str(run), hint="run this command on that machine"
         )
-    os.kill(found.driver_pid, signal.SIGINT)
+    found.interrupt()
     if now:
         time.sleep(1.0)
         if found.is_running:
-            os.kill(found.driver_pid, signal.SIGINT)
+            found.interrupt()
     _wait(found, timeout_seconds)
     _say(f"{run}: stopped")
 

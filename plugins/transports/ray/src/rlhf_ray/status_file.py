@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import signal
 import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.util import write_json
+from rlhf_core.util import is_own, write_json
 
 from .orphan_reaper import start_time
 
@@ -31,9 +33,12 @@ class StatusFile:
 
     def __init__(self, folder: Path, address: str, namespace: str) -> None:
         self._path = folder / NAME
-        if (left := read_status(folder)) is not None:
-            logger.warning("the run's driver before this one (pid %d) was killed", left.driver_pid)
-            self.remove()
+        try:
+            if (left := read_status(folder)) is not None:
+                logger.warning("the run's driver before this one (pid %d) was killed", left.driver_pid)
+        except UserInputError as error:
+            logger.warning("what an earlier driver left is replaced: %s", error)
+        self.remove()
         self._fixed = {
             "driver_pid": os.getpid(),
             "driver_start": start_time(os.getpid()),
@@ -59,37 +64,77 @@ class StatusFile:
         self._path.unlink(missing_ok=True)
 
 
+class _Trainer(BaseModel):
+    name: str
+    pid: int | None
+    node: str | None = None
+
+
+class _Maker(BaseModel):
+    name: str
+    pid: int | None
+    doing: str
+    for_s: float
+    version: int
+    restarts: int = 0
+
+
+class Status(BaseModel):
+    """What a status file says; it is checked, since a folder may be anyone's."""
+
+    model_config = ConfigDict(strict=True)
+
+    driver_pid: int = Field(gt=1)
+    driver_start: str | None
+    """See `start_time`."""
+    host: str
+    address: str
+    namespace: str
+    started: float
+    updated: float
+    version: int
+    progress: str
+    trainers: list[_Trainer]
+    makers: list[_Maker]
+
+
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """What a status file says."""
+    """A status file."""
 
     path: Path
-    values: dict[str, Any]
+    values: Status
 
     @property
     def driver_pid(self) -> int:
-        return int(self.values["driver_pid"])
+        return self.values.driver_pid
 
     @property
     def is_here(self) -> bool:
         """Whether the driver ran on this machine."""
-        return bool(self.values["host"] == socket.gethostname())
+        return self.values.host == socket.gethostname()
 
     @property
     def is_running(self) -> bool:
         """Whether the driver lives, as far as this machine can tell."""
         if not self.is_here:
-            return time.time() - float(self.values["updated"]) < 60
-        if self.values["driver_start"] is not None:
-            # The id alone may be somebody else's by now.
-            return bool(start_time(self.driver_pid) == self.values["driver_start"])
-        try:
-            os.kill(self.driver_pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
+            return time.time() - self.values.updated < 60
+        # The id alone may be somebody else's by now.
+        return self.values.driver_start is not None and start_time(self.driver_pid) == self.values.driver_start
+
+    def interrupt(self) -> None:
+        """Send the driver what Ctrl-C sends.
+
+        Raises `UserInputError` where the process of that id is not the driver, or another user's.
+        """
+        place = Path("/proc") / str(self.driver_pid)
+        if not self.is_running or place.stat().st_uid != os.geteuid():
+            raise UserInputError(
+                f"process {self.driver_pid} is not this run's driver, or another user's, so nothing is sent to it",
+                where=str(self.path),
+                hint="stop the driver with Ctrl-C in its own terminal",
+            )
+        os.kill(self.driver_pid, signal.SIGINT)
 
     def clear(self) -> bool:
         """Remove what a driver of this machine left that was killed; False where it runs, or ran elsewhere."""
@@ -102,12 +147,17 @@ class RunningJob:
 def read_status(folder: Path) -> RunningJob | None:
     """None where no detached run goes on in `folder`, or it has ended in good order."""
     path = folder / NAME
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
+    if not is_own(path):
+        raise UserInputError("is no regular file of yours", where=str(path))
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserInputError(f"is no JSON: {error}", where=str(path)) from error
-    return RunningJob(path, values)
+        return RunningJob(path, Status.model_validate_json(path.read_bytes()))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        wrong = ": ".join([".".join(map(str, first["loc"])) or "its text", first["msg"]])
+        raise UserInputError(
+            f"is not what a driver writes: {wrong}", where=str(path), hint="remove it if no run goes on here"
+        ) from error

@@ -1,0 +1,52 @@
+"""Processes of one machine meet on its loopback interface: nobody else has business with them.
+
+torch's stores listen on all interfaces unless they are handed a socket, and gloo and NCCL on the one that the machine's
+name leads to unless they are told another.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+HOST = "127.0.0.1"
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether an address is this machine's own, so that all who meet there are on it."""
+    if host is None or host == "localhost":
+        return host is not None
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def keep_to_loopback() -> None:
+    """Have gloo and NCCL of this process, and of those it starts, listen on loopback, unless the user says where."""
+    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    for variable in _INTERFACE_VARIABLES if names else ():
+        os.environ.setdefault(variable, names[0])
+
+
+def loopback_store(port: int = 0, *, world_size: int | None = None, timeout: timedelta) -> TCPStore:
+    """The serving end of a store at a loopback port; 0 takes a free one (`.port`). It waits for nobody."""
+    from torch.distributed import TCPStore
+
+    listener = socket.create_server((HOST, port), backlog=1024)
+    return TCPStore(
+        HOST,
+        listener.getsockname()[1],
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # the store's from here on
+    )
