@@ -18,7 +18,6 @@ from rlhf_ray.calls import own_name, set_environment
 from rlhf_ray.detached_source import FitPlan
 from rlhf_ray.detached_trainer import DetachedTrainer
 from rlhf_ray.ray_sync import MakerSync, SyncReport
-from rlhf_ray.wire import lora_scales
 
 from .config import PPOConfig
 from .detached_learner import DetachedLearner
@@ -98,13 +97,19 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         self.actor, self.actor_optim, _ = self._learner.trained["policy"]
         self.critic, self.critic_optim, _ = self._learner.trained["critic"]
         self._update_lora_weights = update_lora_weights
-        if update_lora_weights:
-            self._learner.trained_names("policy")
+        learner = self._learner
+        adapters = {role: learner.trained_names(role) for role in learner.trained} if update_lora_weights else {}
         self._temperature = temperature
         self._max_shard_bytes = max_shard_bytes
-        self._sync_to_makers = MakerSync(self.makers, sender=own_name(), timeout_seconds=sync_timeout_seconds)
+        self._sync_to_makers = MakerSync(
+            self.strategy,
+            learner.trained,
+            adapters,
+            self.makers,
+            sender=own_name(),
+            timeout_seconds=sync_timeout_seconds,
+        )
         self._fitting = False
-        self._report: SyncReport | None = None
 
     def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """As `DetachedTrainer.fit`. Trainers of one process group are to be called with the same numbers."""
@@ -146,7 +151,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
     @ray.method(concurrency_group="model_io")
     def get_sync_report(self) -> SyncReport | None:
         """What the last weight sync sent, and how long it took; None before the first."""
-        return self._report
+        return self._sync_to_makers.report
 
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
         """Send actor and critic as version `policy_version + 1`. Collective.
@@ -156,17 +161,12 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         max_shard_bytes = config.pop("max_shard_bytes", self._max_shard_bytes)
         if config:
             raise TypeError(f"_update_remote_makers got {sorted(config)}; it knows max_shard_bytes")
-        adapter_only = self._update_lora_weights and not fully_update
-        learner = self._learner
-        shards = {role: learner.shards(role, max_shard_bytes, adapter_only=adapter_only) for role in learner.trained}
-        scales = {role: found for role in learner.trained if (found := lora_scales(learner.unwrapped(role)))}
-        with learner.busy:
-            self._report = self._sync_to_makers.publish(
+        with self._learner.busy:
+            self._sync_to_makers.send(
                 self.policy_version + 1,
-                shards,
-                names=self._own_makers(),
-                fully_update=fully_update,
-                lora_configs=scales,
+                self._own_makers(),
+                adapter_only=self._update_lora_weights and not fully_update,
+                max_shard_bytes=max_shard_bytes,
             )
 
     def _own_makers(self) -> list[str]:

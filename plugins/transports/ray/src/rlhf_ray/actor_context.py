@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,11 @@ class ActorContext:
 
 
 class Heartbeat:
-    """Inside, the coordinator hears every `every_seconds` that this process runs; one that was stopped is silent."""
+    """Inside, `beat` is called every so often while this process runs; one that was stopped is silent."""
 
-    def __init__(self, trainer: str, coordinator: Any, *, every_seconds: float) -> None:
-        self._trainer = trainer
-        self._coordinator = coordinator
+    def __init__(self, beat: Callable[[], object], *, every_seconds: float) -> None:
+        """`beat`: nothing comes back, and nobody waits; a coordinator that is gone ends the run by itself."""
+        self._beat = beat
         self._every_seconds = every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -122,8 +122,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while True:
-            # Nothing comes back, and nobody waits: a coordinator that is gone ends the run by itself.
-            self._coordinator.alive.remote(self._trainer)
+            self._beat()
             if self._stop.wait(self._every_seconds):
                 return
 

@@ -213,7 +213,8 @@ class Actors:
 
     def _start_maker(self, maker: Maker) -> None:
         place = self._options(maker.name)
-        maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, run=self._spec(maker.index))
+        options = {"update_lora_weights": self.config.sync == "adapter", "run": self._spec(maker.index)}
+        maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, **options)
         maker.work = maker.actor.work.remote()
 
     def _options(self, place: str) -> dict[str, Any]:

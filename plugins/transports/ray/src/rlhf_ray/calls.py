@@ -176,6 +176,11 @@ class NamedActors:
                 self._handles[name] = self._find_again(name) if name in self._lost else self._wait_for(name)
             return self._handles[name]
 
+    def know(self, handles: Mapping[str, Any]) -> None:
+        """Take actors that somebody else has found."""
+        with self._lock:
+            self._handles.update(handles)
+
     def lose(self, name: str) -> None:
         """Its actor died: look the name up anew next time."""
         with self._lock:

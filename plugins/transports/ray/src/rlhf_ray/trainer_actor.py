@@ -6,6 +6,7 @@ import os
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from .actor_context import ActorContext, ActorSpec, Heartbeat
 from .calls import ask
 from .maker_parts import trained_names
 from .ray_channel import RayChannel, RayEvaluator
-from .ray_sync import RayWeightSync, SyncOptions
+from .ray_sync import RunSync
 
 if TYPE_CHECKING:
     from rlhf_core.build import TrainerModels
@@ -75,7 +76,8 @@ class TrainerActor:
         os.environ.update(rendezvous.environment())
         with ExitStack() as stack:
             every = self._config.heartbeat_seconds / 4
-            stack.enter_context(Heartbeat(self._context.name, self._coordinator, every_seconds=every))
+            alive = partial(self._coordinator.alive.remote, self._context.name)
+            stack.enter_context(Heartbeat(alive, every_seconds=every))
             self._context.settle()
             resolved = self._context.resolved
             strategy = build_strategy(resolved)
@@ -120,12 +122,11 @@ class TrainerActor:
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
         )
 
-    def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RayWeightSync:
+    def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RunSync:
         config = self._config
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
-        options = SyncOptions.of(config.sync, config.max_shard_bytes, trained, config.sync_timeout_seconds)
         canary = [prompts.prompt(position).prompt_ids for position in range(config.canary_prompts)]
-        return RayWeightSync(self._coordinator, strategy, models.trained, options, canary)
+        return RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
 
     def _evaluator(self, strategy: Strategy) -> RayEvaluator | None:
         resolved = self._context.resolved
