@@ -14,7 +14,8 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.loggers import PerformanceEvaluator
 from rlhf_core.types import Experience
-from rlhf_ray.calls import own_name, set_environment
+from rlhf_ray.actor_context import settle
+from rlhf_ray.calls import own_name
 from rlhf_ray.detached_source import FitPlan
 from rlhf_ray.detached_trainer import DetachedTrainer
 from rlhf_ray.ray_sync import MakerSync, SyncReport
@@ -79,7 +80,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         )
         if eval_performance:
             self.hooks.register(PerformanceEvaluator(announce=print), name="performance")
-        set_environment(env_info)
+        settle(env_info)
         config = PPOConfig(
             clip_eps=eps_clip, value_clip=value_clip, gamma=gamma, lam=lam, entropy_coef=entropy_coef, kl_coef=0.0
         )

@@ -14,9 +14,9 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
 from rlhf_core.types import Prompt, RolloutGroup
 
-from .actor_context import ActorSpec, show_debug_messages
-from .calls import NamedActors, own_name, set_environment
-from .loader_feed import LoaderFeed, MakerPerformance
+from .actor_context import ActorSpec, settle, show_debug_messages
+from .calls import NamedActors, own_name
+from .loader_feed import LoaderFeed
 from .maker_parts import IdTokenizer, MakerWorker, make_models, make_strategy, make_worker
 from .messages import Canary
 from .run_feed import RunFeed
@@ -98,10 +98,10 @@ class ExperienceMakerHolder:
             raise UserInputError("detached_trainer_name_list is empty", where="ExperienceMakerHolder")
         if debug:
             show_debug_messages()
-        set_environment(env_info)
+        settle(env_info)
         hooks = HookRelay()
-        performance = [MakerPerformance(self._name, print)] if eval_performance else []
-        for callback in [*callbacks, *performance]:
+        self._eval_performance = eval_performance
+        for callback in callbacks:
             hooks.register(callback)
         self._sampling = sampling_params(generate_kwargs, tokenizer)
         strategy = make_strategy(strategy_fn)
@@ -140,6 +140,7 @@ class ExperienceMakerHolder:
         self._wait_for_first_weights()
         feed = self._feed
         feed.announce(self._sampling.temperature)
+        self._worker.take_times()
         try:
             self._make_all(
                 feed, feed.batches(batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn"))
@@ -147,6 +148,8 @@ class ExperienceMakerHolder:
         except Exception as error:
             self._report_failure(error)
             raise
+        if self._eval_performance:
+            print(feed.performance(self._worker.take_times()))
         feed.say_done(None)
 
     def work(self) -> None:

@@ -16,7 +16,7 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import MakerHooks
 from rlhf_core.types import GenerationRequest, Prompt, RolloutGroup, SamplingParams
 
-from .actor_context import ActorContext, ActorSpec, Heartbeat
+from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import answer, ask
 from .maker_parts import MakerParts, MakerWorker, build_maker
 from .messages import Canary, EvaluationWork, Made, RolloutWork, RunOver, Work
@@ -49,7 +49,7 @@ class RunFeed:
     @contextmanager
     def opened(self) -> Iterator[MakerWorker]:
         """Everything is loaded; the coordinator has signs of life."""
-        self._context.settle()
+        settle(None, num_threads=self._context.spec.num_threads)
         self.hooks = self._context.hooks(MakerHooks)
         timeout = self._config.sync_timeout_seconds
         self._parts = build_maker(

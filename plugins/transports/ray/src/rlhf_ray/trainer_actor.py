@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from rlhf_core.rollout import NoReceiver
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
 
-from .actor_context import ActorContext, ActorSpec, Heartbeat
+from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import ask
 from .maker_parts import trained_names
 from .ray_channel import RayChannel, RayEvaluator
@@ -32,27 +31,6 @@ if TYPE_CHECKING:
     from rlhf_core.prompts import PromptStream
     from rlhf_core.protocols import WeightSync
     from rlhf_core.strategy import Strategy
-
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Where the trainers meet, and this one's place among them."""
-
-    rank: int
-    world_size: int
-    address: str
-    port: int
-    local_rank: int
-
-    def environment(self) -> dict[str, str]:
-        """As a launcher sets it."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(self.port),
-        }
 
 
 class TrainerActor:
@@ -71,14 +49,13 @@ class TrainerActor:
             port = int(probe.getsockname()[1])
         return ray.get_runtime_context().get_node_id(), address, port, os.getpid()
 
-    def fit(self, rendezvous: Rendezvous, resume: str | None) -> FitResult:
-        """Train to the end (see `TrainerSession.fit`)."""
-        os.environ.update(rendezvous.environment())
+    def fit(self, env_info: dict[str, str], resume: str | None) -> FitResult:
+        """Train to the end (see `TrainerSession.fit`). `env_info`: its place in the process group."""
         with ExitStack() as stack:
             every = self._config.heartbeat_seconds / 4
             alive = partial(self._coordinator.alive.remote, self._context.name)
             stack.enter_context(Heartbeat(alive, every_seconds=every))
-            self._context.settle()
+            settle(env_info, num_threads=self._context.spec.num_threads)
             resolved = self._context.resolved
             strategy = build_strategy(resolved)
             stack.callback(self._context.sender.flush)
