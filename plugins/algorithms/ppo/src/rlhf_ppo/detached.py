@@ -98,18 +98,9 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         self.actor, self.actor_optim, _ = self._learner.trained["policy"]
         self.critic, self.critic_optim, _ = self._learner.trained["critic"]
         self._update_lora_weights = update_lora_weights
-        learner = self._learner
-        adapters = {role: learner.trained_names(role) for role in learner.trained} if update_lora_weights else {}
         self._temperature = temperature
         self._max_shard_bytes = max_shard_bytes
-        self._sync_to_makers = MakerSync(
-            self.strategy,
-            learner.trained,
-            adapters,
-            self.makers,
-            sender=own_name(),
-            timeout_seconds=sync_timeout_seconds,
-        )
+        self._sync_to_makers = self._make_sync(sync_timeout_seconds)
         self._fitting = False
 
     def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
@@ -169,6 +160,13 @@ class DetachedPPOTrainerBase(DetachedTrainer):
                 adapter_only=self._update_lora_weights and not fully_update,
                 max_shard_bytes=max_shard_bytes,
             )
+
+    def _make_sync(self, timeout_seconds: float) -> MakerSync:
+        trained = self._learner.trained
+        adapters = {role: self._learner.trained_names(role) for role in trained} if self._update_lora_weights else {}
+        return MakerSync(
+            self.strategy, trained, adapters, self.makers, sender=own_name(), timeout_seconds=timeout_seconds
+        )
 
     def _own_makers(self) -> list[str]:
         """The makers this trainer sends to: of one that several ranks name, the first rank takes care."""
