@@ -14,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import ray
 import torch
@@ -27,8 +27,8 @@ from rlhf_ray.cluster import connected
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
-from rlhf_ray.ray_sync import RayWeightSync, SyncOptions
-from rlhf_ray.run_feed import WeightPuller
+from rlhf_ray.ray_sync import RunSync
+from rlhf_ray.wire import unpack
 
 SIDE = 512
 LAYER_BYTES = 4 * SIDE * SIDE
@@ -54,12 +54,29 @@ class Receiver:
         model = make_model(megabytes).requires_grad_(False)
         target = WeightTarget(ModuleReceiver(model, on_commit=lambda version: None), model, adapter_of(model))
         self._weights = StagedWeights({"policy": target})
-        self._puller = WeightPuller(name, coordinator, self._weights, poll_seconds=5, timeout_seconds=120)
-        ray.get(coordinator.register.remote(name, 0, "here", 0), timeout=60)
-        self._puller.start()
+        actor = ray.get_runtime_context().current_actor
+        ray.get(coordinator.register.remote(name, 0, "here", 0, actor), timeout=60)
+
+    def update_experience_maker(
+        self,
+        *,
+        version: int,
+        sender: str,
+        fully_update: bool,
+        new_actor_state_dict: dict[str, Any] | None = None,
+        checksums: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """As `ExperienceMakerHolder` takes it."""
+        if options.get("chunk_start"):
+            self._weights.begin(version, sender=sender, adapter_only=not fully_update)
+        if new_actor_state_dict is not None:
+            self._weights.stage(version, "policy", unpack(new_actor_state_dict), sender=sender)
+        if checksums is not None:
+            self._weights.commit(version, checksums, sender=sender)
 
     def wait_for(self, version: int) -> None:
-        self._puller.wait_for(version)
+        self._weights.wait_live(version, timeout_seconds=120)
 
 
 class OneProcess:
@@ -71,6 +88,9 @@ class OneProcess:
         self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
     ) -> Iterator[dict[str, torch.Tensor]]:
         return state_dict_shards_of(model, max_shard_bytes, only)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
 
     def run_on_main(self, action: Callable[[], None]) -> None:
         action()
@@ -87,7 +107,9 @@ def time_copy(megabytes: int, repeats: int) -> float:
     return median(copy, repeats)
 
 
-def time_sync(mode: str, megabytes: int, makers: int, repeats: int) -> tuple[float, float]:
+def time_sync(
+    mode: Literal["full", "chunked", "adapter"], megabytes: int, makers: int, repeats: int
+) -> tuple[float, float]:
     """Seconds of a publish until every maker generates with it, and bytes sent."""
     settings = CoordinatorSettings(
         num_makers=makers,
@@ -103,9 +125,10 @@ def time_sync(mode: str, megabytes: int, makers: int, repeats: int) -> tuple[flo
     actors = [receiver.remote(f"maker-{index}", coordinator, megabytes) for index in range(makers)]
     ray.get(coordinator.wait_for_makers.remote(120), timeout=180)
     model = make_model(megabytes)
-    options = SyncOptions.of(mode, CHUNK_BYTES, {"policy": adapter_of(model)}, 120)
+    config = RayConfig(sync=mode, max_shard_bytes=CHUNK_BYTES, sync_timeout_seconds=120)
     strategy: Any = OneProcess()
-    sync = RayWeightSync(coordinator, strategy, {"policy": Trained(model, None, None)}, options, [])  # type: ignore[arg-type]
+    trained = {"policy": Trained(model, None, None)}  # type: ignore[arg-type]
+    sync = RunSync(coordinator, strategy, trained, {"policy": adapter_of(model)}, config, [])
     version = 0
 
     def publish() -> None:

@@ -34,6 +34,8 @@ from rlhf_ppo.algorithm import PPO
 from rlhf_ppo.config import PPOConfig
 from rlhf_ppo.detached_learner import DetachedLearner
 from rlhf_ppo.detached_roles import OptimizerOptions
+from rlhf_ray.calls import NamedActors
+from rlhf_ray.ray_sync import MakerSync
 from rlhf_ray.wire import pack, unpack
 
 OPTIONS = OptimizerOptions(actor_lr=1e-2, critic_lr=1e-2, betas=(0.9, 0.999), weight_decay=0.0, max_grad_norm=1.0)
@@ -172,9 +174,16 @@ def test_samples_without_values_or_rewards_are_explained(
         make_learner().step(replace(experience, rewards={}), 1.0)
 
 
+def sent_by(learner: DetachedLearner, *, adapter: bool = False) -> MakerSync:
+    """What sends the learner's weights, to nobody."""
+    adapters = {role: learner.trained_names(role) for role in learner.trained} if adapter else {}
+    makers = NamedActors([], timeout_seconds=1)
+    return MakerSync(learner.strategy, learner.trained, adapters, makers, sender="t", timeout_seconds=1)
+
+
 def test_shards_are_bounded_and_whole(make_learner: Callable[..., DetachedLearner]) -> None:
     learner = make_learner()
-    shards = list(learner.shards("policy", 4096, adapter_only=False))
+    shards = list(sent_by(learner).shards("policy", 4096, adapter_only=False))
     assert len(shards) > 2
     assert all(len(s) == 1 or sum(t.numel() * t.element_size() for t in s.values()) <= 4096 for s in shards)
     assert {name for shard in shards for name in shard} == weights(learner).keys()
@@ -187,8 +196,9 @@ def test_an_adapter_is_all_that_is_trained(
     before = {role: weights(learner, role) for role in learner.trained}
     for _ in range(4):  # lora_B, lora_A and the head start at zero, and hold each other up
         learner.step(experience, 1.0)
+    sync = sent_by(learner, adapter=True)
     for role in learner.trained:
-        sent = {name for shard in learner.shards(role, 1 << 20, adapter_only=True) for name in shard}
+        sent = {name for shard in sync.shards(role, 1 << 20, adapter_only=True) for name in shard}
         after = weights(learner, role)
         changed = {name for name in after if not torch.equal(after[name], before[role][name])}
         assert changed == sent
@@ -227,7 +237,7 @@ def test_gemini_trains_sends_and_saves_an_adapter(
         learner.step(experience, 1.0)
         for role in learner.trained:
             sent, arrived = Checksum(), Checksum()
-            for shard in learner.shards(role, 1 << 20, adapter_only=False):
+            for shard in sent_by(learner).shards(role, 1 << 20, adapter_only=False):
                 sent.add(shard)
                 arrived.add(unpack(pack(shard)))
             assert sent.hexdigest() == arrived.hexdigest()

@@ -58,6 +58,17 @@ def test_the_newest_of_two_that_wait_counts(staged: StagedWeights, module: nn.Mo
     assert staged.newest == 2
 
 
+def test_a_new_version_replaces_a_half_sent_one(staged: StagedWeights, module: nn.Module) -> None:
+    staged.begin(1)
+    staged.stage(1, "policy", {"bias": torch.full((2,), 1.0)})
+    staged.begin(2)
+    with pytest.raises(SyncError, match="part of version 1 arrived from a sender, but version 2 is open"):
+        staged.stage(1, "policy", {"weight": torch.full((2, 2), 1.0)})
+    staged.stage(2, "policy", weights_of(module, 2.0))
+    staged.commit(2)
+    assert bool((module.weight == 2.0).all() and (module.bias == 2.0).all())
+
+
 def test_an_adapter_waits_on_top_of_a_full_version(staged: StagedWeights, module: nn.Module) -> None:
     with staged.making():
         send(staged, 1, weights_of(module, 1.0))

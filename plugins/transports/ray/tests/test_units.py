@@ -18,8 +18,8 @@ from rlhf_core.rollout.groups import group_to_tree
 from rlhf_core.types import BufferItem, PhaseTimes, Rollout, RolloutGroup
 from rlhf_ray.calls import ActorLostError, explain, first_cause
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
-from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry, WeightStore
-from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver, WeightChunk, WeightEnd
+from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry
+from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver
 from rlhf_ray.status_file import read_status
 from rlhf_ray.wire import PackedGroup, pack_group, unpack_group
 
@@ -75,53 +75,6 @@ def test_a_group_arrives_as_it_was_sent() -> None:
     packed = pack_group(sent)
     assert packed.position == 11
     assert_same(group_to_tree(unpack_group(packed)), group_to_tree(sent))
-
-
-class TestWeightStore:
-    def test_parts_come_in_order_and_then_the_end(self) -> None:
-        store = WeightStore()
-        store.begin(3, adapter_only=True)
-        assert store.next_for(-1, 0) is None
-        store.add(3, "policy", ["a"])
-        store.add(3, "critic", ["b"])
-        first = store.next_for(-1, 0)
-        assert isinstance(first, WeightChunk)
-        assert (first.role, first.reference, first.adapter_only) == ("policy", ["a"], True)
-        second = store.next_for(first.serial, 1)
-        assert isinstance(second, WeightChunk) and second.role == "critic"
-        assert store.next_for(first.serial, 2) is None
-        store.finish(3, checksums={"policy": "x"}, canary=None)
-        end = store.next_for(first.serial, 2)
-        assert isinstance(end, WeightEnd) and end.version == 3
-        assert store.next_for(first.serial, 3) is None
-
-    def test_a_new_version_replaces_a_half_sent_one(self) -> None:
-        store = WeightStore()
-        store.begin(1, adapter_only=False)
-        store.add(1, "policy", ["old"])
-        first = store.next_for(-1, 0)
-        assert first is not None
-        store.begin(2, adapter_only=False)
-        store.add(2, "policy", ["new"])
-        part = store.next_for(first.serial, 1)
-        assert isinstance(part, WeightChunk)
-        assert (part.index, part.reference) == (0, ["new"])
-        with pytest.raises(SyncError, match="part of version 1 came while 2 is open"):
-            store.add(1, "policy", ["late"])
-
-    def test_who_has_it_and_who_refuses_it(self) -> None:
-        store = WeightStore()
-        store.begin(1, adapter_only=False)
-        store.finish(1, checksums={}, canary=None)
-        end = store.next_for(-1, 0)
-        assert end is not None
-        store.acknowledge("maker-0", end.serial, None)
-        assert store.waits_for(["maker-0", "maker-1"]) == ["maker-1"]
-        store.acknowledge("maker-1", end.serial - 1, None)
-        assert store.waits_for(["maker-0", "maker-1"]) == ["maker-1"]
-        store.acknowledge("maker-1", end.serial, SyncError("wrong shape", where="weight sync", hint="same model"))
-        with pytest.raises(SyncError, match="maker-1, weight sync: wrong shape"):
-            store.waits_for(["maker-0", "maker-1"])
 
 
 class TestEvaluationJobs:
@@ -243,11 +196,22 @@ class TestCoordinator:
             await coordinator.publish(0)
             with pytest.raises(DeadlineError, match="samples of episode 0: it is not open"):
                 await coordinator.take(0, 0.01)
-            await coordinator.begin_weights(1, False)
-            with pytest.raises(DeadlineError, match="for m to take policy version 1"):
-                await coordinator.finish_weights(1, {}, None, 0.01)
             with pytest.raises(DeadlineError, match="evaluation: 2 parts wait"):
                 await coordinator.evaluate(2, 0.01)
+
+        run(scenario)
+
+    def test_a_maker_is_there_once_it_has_the_newest_weights(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            assert await coordinator.register("m", 1, "n", 0, "its handle") is None
+            assert await coordinator.makers() == {"m": "its handle"}
+            assert await coordinator.publish(0, [{"version": 0}], {"m"}) == {}
+            assert await coordinator.register("late", 1, "n", 0) == (1, [{"version": 0}])
+            assert await coordinator.publish(1, [{"version": 1}], {"m"}) == {}
+            assert await coordinator.register("late", 1, "n", 0, has=1) == (2, [{"version": 1}])
+            assert await coordinator.register("late", 1, "n", 0, "other", has=2) is None
+            assert await coordinator.publish(2, [{"version": 2}], {"m"}) == {"late": "other"}
+            assert [maker["version"] for maker in (await coordinator.overview(0)).makers] == [None, 2]
 
         run(scenario)
 

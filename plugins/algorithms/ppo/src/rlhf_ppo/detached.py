@@ -14,11 +14,11 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.loggers import PerformanceEvaluator
 from rlhf_core.types import Experience
-from rlhf_ray.calls import own_name, set_environment
+from rlhf_ray.actor_context import settle
+from rlhf_ray.calls import own_name
 from rlhf_ray.detached_source import FitPlan
 from rlhf_ray.detached_trainer import DetachedTrainer
 from rlhf_ray.ray_sync import MakerSync, SyncReport
-from rlhf_ray.wire import lora_scales
 
 from .config import PPOConfig
 from .detached_learner import DetachedLearner
@@ -80,7 +80,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         )
         if eval_performance:
             self.hooks.register(PerformanceEvaluator(announce=print), name="performance")
-        set_environment(env_info)
+        settle(env_info)
         config = PPOConfig(
             clip_eps=eps_clip, value_clip=value_clip, gamma=gamma, lam=lam, entropy_coef=entropy_coef, kl_coef=0.0
         )
@@ -98,13 +98,10 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         self.actor, self.actor_optim, _ = self._learner.trained["policy"]
         self.critic, self.critic_optim, _ = self._learner.trained["critic"]
         self._update_lora_weights = update_lora_weights
-        if update_lora_weights:
-            self._learner.trained_names("policy")
         self._temperature = temperature
         self._max_shard_bytes = max_shard_bytes
-        self._sync_to_makers = MakerSync(self.makers, sender=own_name(), timeout_seconds=sync_timeout_seconds)
+        self._sync_to_makers = self._make_sync(sync_timeout_seconds)
         self._fitting = False
-        self._report: SyncReport | None = None
 
     def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """As `DetachedTrainer.fit`. Trainers of one process group are to be called with the same numbers."""
@@ -146,7 +143,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
     @ray.method(concurrency_group="model_io")
     def get_sync_report(self) -> SyncReport | None:
         """What the last weight sync sent, and how long it took; None before the first."""
-        return self._report
+        return self._sync_to_makers.report
 
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
         """Send actor and critic as version `policy_version + 1`. Collective.
@@ -156,18 +153,20 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         max_shard_bytes = config.pop("max_shard_bytes", self._max_shard_bytes)
         if config:
             raise TypeError(f"_update_remote_makers got {sorted(config)}; it knows max_shard_bytes")
-        adapter_only = self._update_lora_weights and not fully_update
-        learner = self._learner
-        shards = {role: learner.shards(role, max_shard_bytes, adapter_only=adapter_only) for role in learner.trained}
-        scales = {role: found for role in learner.trained if (found := lora_scales(learner.unwrapped(role)))}
-        with learner.busy:
-            self._report = self._sync_to_makers.publish(
+        with self._learner.busy:
+            self._sync_to_makers.send(
                 self.policy_version + 1,
-                shards,
-                names=self._own_makers(),
-                fully_update=fully_update,
-                lora_configs=scales,
+                self._own_makers(),
+                adapter_only=self._update_lora_weights and not fully_update,
+                max_shard_bytes=max_shard_bytes,
             )
+
+    def _make_sync(self, timeout_seconds: float) -> MakerSync:
+        trained = self._learner.trained
+        adapters = {role: self._learner.trained_names(role) for role in trained} if self._update_lora_weights else {}
+        return MakerSync(
+            self.strategy, trained, adapters, self.makers, sender=own_name(), timeout_seconds=timeout_seconds
+        )
 
     def _own_makers(self) -> list[str]:
         """The makers this trainer sends to: of one that several ranks name, the first rank takes care."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from rlhf_core.batching import split
 from rlhf_core.errors import UserInputError
@@ -67,13 +67,6 @@ class DetachedLearner:
             experience = self._with_advantages(algorithm, experience)
         with self.busy:
             return updater.update(split(experience))
-
-    def shards(self, role: str, max_shard_bytes: int, *, adapter_only: bool) -> Iterator[dict[str, Tensor]]:
-        """The role's weights, full or what is trained only (adapter, value head), a bounded part at a time."""
-        model = self.trained[role].model
-        names = self.trained_names(role) if adapter_only else None
-        only = None if names is None else names.__contains__
-        yield from self.strategy.state_dict_shards(model, max_shard_bytes, only)
 
     def trained_names(self, role: str) -> frozenset[str]:
         """Parameters that the optimizer changes. Raises `UserInputError` when that is all of them: no adapter."""

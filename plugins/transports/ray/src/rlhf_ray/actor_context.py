@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rlhf_core.hooks import HookRelay, load_hook_plugins
 from rlhf_core.hookspecs import PREFIX
 from rlhf_core.util import PrintableFormatter, set_up_host_memory
 
-from .calls import own_name
+from .calls import own_name, set_environment
 from .config import RayConfig
 from .event_relay import ActorLogHandler, EventSender
 
@@ -61,8 +61,6 @@ class ActorContext:
             os.environ.pop(key, None)
         if Path(spec.working_folder).is_dir():
             os.chdir(spec.working_folder)
-        # Arrays from the object store are read-only; they are copied from, never into.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
         self._forward_log()
         self.resolved = spec.resolve()
         config = self.resolved.transport.config
@@ -78,14 +76,6 @@ class ActorContext:
         folder = Path(self.spec.folder) / "reward-cache"
         host = socket.gethostname()
         return folder if host == self.spec.host else folder / host
-
-    def settle(self) -> None:
-        """Before the first tensor: memory and threads. Imports torch."""
-        set_up_host_memory()
-        import torch
-
-        if self.spec.num_threads is not None:
-            torch.set_num_threads(self.spec.num_threads)
 
     def hooks(self, events: type) -> HookRelay:
         """Installed hook plugins, and the way back to the driver for those of `events` that it listens to."""
@@ -103,11 +93,11 @@ class ActorContext:
 
 
 class Heartbeat:
-    """Inside, the coordinator hears every `every_seconds` that this process runs; one that was stopped is silent."""
+    """Inside, `beat` is called every so often while this process runs; one that was stopped is silent."""
 
-    def __init__(self, trainer: str, coordinator: Any, *, every_seconds: float) -> None:
-        self._trainer = trainer
-        self._coordinator = coordinator
+    def __init__(self, beat: Callable[[], object], *, every_seconds: float) -> None:
+        """`beat`: nothing comes back, and nobody waits; a coordinator that is gone ends the run by itself."""
+        self._beat = beat
         self._every_seconds = every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -122,10 +112,25 @@ class Heartbeat:
 
     def _run(self) -> None:
         while True:
-            # Nothing comes back, and nobody waits: a coordinator that is gone ends the run by itself.
-            self._coordinator.alive.remote(self._trainer)
+            self._beat()
             if self._stop.wait(self._every_seconds):
                 return
+
+
+def settle(env_info: Mapping[str, str] | None, *, num_threads: int | None = None) -> None:
+    """Prepare an actor's process before its first tensor. Imports torch.
+
+    env_info: its place in a process group (`rank`, `world_size`, `local_rank`, `master_addr`, `master_port`).
+    num_threads: of torch; None leaves them as they are.
+    """
+    set_environment(env_info)
+    # Arrays from the object store are read-only; they are copied from, never into.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
+    set_up_host_memory()
+    import torch
+
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 def show_debug_messages() -> None:

@@ -6,61 +6,47 @@ import logging
 import math
 import os
 import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from rlhf_core.errors import ConfigError, DeadlineError, RlhfError
+from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
-from .calls import ask, explain
+from .calls import ask, collect
 from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
 from .experience_maker_holder import ExperienceMakerHolder
-from .trainer_actor import Rendezvous, TrainerActor
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What one actor reserves."""
-
-    name: str
-    num_cpus: float
-    num_gpus: float
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        return {kind: amount for kind, amount in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if amount > 0}
+from .trainer_actor import TrainerActor
 
 
 class Placement:
     """Places for the actors of a run. Actors that reserve nothing go anywhere, those that do into one group."""
 
-    def __init__(self, demands: Sequence[Demand], config: RayConfig) -> None:
-        self._demands = {demand.name: demand for demand in demands}
+    def __init__(self, demands: Mapping[str, tuple[float, float]], config: RayConfig) -> None:
+        """demands: actor -> the CPUs and GPUs that it reserves."""
+        self._demands = demands
         self._strategy = config.placement.upper()
-        self._reserving = [demand for demand in demands if demand.bundle]
+        kinds = {name: {"CPU": cpus, "GPU": gpus} for name, (cpus, gpus) in demands.items() if cpus or gpus}
+        self._bundles = {name: {k: v for k, v in bundle.items() if v} for name, bundle in kinds.items()}
         self._group: Any = None
-        if self._reserving:
-            self._group = ray.util.placement_group(
-                [demand.bundle for demand in self._reserving], strategy=self._strategy
-            )
+        if self._bundles:
+            self._group = ray.util.placement_group(list(self._bundles.values()), strategy=self._strategy)
             self._wait(config.start_timeout_seconds)
 
     def options(self, name: str) -> dict[str, Any]:
         """For `.options(…)` of the actor."""
-        demand = self._demands[name]
-        options: dict[str, Any] = {"num_cpus": demand.num_cpus, "num_gpus": demand.num_gpus}
-        if demand.bundle:
+        cpus, gpus = self._demands[name]
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
+        if name in self._bundles:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=self._reserving.index(demand)
+                placement_group=self._group, placement_group_bundle_index=list(self._bundles).index(name)
             )
         elif self._strategy == "SPREAD":
             options["scheduling_strategy"] = "SPREAD"
@@ -76,13 +62,13 @@ class Placement:
         if self._group.wait(timeout_seconds):
             return
         self.release()
-        asked = {kind: sum(d.bundle.get(kind, 0.0) for d in self._reserving) for kind in ("CPU", "GPU")}
+        asked = {kind: sum(b.get(kind, 0.0) for b in self._bundles.values()) for kind in ("CPU", "GPU")}
         there = ray.cluster_resources()
         free = ray.available_resources()
         wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in asked.items() if amount)
         have = ", ".join(f"{there.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
         raise RlhfError(
-            f"waited {timeout_seconds:g} s for room for {', '.join(d.name for d in self._reserving)}: they ask for "
+            f"waited {timeout_seconds:g} s for room for {', '.join(self._bundles)}: they ask for "
             f"{wanted} together, the {len(ray.nodes())} nodes of the cluster have {have}",
             where="transport",
             hint="lower transport.maker_cpus, maker_gpus, trainer_cpus, trainer_gpus, or the number of actors",
@@ -154,23 +140,23 @@ class Actors:
     def start(self) -> None:
         """Find a place for every actor and start it. Raises when there is none, or an actor does not come up."""
         config = self.config
-        makers = [Demand(f"maker-{i}", config.maker_cpus, config.maker_gpus) for i in range(self.num_makers)]
-        trainers = [
-            Demand(f"trainer-{i}", config.trainer_cpus, config.trainer_gpus) for i in range(config.num_trainers)
-        ]
-        self._placement = Placement([*trainers, *makers], config)
+        makers = [f"maker-{i}" for i in range(self.num_makers)]
+        trainers = [f"trainer-{i}" for i in range(config.num_trainers)]
+        reserved = dict.fromkeys(trainers, (config.trainer_cpus, config.trainer_gpus))
+        reserved |= dict.fromkeys(makers, (config.maker_cpus, config.maker_gpus))
+        self._placement = Placement(reserved, config)
         self.coordinator = self._started(ray.remote(Coordinator), "coordinator", near_driver(), self._settings())
-        for index, demand in enumerate(makers):
-            self.makers.append(Maker(demand.name, index, None, None))
+        for index, name in enumerate(makers):
+            self.makers.append(Maker(name, index, None, None))
             self._start_maker(self.makers[-1])
         actors = [
-            self._started(ray.remote(TrainerActor), demand.name, self._options(demand.name), demand.name, self._spec())
-            for demand in trainers
+            self._started(ray.remote(TrainerActor), name, self._options(name), name, self._spec()) for name in trainers
         ]
-        places = self._answers([actor.place.remote() for actor in actors], [demand.name for demand in trainers])
+        calls = [(name, actor.place.remote()) for name, actor in zip(trainers, actors, strict=True)]
+        doing = f"to start; the cluster has {ray.cluster_resources()}, free are {ray.available_resources()}"
+        places = collect(calls, timeout_seconds=config.start_timeout_seconds, doing=doing)
         self.trainers = [
-            TrainerPlace(demand.name, actor, *place)
-            for demand, actor, place in zip(trainers, actors, places, strict=True)
+            TrainerPlace(name, actor, *place) for name, actor, place in zip(trainers, actors, places, strict=True)
         ]
 
     def fit(self) -> dict[Any, str]:
@@ -183,8 +169,9 @@ class Actors:
             # A trainer that has a GPU of its own sees no other.
             place = 0 if self.config.trainer_gpus else on_node.get(trainer.node, 0)
             on_node[trainer.node] = on_node.get(trainer.node, 0) + 1
-            rendezvous = Rendezvous(rank, len(self.trainers), first.address, first.port, place)
-            fits[trainer.actor.fit.remote(rendezvous, resume)] = trainer.name
+            group = {"rank": rank, "local_rank": place, "world_size": len(self.trainers), "master_port": first.port}
+            env_info = {"master_addr": first.address, **{name: str(value) for name, value in group.items()}}
+            fits[trainer.actor.fit.remote(env_info, resume)] = trainer.name
         return fits
 
     def restart(self, maker: Maker) -> None:
@@ -213,7 +200,8 @@ class Actors:
 
     def _start_maker(self, maker: Maker) -> None:
         place = self._options(maker.name)
-        maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, run=self._spec(maker.index))
+        options = {"update_lora_weights": self.config.sync == "adapter", "run": self._spec(maker.index)}
+        maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, **options)
         maker.work = maker.actor.work.remote()
 
     def _options(self, place: str) -> dict[str, Any]:
@@ -250,23 +238,6 @@ class Actors:
             index=index,
             num_threads=_threads(self.config),
         )
-
-    def _answers(self, references: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        deadline = time.monotonic() + self.config.start_timeout_seconds
-        answers = []
-        for reference, name in zip(references, names, strict=True):
-            try:
-                answers.append(ray.get(reference, timeout=max(1.0, deadline - time.monotonic())))
-            except ray.exceptions.GetTimeoutError:
-                raise DeadlineError(
-                    f"waited {self.config.start_timeout_seconds:g} s for {name} to start; the cluster has "
-                    f"{ray.cluster_resources()}, free are {ray.available_resources()}",
-                    where="transport",
-                    hint="has the cluster room for it? a slow one needs a larger transport.start_timeout_seconds",
-                ) from None
-            except ray.exceptions.RayError as error:
-                raise explain(name, error) from None
-        return answers
 
 
 def _threads(config: RayConfig) -> int | None:

@@ -44,16 +44,8 @@ def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.
 
 def answer(reference: Any, method: str, wait_seconds: float = 0.0) -> Any:
     """What the coordinator answers to a call of `method` that is under way; as `ask`."""
-    try:
-        return ray.get(reference, timeout=wait_seconds + _MARGIN_SECONDS)
-    except GetTimeoutError as error:
-        raise DeadlineError(
-            f"the coordinator did not answer {method} within {wait_seconds + _MARGIN_SECONDS:g} s", where="coordinator"
-        ) from error
-    except RayError as error:
-        cause = getattr(error, "cause", None)
-        # As it was raised: otherwise Ray would wrap it again on its way on, and who failed would no longer be clear.
-        raise cause if isinstance(cause, RlhfError) else explain("coordinator", error) from None
+    call = ("coordinator", reference)
+    return collect([call], timeout_seconds=wait_seconds + _MARGIN_SECONDS, doing=f"to answer {method}")[0]
 
 
 def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> list[Any]:
@@ -73,7 +65,8 @@ def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> lis
                 hint=f"what is {name!r} doing? `ray stack` shows where it stands",
             ) from error
         except RayError as error:
-            raise _told(f"actor {name!r}", error) from error
+            told = _told if isinstance(getattr(error, "cause", None), RlhfError) else explain
+            raise told(name, error) from None
     return answers
 
 
@@ -109,8 +102,8 @@ def _told(actor: str, error: BaseException) -> RlhfError:
         cause = error.cause if isinstance(error.cause, BaseException) else error
         # The actors of a run call one other actor.
         error = _told("coordinator", cause) if is_lost(cause) else cause
-    if isinstance(error, InterruptedRun):
-        return error
+    if isinstance(error, InterruptedRun) or (isinstance(error, RlhfError) and actor == "coordinator"):
+        return error  # the coordinator passes on what others raised, who are named in it
     if isinstance(error, RlhfError):
         where = actor if error.where is None or error.where == actor else f"{actor}, {error.where}"
         return type(error)(error.message, where=where, hint=error.hint)
@@ -175,6 +168,11 @@ class NamedActors:
             if name not in self._handles:
                 self._handles[name] = self._find_again(name) if name in self._lost else self._wait_for(name)
             return self._handles[name]
+
+    def know(self, handles: Mapping[str, Any]) -> None:
+        """Take actors that somebody else has found."""
+        with self._lock:
+            self._handles.update(handles)
 
     def lose(self, name: str) -> None:
         """Its actor died: look the name up anew next time."""

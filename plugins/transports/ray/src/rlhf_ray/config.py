@@ -58,7 +58,7 @@ class RayConfig(TransportConfig):
         300.0, gt=0, le=86400, description="Longest wait for Ray, for a place for every actor, and for their models."
     )
     sync_timeout_seconds: float = Field(
-        300.0, gt=0, le=86400, description="Longest weight sync, until every maker has the new version beside the old."
+        300.0, gt=0, le=86400, description="Longest wait for the makers to take one part of a new version."
     )
     episode_timeout_seconds: float = Field(
         3600.0, gt=0, le=604800, description="Longest wait for the samples of an episode, or for an evaluation."

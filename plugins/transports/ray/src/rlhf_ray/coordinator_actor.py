@@ -1,8 +1,9 @@
 """`Coordinator`: the one actor that everybody of a run talks to.
 
-It owns the prompts (core's `RolloutCoordinator`), the references of the newest weights, the parts of an evaluation
-and what goes back to the driver. It never computes and never waits for another actor, so it always answers; who asks
-for something that is not there yet waits here, with a deadline. It imports neither torch nor a plugin.
+It owns the prompts (core's `RolloutCoordinator`), the parts of an evaluation and what goes back to the driver; of the
+newest weights it keeps the calls that bring them, for makers that start later. It never computes and never waits for
+another actor, so it always answers; who asks for something that is not there yet waits here, with a deadline. It
+imports neither torch nor a plugin.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.errors import DeadlineError
 from rlhf_core.rollout import EvaluationRow, RolloutCoordinator
 from rlhf_core.types import PhaseTimes
 
-from .coordinator_parts import EvaluationJobs, MakerRegistry, WeightStore
+from .coordinator_parts import EvaluationJobs, MakerRegistry
 from .event_relay import EventInbox
 from .messages import (
-    Canary,
     EvaluationWork,
     Event,
     LogLine,
@@ -30,8 +30,6 @@ from .messages import (
     RolloutWork,
     RunOver,
     TakenEpisode,
-    WeightChunk,
-    WeightEnd,
     Work,
 )
 from .wire import PackedGroup
@@ -70,7 +68,9 @@ class Coordinator:
         self._changed = asyncio.Condition()
         self._makers = MakerRegistry(settings.heartbeat_seconds, settings.lease_seconds)
         self._trainers_seen: dict[str, float] = {}
-        self._weights = WeightStore()
+        self._newest: Sequence[Mapping[str, Any]] = ()
+        """Calls of `update_experience_maker` that bring the newest version."""
+        self._num_publications = 0
         self._evaluation = EvaluationJobs()
         self._num_evaluation_prompts = 0
         self._published = False
@@ -87,11 +87,24 @@ class Coordinator:
 
     # For makers.
 
-    async def register(self, maker: str, pid: int, node: str, num_evaluation_prompts: int) -> None:
-        """The maker's models are loaded; it asks for work from now on."""
+    async def register(
+        self, maker: str, pid: int, node: str, num_evaluation_prompts: int, actor: Any = None, has: int = 0
+    ) -> tuple[int, Sequence[Mapping[str, Any]]] | None:
+        """The maker's models are loaded; it asks for work from now on, and trainers send it new weights.
+
+        has: number of the publication whose weights it has. One that has not the newest is not registered: returns
+        that publication's number, and the calls of `update_experience_maker` that bring it.
+        """
+        if has != self._num_publications:
+            return self._num_publications, self._newest
         self._num_evaluation_prompts = num_evaluation_prompts
-        self._makers.register(maker, pid, node)
+        self._makers.register(maker, pid, node, actor)
         await self._notify()
+        return None
+
+    async def maker_alive(self, maker: str) -> None:
+        """A maker's sign of life."""
+        self._makers.seen(maker)
 
     async def next_work(self, maker: str, timeout_seconds: float) -> Work | None:
         """What to do next; None when there was nothing for so long."""
@@ -120,19 +133,6 @@ class Coordinator:
     async def submit_evaluation(self, maker: str, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
         self._makers.seen(maker)
         self._evaluation.done(work, rows)
-        await self._notify()
-
-    async def next_weights(
-        self, maker: str, serial: int, index: int, timeout_seconds: float
-    ) -> WeightChunk | WeightEnd | None:
-        """The part of the newest weights that follows what the maker has; None when none came for so long."""
-        self._makers.seen(maker)
-        return await self._until(lambda: self._weights.next_for(serial, index), timeout_seconds)
-
-    async def have_weights(self, maker: str, end: WeightEnd, error: RlhfError | None) -> None:
-        """The maker holds a whole version beside its live weights, or says why not."""
-        self._makers.has_version(maker, end.version)
-        self._weights.acknowledge(maker, end.serial, error)
         await self._notify()
 
     async def canary_gap(self, maker: str, version: int, gap: float) -> None:
@@ -175,39 +175,26 @@ class Coordinator:
             await self._notify()
         return self._handed[1]
 
-    async def publish(self, version: int) -> None:
-        """All makers have `version`: prompts that waited for it may start."""
+    async def makers(self) -> dict[str, Any]:
+        """Name -> handle of those that are there."""
+        return self._makers.actors()
+
+    async def publish(
+        self, version: int, calls: Sequence[Mapping[str, Any]] = (), told: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """The makers `told` have `version`: prompts that waited for it may start.
+
+        calls: what they were told, for makers that start later; those that have come meanwhile are returned.
+        """
+        if calls:
+            self._newest = calls
+            self._num_publications += 1
+        for maker in told:
+            self._makers.has_version(maker, version)
         self._prompts.publish(version)
         self._published = True
         await self._notify()
-
-    async def begin_weights(self, version: int, adapter_only: bool) -> None:
-        self._weights.begin(version, adapter_only=adapter_only)
-
-    async def add_weights(self, version: int, role: str, reference: list[Any]) -> None:
-        """A chunk: a list of one reference, so that Ray hands the reference over and not what it refers to."""
-        self._weights.add(version, role, reference)
-        await self._notify()
-
-    async def finish_weights(
-        self,
-        version: int,
-        checksums: Mapping[str, str],
-        canary: Canary | None,
-        timeout_seconds: float,
-    ) -> int:
-        """Return, once every living maker has the version, how many they are. Raises what one refused it with."""
-        self._weights.finish(version, checksums=checksums, canary=canary)
-        await self._notify()
-        done = await self._until(lambda: not self._weights.waits_for(self._makers.registered), timeout_seconds)
-        if not done:
-            late = ", ".join(self._weights.waits_for(self._makers.registered))
-            raise DeadlineError(
-                f"waited {timeout_seconds:g} s for {late} to take policy version {version}",
-                where="weight sync",
-                hint="larger models need a larger transport.sync_timeout_seconds",
-            )
-        return len(self._makers.registered)
+        return {name: actor for name, actor in self._makers.actors().items() if calls and name not in told}
 
     async def evaluate(self, part_size: int, timeout_seconds: float) -> tuple[int, list[EvaluationRow]]:
         """Have the held-out prompts answered with the newest version. Returns how many they are, and the rows."""

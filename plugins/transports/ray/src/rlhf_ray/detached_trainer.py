@@ -6,7 +6,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from rlhf_core.batching import pinned, to_device
 from rlhf_core.errors import DeadlineError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
+from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.training import Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience
 
@@ -101,12 +101,12 @@ class DetachedTrainer(ABC):
         """
         plan = FitPlan(total_steps, update_steps, train_epochs)
         source = BufferSource(plan, self._draw, self._seed)
-        times = EpisodeTimes()
+        recorder = _Syncing(self._sync)
         trainer = Trainer(
             source,
-            partial(self._train_on, times),
+            partial(self._train_on, recorder),
             hooks=self.hooks,
-            recorder=_Syncing(self._sync, times),
+            recorder=recorder,
             num_updates=self._num_updates,
         )
         self._presence.fit_begins()
@@ -178,11 +178,10 @@ class DetachedTrainer(ABC):
         use_pinned = self.dataloader_pin_memory and self._step_device().type == "cuda"
         return pinned(agreed) if use_pinned and not isinstance(agreed, str) else agreed
 
-    def _train_on(self, times: EpisodeTimes, experience: Experience) -> Metrics:
-        started = time.perf_counter()
-        metrics = self.training_step(to_device(experience, self._step_device()))
-        times.train_s += time.perf_counter() - started
-        times.num_tokens += int(experience.attention_mask.sum())
+    def _train_on(self, recorder: _Syncing, experience: Experience) -> Metrics:
+        with recorder.timer.phase("train"):
+            metrics = self.training_step(to_device(experience, self._step_device()))
+        recorder.num_tokens += int(experience.attention_mask.sum())
         logger.debug("trained on %d samples: %s", len(experience), metrics)
         return metrics
 
@@ -200,34 +199,25 @@ class DetachedTrainer(ABC):
         )
 
 
-@dataclass(slots=True)
-class EpisodeTimes:
-    """Where the time of an episode went; the rest of it was spent waiting for batches."""
-
-    train_s: float = 0.0
-    num_tokens: int = 0
-    """Real tokens trained on, prompts included."""
-
-
 class _Syncing:
     """The loop's recorder: an episode ends with a sync."""
 
-    def __init__(self, sync: Callable[[], None], times: EpisodeTimes) -> None:
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self.timer = PhaseTimer()
+        """The rest of an episode's time was spent waiting for batches."""
+        self.num_tokens = 0
+        """Real tokens trained on in the episode, prompts included."""
         self._sync = sync
-        self._times = times
 
     def start_episode(self, episode: int, metrics: Metrics) -> None:
-        self._times.train_s, self._times.num_tokens = 0.0, 0
+        self.timer.take()
+        self.num_tokens = 0
 
     def update(self, metrics: Metrics) -> None:
         """Callbacks have seen them."""
 
     def end_episode(self, episode: int) -> Metrics:
-        started = time.perf_counter()
-        self._sync()
-        times = self._times
-        return {
-            "time/train_s": times.train_s,
-            "time/sync_s": time.perf_counter() - started,
-            "tokens_per_second/train": times.num_tokens / max(times.train_s, 1e-9),
-        }
+        with self.timer.phase("sync"):
+            self._sync()
+        rate = self.num_tokens / max(self.timer.seconds("train"), 1e-9)
+        return {**self.timer.take(), "tokens_per_second/train": rate}

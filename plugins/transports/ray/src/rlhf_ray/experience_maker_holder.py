@@ -14,12 +14,13 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
 from rlhf_core.types import Prompt, RolloutGroup
 
-from .actor_context import ActorSpec, show_debug_messages
-from .calls import NamedActors, own_name, set_environment
-from .loader_feed import LoaderFeed, MakerPerformance
+from .actor_context import ActorSpec, settle, show_debug_messages
+from .calls import NamedActors, own_name
+from .loader_feed import LoaderFeed
 from .maker_parts import IdTokenizer, MakerWorker, make_models, make_strategy, make_worker
+from .messages import Canary
 from .run_feed import RunFeed
-from .wire import check_lora_scales, unpack
+from .wire import unpack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,6 +86,11 @@ class ExperienceMakerHolder:
         **generate_kwargs: Any,
     ) -> None:
         self._name = own_name()
+        self._update_lora_weights = update_lora_weights
+        self._initialized = threading.Event()
+        if not sync_models_from_trainers:
+            self._initialized.set()
+        self._unnumbered = {}
         if run is not None:
             self._run = RunFeed(self._name, run)
             return
@@ -92,10 +98,10 @@ class ExperienceMakerHolder:
             raise UserInputError("detached_trainer_name_list is empty", where="ExperienceMakerHolder")
         if debug:
             show_debug_messages()
-        set_environment(env_info)
+        settle(env_info)
         hooks = HookRelay()
-        performance = [MakerPerformance(self._name, print)] if eval_performance else []
-        for callback in [*callbacks, *performance]:
+        self._eval_performance = eval_performance
+        for callback in callbacks:
             hooks.register(callback)
         self._sampling = sampling_params(generate_kwargs, tokenizer)
         strategy = make_strategy(strategy_fn)
@@ -115,7 +121,6 @@ class ExperienceMakerHolder:
             reward_timeout_seconds=reward_timeout_seconds,
             sync_idle_seconds=sync_idle_seconds,
         )
-        self._update_lora_weights = update_lora_weights
         self._feed = LoaderFeed(
             self._name,
             hooks,
@@ -124,10 +129,6 @@ class ExperienceMakerHolder:
             timeout_seconds=send_timeout_seconds,
         )
         self._first_sync_timeout_seconds = first_sync_timeout_seconds
-        self._initialized = threading.Event()
-        if not sync_models_from_trainers:
-            self._initialized.set()
-        self._unnumbered = {}
 
     def workingloop(self, dataloader_fn: Callable[[], Iterable[Any]], num_epochs: int = 1, num_steps: int = 0) -> None:
         """Make and send the experience of `num_epochs` passes over a data loader.
@@ -139,6 +140,7 @@ class ExperienceMakerHolder:
         self._wait_for_first_weights()
         feed = self._feed
         feed.announce(self._sampling.temperature)
+        self._worker.take_times()
         try:
             self._make_all(
                 feed, feed.batches(batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn"))
@@ -146,11 +148,14 @@ class ExperienceMakerHolder:
         except Exception as error:
             self._report_failure(error)
             raise
+        if self._eval_performance:
+            print(feed.performance(self._worker.take_times()))
         feed.say_done(None)
 
     def work(self) -> None:
         """The loop in a run: load everything, then make what the coordinator wants until the run is over."""
         with self._run.opened() as self._worker:
+            self._run.join(self.update_experience_maker)
             self._make_all(self._run, self._run.batches())
 
     @ray.method(concurrency_group="model_io")
@@ -167,6 +172,7 @@ class ExperienceMakerHolder:
         version: int | None = None,
         sender: str = "",
         checksums: dict[str, str] | None = None,
+        canary: Canary | None = None,
     ) -> None:
         """Take a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s), its end.
 
@@ -174,7 +180,8 @@ class ExperienceMakerHolder:
         in between two batches. A call without start or end, outside of a version, is a whole version by itself.
         fully_update: all weights come, whatever `update_lora_weights` says. new_…_lora_config_dict: the sender's
         `lora_scales`. version: policy version; None counts on. sender: several do not disturb each other.
-        checksums: with the end, by role. Raises `SyncError`, and keeps the weights, when something does not match.
+        checksums: with the end, by role. canary: in a run, what to compare with. Raises `SyncError`, and keeps the
+        weights, when something does not match.
         """
         weights = self._worker.weights
         alone = version is None and not chunk_start and not chunk_end and sender not in self._unnumbered
@@ -182,17 +189,16 @@ class ExperienceMakerHolder:
             version = self._unnumbered.setdefault(sender, (weights.newest or 0) + 1)
         if chunk_start or alone:
             weights.begin(version, sender=sender, adapter_only=self._update_lora_weights and not fully_update)
-        models = self._models
-        for role, model, chunk, scales in (
-            ("policy", models.actor, new_actor_state_dict, new_actor_lora_config_dict),
-            ("critic", models.critic, new_critic_state_dict, new_critic_lora_config_dict),
+        for role, chunk, scales in (
+            ("policy", new_actor_state_dict, new_actor_lora_config_dict),
+            ("critic", new_critic_state_dict, new_critic_lora_config_dict),
         ):
             if chunk is not None:
-                if model is not None:
-                    check_lora_scales(model, scales)
-                weights.stage(version, role, unpack(chunk), sender=sender)
+                weights.stage(version, role, unpack(chunk), sender=sender, scales=scales)
         if chunk_end or alone:
             self._unnumbered.pop(sender, None)
+            if canary is not None:
+                self._run.canaries[version] = canary
             weights.commit(version, checksums, sender=sender)
             if fully_update:
                 self._initialized.set()

@@ -19,6 +19,8 @@ from rlhf_core.errors import DeadlineError, SyncError
 from rlhf_core.protocols import WeightReceiver
 from rlhf_core.rollout import Checksum, ModuleReceiver, named_weights, verify_weights
 
+from .wire import LoraScales, check_lora_scales
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -128,10 +130,23 @@ class StagedWeights:
             self._drop_idle()
             self._incoming[sender] = _Incoming(version, sender, adapter_only, time.monotonic())
 
-    def stage(self, version: int, role: str, chunk: Mapping[str, Tensor], *, sender: str = "") -> None:
-        """Hold a chunk; its tensors are referenced, not copied, and must not change before the swap."""
+    def stage(
+        self,
+        version: int,
+        role: str,
+        chunk: Mapping[str, Tensor],
+        *,
+        sender: str = "",
+        scales: LoraScales | None = None,
+    ) -> None:
+        """Hold a chunk; its tensors are referenced, not copied, and must not change before the swap.
+
+        scales: of the sender's LoRA layers, to be those of the role's module; None is not checked.
+        """
         if role not in self._targets:
             raise SyncError(f"weights of a {role} arrived, this maker has {sorted(self._targets)}", where=WHERE)
+        if (module := self._targets[role].module) is not None:
+            check_lora_scales(module, scales)
         with self._changed:
             incoming = self._open(version, sender)
         incoming.add(role, chunk)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from rlhf_core.errors import DataError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.hookspecs import hookimpl
+from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.seed import BatchReader
-from rlhf_core.types import BufferItem, Prompt, RolloutGroup
+from rlhf_core.types import BufferItem, PhaseTimes, Prompt, RolloutGroup
 
 from .calls import Call, NamedActors, collect
 
@@ -35,9 +35,13 @@ class LoaderFeed:
         self._num_steps = 0
         self._next = 0
         self._under_way: list[Call] = []
+        self._timer = PhaseTimer()
+        self._num_samples = 0
+        self._started = 0.0
 
     def announce(self, temperature: float) -> None:
         """Find the trainers, and tell them that a loop starts."""
+        self._timer, self._num_samples, self._started = PhaseTimer(), 0, time.perf_counter()
         self._trainers.look_up_again()
         calls = self._trainers.call("maker_started", self._name, temperature)
         collect(calls, timeout_seconds=self._timeout_seconds, doing="to hear that a maker starts")
@@ -55,6 +59,7 @@ class LoaderFeed:
         """Send, once what was sent before has been taken; its errors are raised here."""
         self.flush()
         items = [item for group in groups for item in group.items]
+        self._num_samples += len(items)
         dealt, self._next = deal(items, len(self._trainers.names), self._next)
         self._under_way = [
             (name, self._trainers.handle(name).buffer_extend.remote(part))
@@ -65,7 +70,17 @@ class LoaderFeed:
     def flush(self) -> None:
         """Return when everything that was sent has been taken."""
         calls, self._under_way = self._under_way, []
-        collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is its buffer full?)")
+        with self._timer.phase("send"):
+            collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is its buffer full?)")
+
+    def performance(self, times: PhaseTimes) -> str:
+        """One line on the loop: samples and tokens per second, and where the time went. `times`: of its maker."""
+        wall = max(time.perf_counter() - self._started, 1e-9)
+        return (
+            f"{self._name}: {self._num_samples} samples ({self._num_samples / wall:.1f}/s), "
+            f"{times.response_tokens} tokens ({times.response_tokens / wall:.0f}/s) in {wall:.1f} s; "
+            f"generating {times.rollout_s / wall:.0%}, waiting for trainers {self._timer.seconds('send') / wall:.0%}"
+        )
 
     def say_done(self, error: str | None) -> None:
         """Tell all trainers that the loop is over."""
@@ -91,47 +106,3 @@ def deal(items: Sequence[BufferItem], num_targets: int, first: int) -> tuple[lis
     for place, item in enumerate(items):
         dealt[(first + place) % num_targets].append(item)
     return dealt, (first + len(items)) % num_targets
-
-
-class MakerPerformance:
-    """Tells `announce`, in one line at the end of every loop, samples and tokens per second."""
-
-    def __init__(self, name: str, announce: Callable[[str], object]) -> None:
-        self._name = name
-        self._announce = announce
-        self._started = self._batch_started = self._send_started = 0.0
-        self._num_samples = self._num_tokens = 0
-        self._rollout_s = self._send_s = 0.0
-
-    @hookimpl
-    def rlhf_maker_loop_start(self) -> None:
-        self._started = time.perf_counter()
-        self._num_samples = self._num_tokens = 0
-        self._rollout_s = self._send_s = 0.0
-
-    @hookimpl
-    def rlhf_rollout_batch_start(self) -> None:
-        self._batch_started = time.perf_counter()
-
-    @hookimpl
-    def rlhf_rollout_batch_end(self, num_samples: int, num_tokens: int | None) -> None:
-        self._rollout_s += time.perf_counter() - self._batch_started
-        self._num_samples += num_samples
-        self._num_tokens += num_tokens or 0
-
-    @hookimpl
-    def rlhf_send_start(self) -> None:
-        self._send_started = time.perf_counter()
-
-    @hookimpl
-    def rlhf_send_end(self) -> None:
-        self._send_s += time.perf_counter() - self._send_started
-
-    @hookimpl
-    def rlhf_maker_loop_end(self) -> None:
-        wall = max(time.perf_counter() - self._started, 1e-9)
-        self._announce(
-            f"{self._name}: {self._num_samples} samples ({self._num_samples / wall:.1f}/s), "
-            f"{self._num_tokens} tokens ({self._num_tokens / wall:.0f}/s) in {wall:.1f} s; "
-            f"generating {self._rollout_s / wall:.0%}, waiting for trainers {self._send_s / wall:.0%}"
-        )

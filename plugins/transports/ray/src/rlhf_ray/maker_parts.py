@@ -26,7 +26,6 @@ from rlhf_core.build import (
 )
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
-from rlhf_core.contexts import strategy_context
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import ReferencePass, adapter_off, disable_dropout, is_lora, load_policy, load_tokenizer
@@ -34,7 +33,7 @@ from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker, SingleAnswers
-from rlhf_core.seed import seed_reward
+from rlhf_core.seed import seed_reward, strategy_by_name
 from rlhf_core.strategies import autocast_for
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
@@ -238,9 +237,7 @@ def make_strategy(strategy_fn: Callable[[], Any]) -> Strategy:
     """The factory's strategy, joined. A ColossalAI booster trains only: a maker then computes as `single` does."""
     strategy = strategy_fn()
     if not isinstance(strategy, Strategy):
-        selected = load("strategies", "single")
-        strategy = resolve_build(selected)(selected.component.config(), strategy_context("auto"))
-    strategy = cast(Strategy, strategy)
+        strategy = strategy_by_name("single")
     strategy.setup()
     return strategy
 

@@ -69,29 +69,6 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightChunk:
-    """A part of a version. `reference`: list of one object reference to the packed tensors (see `wire`)."""
-
-    serial: int
-    index: int
-    version: int
-    adapter_only: bool
-    role: str
-    reference: list[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightEnd:
-    """All chunks of a version are out."""
-
-    serial: int
-    version: int
-    adapter_only: bool
-    checksums: Mapping[str, str]
-    canary: Canary | None
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
     """A hook's event in another process: `arguments` pickled, since the coordinator cannot read them."""
 

@@ -1,14 +1,14 @@
 """The sending end of a weight sync: each shard once into the object store, its reference to all makers.
 
-`RayWeightSync` tells the coordinator of a run, whose makers fetch; `MakerSync` calls makers that are used by hand.
+Makers take the parts by `update_experience_maker`, in a run and where they are used by hand.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -18,9 +18,10 @@ from rlhf_core.rollout import Checksum
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util import group_into_shards
 
-from .calls import ActorLostError, Call, NamedActors, answer, ask, collect
+from .calls import ActorLostError, Call, NamedActors, ask, collect
+from .config import RayConfig
 from .messages import Canary
-from .wire import num_bytes, pack
+from .wire import lora_scales, num_bytes, pack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +37,6 @@ _CHUNKS_UNDER_WAY = 2
 _KEYWORDS = {"policy": "new_actor_state_dict", "critic": "new_critic_state_dict"}
 _LORA_KEYWORDS = {"policy": "new_actor_lora_config_dict", "critic": "new_critic_lora_config_dict"}
 
-Shards = Iterable[Mapping[str, "Tensor"]]
-
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
@@ -52,55 +51,90 @@ class SyncReport:
     seconds: float
 
 
-@dataclass(slots=True)
-class _Sent:
-    """What went into the object store."""
+class MakerSync:
+    """Sends versions of the policy and, where there is one, the critic. A chunk is serialised once for all makers."""
 
-    checksums: dict[str, str]
-    num_chunks: int = 0
-    num_bytes: int = 0
+    def __init__(
+        self,
+        strategy: Strategy,
+        trained: Mapping[str, Trained],
+        adapters: Mapping[str, frozenset[str]],
+        makers: NamedActors,
+        *,
+        sender: str,
+        timeout_seconds: float,
+    ) -> None:
+        """adapters: role -> names that an adapter-only version brings; all of the role's where there are none.
+        sender: name of the trainer, by which a maker tells the versions of several apart.
+        timeout_seconds: longest wait for the makers to take one part of a version.
+        """
+        self.makers = makers
+        self.report: SyncReport | None = None
+        """Of the last version."""
+        self._strategy = strategy
+        self._trained = {role: trained[role] for role in ("policy", "critic") if role in trained}
+        self._adapters = adapters
+        self._sender = sender
+        self._timeout_seconds = timeout_seconds
+
+    def send(
+        self,
+        version: int,
+        names: Iterable[str],
+        *,
+        adapter_only: bool,
+        max_shard_bytes: int,
+        canary: Canary | None = None,
+        kept: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Send all weights, or the adapters, to the makers called `names`. Collective, also for ranks without makers.
+
+        kept: gets all calls of a maker, for one that comes later. Without it, that all makers died is an error.
+        A maker that died is left out (and logged). Raises `SyncError` when one refuses the version, `ActorLostError`,
+        or `DeadlineError` when one does not take a part in time.
+        """
+        started = time.perf_counter()
+        sending = _Sending(self.makers, list(names), self._timeout_seconds, version, kept)
+        common = {"fully_update": not adapter_only, "version": version, "sender": self._sender}
+        sending.call(chunk_start=True, **common)
+        checksums: dict[str, str] = {}
+        num_chunks = size = 0
+        for role in self._trained:
+            checksum = Checksum()
+            lora = {_LORA_KEYWORDS[role]: lora_scales(self._strategy.unwrap(self._trained[role].model)) or None}
+            for shard in self.shards(role, max_shard_bytes, adapter_only=adapter_only):
+                if not sending.names and kept is None:
+                    continue
+                checksum.add(shard)
+                packed = pack(shard)
+                num_chunks += 1
+                size += num_bytes(packed)
+                sending.call_ahead(**{_KEYWORDS[role]: ray.put(packed)}, **lora, **common)
+                lora = {}  # once is enough
+            checksums[role] = checksum.hexdigest()
+        sending.wait_for_all()
+        sending.call(chunk_end=True, checksums=checksums, canary=canary, **common)
+        self.report = SyncReport(version, len(sending.names), num_chunks, size, time.perf_counter() - started)
+        logger.debug("sent weights: %s", self.report)
+
+    def repeat(self, calls: Sequence[Mapping[str, Any]], names: Iterable[str], version: int) -> None:
+        """Send a version again, whose calls were kept."""
+        sending = _Sending(self.makers, list(names), self._timeout_seconds, version, [])
+        for call in calls:
+            sending.call(**call)
+
+    def shards(self, role: str, max_shard_bytes: int, *, adapter_only: bool) -> Iterator[Mapping[str, Tensor]]:
+        """The role's weights, or what its adapter trains, in parts of an object's size. Collective, to its end."""
+        only = self._adapters[role].__contains__ if adapter_only and self._adapters[role] else None
+        for shard in self._strategy.state_dict_shards(self._trained[role].model, max_shard_bytes, only):
+            yield from group_into_shards(shard.items(), _OBJECT_BYTES)
 
 
-def _send(roles: Mapping[str, Shards], tell: Callable[[str, Any], None], *, sends: bool) -> _Sent:
-    """Write each shard of every role once and `tell` its reference; where not `sends`, only help to gather them."""
-    sent = _Sent({})
-    for role, shards in roles.items():
-        checksum = Checksum()
-        for shard in shards:
-            if not sends:
-                continue
-            checksum.add(shard)
-            packed = pack(shard)
-            sent.num_chunks += 1
-            sent.num_bytes += num_bytes(packed)
-            tell(role, ray.put(packed))
-        sent.checksums[role] = checksum.hexdigest()
-    return sent
-
-
-@dataclass(frozen=True, slots=True)
-class SyncOptions:
-    """What is sent, and in what pieces."""
-
-    max_shard_bytes: int
-    only: Mapping[str, frozenset[str]] | None
-    """Role -> names of what is trained, for adapter-only syncs; None sends everything."""
-    timeout_seconds: float
-
-    @classmethod
-    def of(
-        cls, mode: str, max_shard_bytes: int, trained: Mapping[str, frozenset[str]], timeout_seconds: float
-    ) -> SyncOptions:
-        """`trained`: role -> names of its trained parameters (empty: all are)."""
-        size = max_shard_bytes if mode == "chunked" else _EVERYTHING
-        return cls(size, dict(trained) if mode == "adapter" else None, timeout_seconds)
-
-
-class RayWeightSync:
-    """Publishes the policy and, where there is one, the critic. Collective: the shards are gathered by all ranks.
+class RunSync(MakerSync):
+    """Publishes to the makers of a run. Collective.
 
     `publish` returns when every living maker holds the whole version beside its live weights, checked; each swaps it
-    in between two batches of its own. One that starts later finds the newest version with the coordinator.
+    in between two batches of its own. One that starts later gets the newest version from the coordinator.
     """
 
     def __init__(
@@ -108,66 +142,52 @@ class RayWeightSync:
         coordinator: Any,
         strategy: Strategy,
         trained: Mapping[str, Trained],
-        options: SyncOptions,
+        adapters: Mapping[str, frozenset[str]],
+        config: RayConfig,
         canary_prompts: Sequence[tuple[int, ...]],
     ) -> None:
+        timeout = config.sync_timeout_seconds
+        makers = NamedActors([], timeout_seconds=timeout)
+        super().__init__(strategy, trained, adapters, makers, sender="trainers", timeout_seconds=timeout)
         self._coordinator = coordinator
-        self._strategy = strategy
-        self._trained = {role: trained[role] for role in ("policy", "critic") if role in trained}
-        self._options = options
+        self._adapter_only = config.sync == "adapter"
+        self._max_shard_bytes = config.max_shard_bytes if config.sync == "chunked" else _EVERYTHING
         self._canary_prompts = list(canary_prompts)
-        self._report: SyncReport | None = None
 
     def publish(self, version: int) -> None:
-        """Send `version` to all makers.
-
-        Raises `SyncError` when a maker refuses it and `DeadlineError` when one does not take it in time.
-        """
-        started = time.perf_counter()
-        strategy, coordinator = self._strategy, self._coordinator
-        calls: list[Any] = []
-
-        def tell(role: str, reference: Any) -> None:
-            # Answered while the next part is written.
-            calls.append(coordinator.add_weights.remote(version, role, [reference]))
-
-        if strategy.is_main:
-            ask(coordinator, "begin_weights", version, self._options.only is not None)
-        sent = _send({role: self._shards(role) for role in self._trained}, tell, sends=strategy.is_main)
-        for call in calls:
-            answer(call, "add_weights")
+        """Send `version` to all makers, and let them begin what waits for it. Raises as `send`."""
         canary = self._canary()
-        makers = 0
+        calls: list[dict[str, Any]] = []
+        is_main = self._strategy.is_main
+        makers: dict[str, Any] = ask(self._coordinator, "makers") if is_main else {}
+        self.makers.know(makers)
+        self.send(
+            version,
+            makers,
+            adapter_only=self._adapter_only,
+            max_shard_bytes=self._max_shard_bytes,
+            canary=canary,
+            kept=calls if is_main else None,
+        )
 
         def finish() -> None:
-            nonlocal makers
-            wait = self._options.timeout_seconds
-            makers = ask(coordinator, "finish_weights", version, sent.checksums, canary, wait, wait_seconds=wait)
-            ask(coordinator, "publish", version)
+            told = set(makers)
+            while late := ask(self._coordinator, "publish", version, calls, told):
+                self.makers.know(late)
+                self.repeat(calls, late, version)
+                told |= late.keys()
 
-        strategy.run_on_main(finish)
-        self._report = SyncReport(version, makers, sent.num_chunks, sent.num_bytes, time.perf_counter() - started)
+        self._strategy.run_on_main(finish)
 
     def metrics(self) -> dict[str, float]:
         """Of the last publish: bytes put into the object store (once for all makers), seconds, makers that have it."""
-        if (last := self._report) is None:
+        if (last := self.report) is None:
             return {}
         return {
             "sync/bytes": float(last.num_bytes),
             "sync/seconds": last.seconds,
             "sync/makers": float(last.num_makers),
         }
-
-    def _shards(self, role: str) -> Iterator[Mapping[str, Tensor]]:
-        """Parts of an object's size. Collective, to its end."""
-        model, size = self._trained[role].model, self._options.max_shard_bytes
-        for shard in self._strategy.state_dict_shards(model, size, self._filter(role)):
-            yield from group_into_shards(shard.items(), _OBJECT_BYTES)
-
-    def _filter(self, role: str) -> Callable[[str], bool] | None:
-        only = self._options.only
-        # A critic without an adapter is trained, and sent, whole.
-        return only[role].__contains__ if only is not None and only[role] else None
 
     def _canary(self) -> Canary | None:
         """Collective: a sharded model runs forward on all ranks."""
@@ -184,93 +204,58 @@ class RayWeightSync:
         return Canary(self._canary_prompts, logits.float().log_softmax(dim=-1).cpu().numpy())
 
 
-class MakerSync:
-    """Sends versions to makers. A chunk is serialised once; all makers take it at the same time."""
-
-    def __init__(self, makers: NamedActors, *, sender: str, timeout_seconds: float) -> None:
-        """sender: name of the trainer, by which a maker tells the versions of several apart.
-        timeout_seconds: longest wait for a maker to take one part of a version.
-        """
-        self._makers = makers
-        self._sender = sender
-        self._timeout_seconds = timeout_seconds
-
-    def publish(
-        self,
-        version: int,
-        shards: Mapping[str, Shards],
-        *,
-        names: Iterable[str],
-        fully_update: bool,
-        lora_configs: Mapping[str, Mapping[str, Any]],
-    ) -> SyncReport:
-        """Send all shards of every role (`policy`, `critic`) to the makers called `names`.
-
-        The shards are read to their end even without makers, since gathering them may take all ranks. A maker that
-        died is left out (and logged); when all did, raises `ActorLostError`. A maker that refuses raises `SyncError`.
-        """
-        started = time.perf_counter()
-        sending = _Sending(self._makers, list(names), self._timeout_seconds)
-        common = {"fully_update": fully_update, "version": version, "sender": self._sender}
-        untold = dict(lora_configs)
-
-        def tell(role: str, reference: Any) -> None:
-            lora = {_LORA_KEYWORDS[role]: untold.pop(role, None)}  # once is enough
-            sending.send_chunk(**{_KEYWORDS[role]: reference}, **lora, **common)
-
-        sending.wait(sending.call(chunk_start=True, **common))
-        sent = _send(shards, tell, sends=bool(sending.names))
-        sending.finish()
-        sending.wait(sending.call(chunk_end=True, checksums=sent.checksums, **common))
-        seconds = time.perf_counter() - started
-        report = SyncReport(version, len(sending.names), sent.num_chunks, sent.num_bytes, seconds)
-        logger.debug("sent weights: %s", report)
-        return report
-
-
+@dataclass(slots=True)
 class _Sending:
     """One version on its way to the makers that are left."""
 
-    def __init__(self, makers: NamedActors, names: list[str], timeout_seconds: float) -> None:
-        self._makers = makers
-        self.names = names
-        self._timeout_seconds = timeout_seconds
-        self._under_way: list[list[Call]] = []
+    makers: NamedActors
+    names: list[str]
+    timeout_seconds: float
+    version: int
+    kept: list[dict[str, Any]] | None
+    under_way: list[list[Call]] = field(default_factory=list)
 
-    def call(self, **options: Any) -> list[Call]:
-        """Call all makers that are left, at the same time."""
+    def call(self, **options: Any) -> None:
+        """Call all makers that are left, at the same time, and wait until they are done."""
+        self._begin(options)
+        self.wait_for_all()
+
+    def call_ahead(self, **options: Any) -> None:
+        """Call all makers with a chunk, once they have taken those before the last."""
+        self._begin(options)
+        while len(self.under_way) > _CHUNKS_UNDER_WAY:
+            self._wait(self.under_way.pop(0))
+
+    def wait_for_all(self) -> None:
+        while self.under_way:
+            self._wait(self.under_way.pop(0))
+
+    def _begin(self, options: dict[str, Any]) -> None:
+        if self.kept is not None:
+            self.kept.append(options)
         calls: list[Call] = []
         for name in list(self.names):
             try:
-                maker = self._makers.handle(name)
+                maker = self.makers.handle(name)
             except ActorLostError as error:
                 self._leave_out(name, error)
             else:
                 calls.append((name, maker.update_experience_maker.remote(**options)))
-        return calls
+        self.under_way.append(calls)
 
-    def send_chunk(self, **options: Any) -> None:
-        """Call all makers with a chunk, once they have taken those before the last."""
-        self._under_way.append(self.call(**options))
-        while len(self._under_way) > _CHUNKS_UNDER_WAY:
-            self.wait(self._under_way.pop(0))
-
-    def finish(self) -> None:
-        while self._under_way:
-            self.wait(self._under_way.pop(0))
-
-    def wait(self, calls: list[Call]) -> None:
+    def _wait(self, calls: list[Call]) -> None:
         """Take the makers' answers; go on without one that died."""
+        doing = f"to take policy version {self.version}"
         for name, ref in calls:
             try:
-                collect([(name, ref)], timeout_seconds=self._timeout_seconds, doing="to take new weights")
+                collect([(name, ref)], timeout_seconds=self.timeout_seconds, doing=doing)
             except ActorLostError as error:
                 self._leave_out(name, error)
 
     def _leave_out(self, name: str, error: ActorLostError) -> None:
         logger.error("%s; it is left out of this weight sync", error)
-        self._makers.lose(name)
+        self.makers.lose(name)
         if name in self.names:
             self.names.remove(name)
-            if not self.names:
+            if not self.names and self.kept is None:
                 raise error

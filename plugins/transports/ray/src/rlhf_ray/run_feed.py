@@ -1,27 +1,26 @@
-"""A maker of a `--transport ray` run: prompts and weights come from the coordinator, samples go there."""
+"""What feeds a maker of a `--transport ray` run: prompts come from the coordinator, samples go there."""
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import ray
 
-from rlhf_core.errors import RlhfError, SyncError
+from rlhf_core.errors import SyncError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import MakerHooks
 from rlhf_core.types import GenerationRequest, Prompt, RolloutGroup, SamplingParams
 
-from .actor_context import ActorContext, ActorSpec
+from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import answer, ask
-from .holder_weights import StagedWeights
 from .maker_parts import MakerParts, MakerWorker, build_maker
-from .messages import Canary, EvaluationWork, Made, RolloutWork, RunOver, WeightChunk, WeightEnd, Work
-from .wire import pack_group, unpack
+from .messages import Canary, EvaluationWork, Made, RolloutWork, RunOver, Work
+from .wire import pack_group
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -34,7 +33,6 @@ class RunFeed:
 
     hooks: HookRelay
     _parts: MakerParts
-    _puller: WeightPuller
 
     def __init__(self, name: str, spec: ActorSpec) -> None:
         self._name = name
@@ -45,42 +43,49 @@ class RunFeed:
         self._poll_seconds = min(10.0, self._config.heartbeat_seconds / 4)
         self._under_way: tuple[Any, int] | None = None
         """The answer to come to the groups that were sent last, and how many they are."""
+        self.canaries: dict[int, Canary] = {}
+        """Policy version -> what came with it for comparison."""
 
     @contextmanager
     def opened(self) -> Iterator[MakerWorker]:
-        """Everything is loaded and the coordinator knows it; weights come in from now on."""
-        self._context.settle()
+        """Everything is loaded; the coordinator has signs of life."""
+        settle(None, num_threads=self._context.spec.num_threads)
         self.hooks = self._context.hooks(MakerHooks)
         timeout = self._config.sync_timeout_seconds
         self._parts = build_maker(
             self._context.resolved, self.hooks, sync_timeout_seconds=timeout, cache_folder=self._context.cache_folder
         )
         worker = self._parts.worker
-        self._puller = WeightPuller(
-            self._name, self._coordinator, worker.weights, poll_seconds=self._poll_seconds, timeout_seconds=timeout
-        )
         with ExitStack() as stack:
             stack.callback(self._context.sender.flush)
             stack.callback(worker.close)
-            stack.callback(self._puller.stop)
-            node = ray.get_runtime_context().get_node_id()
-            held_out = 0 if self._parts.evaluator is None else self._parts.evaluator.num_prompts
-            ask(self._coordinator, "register", self._name, os.getpid(), node, held_out)
-            self._puller.start()
+            alive = partial(self._coordinator.maker_alive.remote, self._name)
+            stack.enter_context(Heartbeat(alive, every_seconds=self._poll_seconds))
             yield worker
+
+    def join(self, update: Callable[..., None]) -> None:
+        """Tell the coordinator that this maker is ready, with the newest weights taken by `update`."""
+        context = ray.get_runtime_context()
+        held_out = 0 if self._parts.evaluator is None else self._parts.evaluator.num_prompts
+        about = (self._name, os.getpid(), context.get_node_id(), held_out, context.current_actor)
+        has, wait = 0, self._config.sync_timeout_seconds
+        while (newer := ask(self._coordinator, "register", *about, has)) is not None:
+            has, calls = newer
+            for call in calls:
+                update(**{k: ray.get(v, timeout=wait) if isinstance(v, ray.ObjectRef) else v for k, v in call.items()})
 
     def batches(self) -> Iterator[tuple[RolloutWork, list[Prompt]]]:
         """Leases, each once the weights it asks for are live, until the run is over; evaluations on the way."""
         poll = self._poll_seconds
         while True:
-            self._puller.check()
             work: Work | None = ask(self._coordinator, "next_work", self._name, poll, wait_seconds=poll)
             if isinstance(work, RunOver):
                 return
             if work is None:
                 self.flush()
                 continue  # the run goes on for as long as coordinator, driver and trainers live: they are watched
-            self._puller.wait_for(work.version)
+            timeout = self._config.sync_timeout_seconds
+            self._parts.worker.weights.wait_live(work.version, timeout_seconds=timeout)
             self._compare()
             if isinstance(work, RolloutWork):
                 yield work, [self._parts.prompt(position) for position in work.positions]
@@ -119,7 +124,7 @@ class RunFeed:
         worker = self._parts.worker
         with worker.weights.making():
             version = worker.weights.newest
-            canary = None if version is None else self._puller.take_canary(version)
+            canary = None if version is None else self._take_canary(version)
             if canary is None:
                 return
             requests = [
@@ -140,88 +145,8 @@ class RunFeed:
                 hint="check that engine and strategy use one dtype; a coarser one on purpose needs a larger bound",
             )
 
-
-class WeightPuller:
-    """Brings every version that the coordinator has to `weights`, which swaps it in between two batches.
-
-    Asking for the next part is also the maker's sign of life. What goes wrong here is raised by `check`.
-    """
-
-    def __init__(
-        self, maker: str, coordinator: Any, weights: StagedWeights, *, poll_seconds: float, timeout_seconds: float
-    ) -> None:
-        self._maker = maker
-        self._coordinator = coordinator
-        self._weights = weights
-        self._poll_seconds = poll_seconds
-        self._timeout_seconds = timeout_seconds
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._lock = threading.Lock()
-        self._canaries: dict[int, Canary] = {}
-        self._thread = threading.Thread(target=self._run, name="weight-puller", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def check(self) -> None:
-        """Raise what ended the thread."""
-        if self._error is not None:
-            raise self._error
-
-    def take_canary(self, version: int) -> Canary | None:
-        """What came with `version` for comparison; once. Older ones are forgotten."""
-        with self._lock:
-            for older in [known for known in self._canaries if known < version]:
-                del self._canaries[older]
-            return self._canaries.pop(version, None)
-
-    def wait_for(self, version: int) -> None:
-        """Return when the next batch will be made with `version` or a newer one."""
-        self.check()
-        self._weights.wait_live(version, timeout_seconds=self._timeout_seconds)
-
-    def _run(self) -> None:
-        try:
-            self._receive()
-        except Exception as error:
-            if not self._stop.is_set():
-                self._error = error
-                logger.exception("fetching weights failed")
-
-    def _receive(self) -> None:
-        serial, index = -1, 0
-        while not self._stop.is_set():
-            part = self._ask(serial, index)
-            if part is None:
-                continue
-            if part.serial != serial:
-                serial, index = part.serial, 0
-                self._weights.begin(part.version, adapter_only=part.adapter_only)
-            index += 1
-            if isinstance(part, WeightChunk):
-                chunk = unpack(ray.get(part.reference[0], timeout=self._timeout_seconds))
-                self._weights.stage(part.version, part.role, chunk)
-            else:
-                self._finish(part)
-
-    def _finish(self, end: WeightEnd) -> None:
-        error: RlhfError | None = None
-        if end.canary is not None:
-            with self._lock:
-                self._canaries[end.version] = end.canary
-        try:
-            self._weights.commit(end.version, end.checksums)
-        except SyncError as refused:
-            error = refused
-        ask(self._coordinator, "have_weights", self._maker, end, error)
-
-    def _ask(self, serial: int, index: int) -> WeightChunk | WeightEnd | None:
-        poll = self._poll_seconds
-        part: WeightChunk | WeightEnd | None = ask(
-            self._coordinator, "next_weights", self._maker, serial, index, poll, wait_seconds=poll
-        )
-        return part
+    def _take_canary(self, version: int) -> Canary | None:
+        """What came with `version`; once. Older ones are forgotten."""
+        for older in [known for known in self.canaries if known < version]:
+            del self.canaries[older]
+        return self.canaries.pop(version, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,38 +20,17 @@ from rlhf_core.rollout import NoReceiver
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
 
-from .actor_context import ActorContext, ActorSpec, Heartbeat
+from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import ask
 from .maker_parts import trained_names
 from .ray_channel import RayChannel, RayEvaluator
-from .ray_sync import RayWeightSync, SyncOptions
+from .ray_sync import RunSync
 
 if TYPE_CHECKING:
     from rlhf_core.build import TrainerModels
     from rlhf_core.prompts import PromptStream
     from rlhf_core.protocols import WeightSync
     from rlhf_core.strategy import Strategy
-
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Where the trainers meet, and this one's place among them."""
-
-    rank: int
-    world_size: int
-    address: str
-    port: int
-    local_rank: int
-
-    def environment(self) -> dict[str, str]:
-        """As a launcher sets it."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(self.port),
-        }
 
 
 class TrainerActor:
@@ -70,13 +49,13 @@ class TrainerActor:
             port = int(probe.getsockname()[1])
         return ray.get_runtime_context().get_node_id(), address, port, os.getpid()
 
-    def fit(self, rendezvous: Rendezvous, resume: str | None) -> FitResult:
-        """Train to the end (see `TrainerSession.fit`)."""
-        os.environ.update(rendezvous.environment())
+    def fit(self, env_info: dict[str, str], resume: str | None) -> FitResult:
+        """Train to the end (see `TrainerSession.fit`). `env_info`: its place in the process group."""
         with ExitStack() as stack:
             every = self._config.heartbeat_seconds / 4
-            stack.enter_context(Heartbeat(self._context.name, self._coordinator, every_seconds=every))
-            self._context.settle()
+            alive = partial(self._coordinator.alive.remote, self._context.name)
+            stack.enter_context(Heartbeat(alive, every_seconds=every))
+            settle(env_info, num_threads=self._context.spec.num_threads)
             resolved = self._context.resolved
             strategy = build_strategy(resolved)
             stack.callback(self._context.sender.flush)
@@ -120,12 +99,11 @@ class TrainerActor:
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
         )
 
-    def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RayWeightSync:
+    def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RunSync:
         config = self._config
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
-        options = SyncOptions.of(config.sync, config.max_shard_bytes, trained, config.sync_timeout_seconds)
         canary = [prompts.prompt(position).prompt_ids for position in range(config.canary_prompts)]
-        return RayWeightSync(self._coordinator, strategy, models.trained, options, canary)
+        return RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
 
     def _evaluator(self, strategy: Strategy) -> RayEvaluator | None:
         resolved = self._context.resolved
