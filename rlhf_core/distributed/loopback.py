@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 HOST = "127.0.0.1"
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -38,7 +38,7 @@ def keep_to_loopback() -> None:
 
 def loopback_store(port: int = 0, *, world_size: int | None = None, timeout: timedelta) -> TCPStore:
     """The serving end of a store at a loopback port; 0 takes a free one (`.port`). It waits for nobody."""
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     listener = socket.create_server((HOST, port), backlog=1024)
     return TCPStore(
