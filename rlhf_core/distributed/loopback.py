@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 HOST = "127.0.0.1"
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -36,10 +36,17 @@ def keep_to_loopback() -> None:
         os.environ.setdefault(variable, names[0])
 
 
-def loopback_store(port: int = 0, *, world_size: int | None = None, timeout: timedelta) -> TCPStore:
-    """The serving end of a store at a loopback port; 0 takes a free one (`.port`). It waits for nobody."""
-    from torch.distributed import TCPStore
+def loopback_store(
+    port: int = 0, *, serves: bool = True, world_size: int | None = None, timeout: timedelta
+) -> TCPStore:
+    """A store at a loopback port, its serving end or another. Port 0 takes a free one (`.port`). It waits for nobody.
 
+    Every process of a group must make its end so: torch puts a prefix before the keys of a store that it makes itself.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if not serves:
+        return TCPStore(HOST, port, world_size, is_master=False, timeout=timeout)
     listener = socket.create_server((HOST, port), backlog=1024)
     return TCPStore(
         HOST,

@@ -102,10 +102,10 @@ class ProcessGroup:
                 torchrun = self.env.launcher == "torchrun"
                 address = "env://" if torchrun else f"tcp://{self.env.master_addr}:{self.env.master_port}"
                 rank, size = self.env.rank, self.env.world_size
-                if is_here and rank == 0 and not torchrun:
+                if is_here and not torchrun:
                     assert self.env.master_port is not None
-                    store = loopback_store(self.env.master_port, world_size=size, timeout=timeout)
-                    dist.init_process_group(backend, store=store, rank=0, world_size=size, timeout=timeout)
+                    store = loopback_store(self.env.master_port, serves=rank == 0, world_size=size, timeout=timeout)
+                    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
                 else:
                     dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=timeout)
         except (dist.DistError, RuntimeError) as error:
