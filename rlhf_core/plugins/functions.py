@@ -24,6 +24,7 @@ from pydantic.errors import PydanticUserError
 from ..components import Component
 from ..errors import PluginError
 from ..util.did_you_mean import suggestion
+from .environment_shape import check_shape
 
 _FILE_REWARD = re.compile(r"^(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)$")
 
@@ -87,7 +88,11 @@ def function_component(function: Callable[..., Any], *, where: str, build: str =
 
 
 def class_component(kind: type, *, where: str, build: str = "") -> Component:
-    """A component for a class; its config model comes from the keyword-only parameters of its constructor."""
+    """A component for the class of an environment; its options are the constructor's keyword-only parameters.
+
+    Raises `PluginError` where it is no environment of any form.
+    """
+    check_shape(kind, where)
     summary = (inspect.getdoc(kind) or "").strip().partition("\n")[0]
     config = _NoOptions if kind.__init__ is object.__init__ else options_model(kind.__init__, where, takes="itself")  # type: ignore[misc]
     return Component(summary=summary, config=config, build=build)

@@ -373,8 +373,8 @@ def test_every_command_has_help_with_examples_and_described_options():
 def test_the_flags_of_train_are_the_contract():
     flags = {flag for parameter in train_command.params for flag in parameter.opts}
     assert flags >= {
-        "--algorithm", "--strategy", "--transport", "--engine", "--reward", "--model", "--num-processes", "--set",
-        "--output", "--resume", "--dry-run", "--verbose", "--quiet",
+        "--algorithm", "--strategy", "--transport", "--engine", "--reward", "--environment", "--model",
+        "--num-processes", "--set", "--output", "--resume", "--dry-run", "--verbose", "--quiet",
     }  # fmt: skip
 
 
