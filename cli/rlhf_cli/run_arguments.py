@@ -35,9 +35,7 @@ _OPTIONS = (
         metavar="NAME[:WEIGHT]",
         help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Given at all, it replaces the list of the run file. Repeatable.",
     ),
-    click.option(
-        "--environment", metavar="NAME", help="What episodes of several turns are played in, or FILE.py:CLASS."
-    ),
+    click.option("--environment", metavar="NAME", help="What answers over several turns: NAME or FILE.py:CLASS."),
     click.option("--model", metavar="PATH", help="Model folder, hub name or builtin:NAME."),
     click.option(
         "--set",

@@ -294,13 +294,8 @@ def _environment(
     data = given.get(ENVIRONMENT_SECTION)
     if data is None:
         return None
-    selected = _plugin_section("environments", ENVIRONMENT_SECTION, data, problems)
-    if not isinstance(data, dict):
-        return None
-    core = problems.validate(
-        EnvironmentEntry, {key: data[key] for key in EnvironmentEntry.model_fields if key in data}, ENVIRONMENT_SECTION
-    )
-    if selected is None or core is None:
+    environment = resolve_environment(data, problems)
+    if environment is None:
         return None
     if algorithm is not None and algorithm.component.feeds != "rollouts":
         problems.add(ENVIRONMENT_SECTION, f"{algorithm.name} learns from a dataset, not from what is played")
@@ -312,6 +307,19 @@ def _environment(
             f"{algorithm.name} gives each turn its own reward, but clip and normalise act on their sum: take them out, "
             "or use an algorithm without a critic",
         )
+    return environment
+
+
+def resolve_environment(data: Any, problems: Problems) -> SelectedEnvironment | None:
+    """The environment that a section names, with core's options and its own. None where there are problems."""
+    selected = _plugin_section("environments", ENVIRONMENT_SECTION, data, problems)
+    if not isinstance(data, dict):
+        return None
+    core = problems.validate(
+        EnvironmentEntry, {key: data[key] for key in EnvironmentEntry.model_fields if key in data}, ENVIRONMENT_SECTION
+    )
+    if selected is None or core is None:
+        return None
     options = EnvironmentConfig(**{key: getattr(core, key) for key in EnvironmentConfig.model_fields})
     return SelectedEnvironment(options, selected)
 
