@@ -243,8 +243,8 @@ def _plugin_section(kind: str, path: str, data: Any, problems: Problems) -> Conf
         problems.add_error(f"{path}.name", error)
         return None
     model = selected.component.config
-    shared = SHARED_OPTIONS.get(kind)
-    elsewhere = {"name"} if shared is None or issubclass(model, shared) else {"name", *shared.model_fields}
+    shared = options_of_core(selected)
+    elsewhere = {"name", *(shared.model_fields if shared else ())}
     options = {key: value for key, value in data.items() if key not in elsewhere}
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
@@ -259,8 +259,8 @@ def check_options(selected: Selected) -> None:
     """Raise `PluginError` where a plugin has an option of its own by a name that core reads in its section."""
     model = selected.component.config
     shared = SHARED_OPTIONS.get(selected.kind)
-    read_by_core = set() if shared is None or issubclass(model, shared) else set(shared.model_fields)
-    taken = sorted(set(model.model_fields) & {"name", *read_by_core})
+    read_by_core = options_of_core(selected)
+    taken = sorted(set(model.model_fields) & {"name", *(read_by_core.model_fields if read_by_core else ())})
     if selected.kind == "transports" and not issubclass(model, TransportConfig):
         raise PluginError(
             "its options are no rlhf_core.config.TransportConfig, which says what processes are its own",
@@ -366,6 +366,12 @@ def _check_score(given: Mapping[str, Any], rewards: Sequence[SelectedReward], pr
     labels = [*([ENVIRONMENT_SECTION] if ENVIRONMENT_SECTION in given else []), *(reward.name for reward in rewards)]
     if isinstance(score, str) and score not in labels and not len(problems):
         problems.add("eval.score", f'no reward "{score}" in this run{suggestion(score, labels)} (rewards: {labels})')
+
+
+def options_of_core(selected: Selected) -> type[BaseModel] | None:
+    """What core reads in the section of a plugin beside its own options; None where that is all among its own."""
+    shared = SHARED_OPTIONS.get(selected.kind)
+    return None if shared is None or issubclass(selected.component.config, shared) else shared
 
 
 def option_names(kind: str, name: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rlhf_cli.main import run
@@ -70,6 +72,18 @@ def test_another_environment_keeps_cores_options_and_drops_the_old_ones_own(run_
 def test_a_run_with_the_flag_can_run(run_file, games, capsys):
     assert run(["train", run_file, "--environment", f"{games}:Other", "--dry-run"]) == 0
     assert "note: dropped environment.goal" in capsys.readouterr().err
+
+
+def test_show_lists_its_own_options_and_those_of_core(install, games, capsys):
+    install("acme", {"rlhf.environments": {"acme-count": "acme_games:Count"}}, {"acme_games": GAMES})
+    assert run(["plugins", "show", "environment/acme-count"]) == 0
+    own, core = capsys.readouterr().out.split("READ BY CORE")
+    assert "Say digits; rewarded for the right one." in own and "goal" in own and "max_turns" not in own
+    assert all(option in core for option in ("max_turns", "history", "tool_format", "on_failure"))
+    assert run(["plugins", "show", "environment/acme-count", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert list(shown["options"]["properties"]) == ["goal"]
+    assert "max_turns" in shown["options_of_core"]["properties"]
 
 
 @pytest.mark.parametrize(

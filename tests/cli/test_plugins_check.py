@@ -110,9 +110,7 @@ def fail(config, context):
 """
 
 
-@pytest.mark.parametrize(
-    "kind", ["algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_components_of_every_kind(install, kind):
     names = ("asks", "refuses", "raises", "other")
     targets = {f"acme-{name}": f"acme_components:{name}" for name in names}
