@@ -149,7 +149,10 @@ def _environment(selected: Selected, build: Callable[..., Any], config: BaseMode
 
     built = build(config, environment_context(seed=0))
     if not callable(getattr(built, "run", None)) and not isinstance(getattr(built, "tools", None), Mapping):
-        check_shape(type(built), f"its build returned a {type(built).__name__}")
+        try:
+            check_shape(type(built), selected.label)
+        except PluginError as error:
+            raise Wrong(f"its build returned a {type(built).__name__}: {error.message}") from error
     configured = Configured(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
     environment = SelectedEnvironment(EnvironmentConfig(max_turns=3, timeout_seconds=30.0), configured)
     try:

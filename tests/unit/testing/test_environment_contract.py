@@ -124,7 +124,7 @@ def test_faults_are_found_and_named(install, tmp_path):
     for hint in (
         "nothing is kept between episodes",
         "take them from task.seed",
-        "the reward of step is nan, not a finite number",
+        "is nan, not a finite number",
         "step raised ValueError: invalid literal for int()",
         "step gave ('once more', 0.0), not (observation, reward, done)",
     ):
