@@ -304,7 +304,7 @@ def test_eval_scores_with_the_rewards_named(monkeypatch, capsys, tmp_path):
     (tmp_path / "p.jsonl").write_text("{}\n")
     asked = {}
 
-    def evaluate_folder(model, prompts_file, rewards, *, num_prompts, sampling, engine, device):
+    def evaluate_folder(model, prompts_file, rewards, *, num_prompts, sampling, engine, device, environment):
         asked.update(rewards=rewards, num_prompts=num_prompts)
         return {reward.name: reward.weight for reward in rewards}
 
