@@ -21,6 +21,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
         "build_algorithm",
         "build_engine",
         "build_evaluator",
+        "build_player",
         "build_reference_pass",
         "build_run_prompts",
         "build_scorer",

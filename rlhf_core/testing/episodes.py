@@ -24,12 +24,13 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-MAX_NEW_TOKENS = 48
-_LONGEST = MAX_NEW_TOKENS + 16
-"""Of random text, in tokens: what is longer than a turn may be is cut."""
+_RANDOM_TOKENS = 32
+"""A random text is shorter, or too long for a turn."""
 _NUM_SPECIAL = 4
 _SCRIPTED = 0.75
 """Share of the turns in which a given reply is written."""
+_CUT = 0.2
+"""Share of the random texts that are cut."""
 
 
 def episode_tokenizer(*, chat: bool) -> PreTrainedTokenizerBase:
@@ -47,6 +48,8 @@ class ScriptedEngine(FakeEngine):
         super().__init__(seed=seed, answer=self._write)
         self._vocabulary = range(_NUM_SPECIAL, len(tokenizer))
         self._replies = [[*tokenizer.encode(text, add_special_tokens=False), EOS] for text in replies]
+        self.max_new_tokens = max(_RANDOM_TOKENS, *map(len, self._replies), 0)
+        """Of a turn: room for every reply."""
         self.sampled: list[tuple[GenerationRequest, Completion]] = []
         """Every turn that was asked for, with its answer, in order."""
 
@@ -60,7 +63,8 @@ class ScriptedEngine(FakeEngine):
         noise = Random(derive_seed(self._seed, "reply", request.sample_id, request.branch, request.offset))
         if self._replies and noise.random() < _SCRIPTED:
             return noise.choice(self._replies)
-        return [*noise.choices(self._vocabulary, k=noise.randrange(_LONGEST)), EOS]
+        length = self.max_new_tokens if noise.random() < _CUT else noise.randrange(_RANDOM_TOKENS)
+        return [*noise.choices(self._vocabulary, k=length), EOS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def play_episodes(
         environment,
         engine,
         tokenizer,
-        sampling=SamplingParams(max_new_tokens=MAX_NEW_TOKENS),
+        sampling=SamplingParams(max_new_tokens=engine.max_new_tokens),
         seed=seed,
         base_folder=folder,
     )
