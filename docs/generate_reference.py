@@ -13,6 +13,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rlhf_core import components
 from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS
 from rlhf_core.config.resolve import SHARED_OPTIONS
+from rlhf_core.environments import Environment, Outcome, Policy, Reply, Task
 from rlhf_core.plugins.discovery import Selected, discover, load_ref
 from rlhf_core.protocols import PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
@@ -40,6 +42,7 @@ TITLES = {
     "transports": "Transports",
     "engines": "Engines",
     "prompts": "Prompt sources",
+    "environments": "Environments",
 }
 CONTEXTS: dict[str, type] = {
     "algorithms": components.AlgorithmContext,
@@ -48,6 +51,7 @@ CONTEXTS: dict[str, type] = {
     "transports": RunRequest,
     "engines": components.EngineContext,
     "prompts": components.PromptsContext,
+    "environments": components.EnvironmentContext,
 }
 RESULTS: dict[str, tuple[type, ...]] = {
     "algorithms": (RolloutAlgorithm, DatasetAlgorithm),
@@ -56,6 +60,7 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "transports": (Transport,),
     "engines": (RolloutEngine,),
     "prompts": (PromptSource,),
+    "environments": (Environment, Task, Policy, Reply, Outcome),
 }
 CONTRACTS = {
     "algorithms": "AlgorithmContract` or `DatasetAlgorithmContract",
@@ -64,6 +69,12 @@ CONTRACTS = {
     "transports": "TransportContract",
     "engines": "EngineContract",
     "prompts": "PromptsContract",
+    "environments": "EnvironmentContract",
+}
+
+_GIVEN_BACK = {
+    "transports": "## What `build` gives back",
+    "environments": "## What it gives back, and what that is given (or a class with `reset` and `step`, or with tools)",
 }
 
 
@@ -97,10 +108,11 @@ def page(kind: str) -> str:
         f"## What {given}",
         f"`{context.__module__}.{context.__name__}`",
         *fields_table(context),
-        "## What it gives back" if kind != "transports" else "## What `build` gives back",
+        _GIVEN_BACK.get(kind, "## What it gives back"),
     ]
     for result in results:
-        parts += [f"### `{result.__module__}.{result.__name__}`", inspect.getdoc(result) or "", *methods(result)]
+        members = fields_table(result) if is_dataclass(result) else methods(result)
+        parts += [f"### `{result.__module__}.{result.__name__}`", inspect.getdoc(result) or "", *members]
     shared = SHARED_OPTIONS.get(kind)
     if shared is not None:
         parts += ["## Options that core reads in every section", *options_table(shared)]

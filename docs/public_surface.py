@@ -21,6 +21,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
         "build_algorithm",
         "build_engine",
         "build_evaluator",
+        "build_player",
         "build_reference_pass",
         "build_run_prompts",
         "build_scorer",
@@ -33,7 +34,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
 """Modules of which some names are for transports, which make a run's parts in processes of their own."""
 EAGER = ("functional", "loggers", "sandbox")
 """Rooms that import all they have, so their `__init__` needs no stub."""
-TESTING = ("contracts", "engine", "models", "rollouts", "runs", "samples", "strategy_suite")
+TESTING = ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite")
 
 
 def surface() -> dict[str, dict[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .algorithm import Algorithm, RolloutAlgorithm
-from .config.resolve import Configured, ResolvedRun
+from .config.resolve import Configured, ResolvedRun, SelectedEnvironment
 from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
 from .contexts import (
     algorithm_context,
@@ -134,8 +134,32 @@ def build_player(
     environment = resolved.environment
     if environment is None:
         return SingleAnswers(engine, tokenizer, sampling)
-    seed, purpose = resolved.run.train.seed, "evaluation-task" if evaluates else "task"
-    context = environment_context(seed=seed)
+    return build_environment_player(
+        environment,
+        engine,
+        tokenizer,
+        sampling=sampling,
+        seed=resolved.run.train.seed,
+        purpose="evaluation-task" if evaluates else "task",
+    )
+
+
+def build_environment_player(
+    environment: SelectedEnvironment,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    sampling: SamplingParams,
+    seed: int,
+    purpose: str = "task",
+    base_folder: Path | None = None,
+) -> EnvironmentPlayer:
+    """What plays the episodes of an environment, in a run or outside of one.
+
+    purpose: tasks of different purposes have different seeds. base_folder: of relative paths in its options; None is
+    the working folder.
+    """
+    context = environment_context(seed=seed, base_folder=base_folder)
     make = resolve_build(environment.selected)
     return EnvironmentPlayer(
         partial(new_environment, partial(make, environment.selected.config, context)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -137,6 +138,31 @@ def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -
         raise Wrong(f"its first record has no `prompt`, only {sorted(source[0])}")
 
 
+def _environment(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    """Some episodes in which random text is written. One whose `reset` raises may miss prompts; any other is wrong."""
+    from rlhf_core.config.resolve import Configured, SelectedEnvironment
+    from rlhf_core.config.sections import EnvironmentConfig
+    from rlhf_core.contexts import environment_context
+    from rlhf_core.errors import EpisodeError
+    from rlhf_core.plugins.environment_shape import check_shape
+    from rlhf_core.testing.episodes import episode_tokenizer, play_episodes
+
+    built = build(config, environment_context(seed=0))
+    if not callable(getattr(built, "run", None)) and not isinstance(getattr(built, "tools", None), Mapping):
+        try:
+            check_shape(type(built), selected.label)
+        except PluginError as error:
+            raise Wrong(f"its build returned a {type(built).__name__}: {error.message}") from error
+    configured = Configured(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
+    environment = SelectedEnvironment(EnvironmentConfig(max_turns=3, timeout_seconds=30.0), configured)
+    try:
+        play_episodes(environment, episode_tokenizer(chat=True), num_prompts=1)
+    except EpisodeError as error:
+        if error.message.startswith("reset "):
+            raise UserInputError(f"a task without a prompt: {error.message}") from error
+        raise Wrong(f"an episode fails: {error.message}") from error
+
+
 def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
     from rlhf_core.contexts import algorithm_context
@@ -199,6 +225,7 @@ def _check_type(built: object, wanted: type) -> None:
 _TRIALS: Mapping[str, Callable[[Selected, Callable[..., Any], BaseModel], None]] = {
     "rewards": _reward,
     "prompts": _prompts,
+    "environments": _environment,
     "algorithms": _algorithm,
     "strategies": _strategy,
     "engines": _engine,

@@ -39,6 +39,7 @@ _OPTIONS = (
         metavar="NAME[:WEIGHT]",
         help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Given at all, it replaces the list of the run file. Repeatable.",
     ),
+    click.option("--environment", metavar="NAME", help="What answers over several turns: NAME or FILE.py:CLASS."),
     click.option("--model", metavar="PATH", help="Model folder, hub name or builtin:NAME."),
     click.option(
         "--set",
@@ -64,6 +65,7 @@ class RunArguments:
     transport: str | None = None
     engine: str | None = None
     rewards: tuple[str, ...] = ()
+    environment: str | None = None
     model: str | None = None
     overrides: tuple[str, ...] = ()
 
@@ -116,7 +118,7 @@ class RunArguments:
         return folder.read_config()
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
-        from rlhf_core.config.load import PLUGIN_SECTIONS, switch_plugin
+        from rlhf_core.config.load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, switch_plugin
         from rlhf_core.config.resolve import option_names
 
         chosen = {
@@ -124,11 +126,13 @@ class RunArguments:
             "strategy": self.strategy,
             "transport": self.transport,
             "engine": self.engine,
+            ENVIRONMENT_SECTION: self.environment,
         }
+        kinds = {**PLUGIN_SECTIONS, ENVIRONMENT_SECTION: "environments"}
         dropped: list[str] = []
         for section, name in chosen.items():
             if name is not None:
-                dropped += switch_plugin(run, section, name, option_names(PLUGIN_SECTIONS[section], name))
+                dropped += switch_plugin(run, section, name, option_names(kinds[section], name))
         return dropped
 
     def _flag_overrides(self) -> list[str | tuple[str, Any]]:

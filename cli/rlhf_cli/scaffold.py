@@ -32,7 +32,7 @@ class Template:
     where: str
     """Where an author goes on."""
     imports_core: bool = True
-    """A reward needs nothing from us to be written, so it does not depend on us either."""
+    """A reward or an environment needs nothing from us to be written, so it does not depend on us either."""
 
 
 TEMPLATES: Mapping[str, Template] = {
@@ -84,6 +84,16 @@ TEMPLATES: Mapping[str, Template] = {
         "{{snake}}",
         "prompts: {name: {{name}}, size: 1000}",
         "The records are made in `src/{{package}}/source.py`, its options in `config.py`.",
+    ),
+    "environments": Template(
+        "environment",
+        "environment",
+        "environment",
+        "{{Camel}}",
+        "environment: {name: {{name}}, num_steps: 3, max_turns: 4}",
+        "The environment is the class in `src/{{package}}/environment.py`; the keyword-only parameters of its\n"
+        "constructor are its options.",
+        imports_core=False,
     ),
     "hooks": Template(
         "hooks",

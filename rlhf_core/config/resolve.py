@@ -263,8 +263,8 @@ def _plugin_section(
         problems.add_error(f"{path}.name", error)
         return None
     model = selected.component.config
-    shared = SHARED_OPTIONS.get(kind)
-    elsewhere = {"name"} if shared is None or issubclass(model, shared) else {"name", *shared.model_fields}
+    shared = options_of_core(selected)
+    elsewhere = {"name", *(shared.model_fields if shared else ())}
     options = {key: value for key, value in data.items() if key not in elsewhere}
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
@@ -279,8 +279,8 @@ def check_options(selected: Selected) -> None:
     """Raise `PluginError` where a plugin has an option of its own by a name that core reads in its section."""
     model = selected.component.config
     shared = SHARED_OPTIONS.get(selected.kind)
-    read_by_core = set() if shared is None or issubclass(model, shared) else set(shared.model_fields)
-    taken = sorted(set(model.model_fields) & {"name", *read_by_core})
+    read_by_core = options_of_core(selected)
+    taken = sorted(set(model.model_fields) & {"name", *(read_by_core.model_fields if read_by_core else ())})
     if selected.kind == "transports" and not issubclass(model, TransportConfig):
         raise PluginError(
             "its options are no rlhf_core.config.TransportConfig, which says what processes are its own",
@@ -314,13 +314,8 @@ def _environment(
     data = given.get(ENVIRONMENT_SECTION)
     if data is None:
         return None
-    selected = _plugin_section("environments", ENVIRONMENT_SECTION, data, problems, trust)
-    if not isinstance(data, dict):
-        return None
-    core = problems.validate(
-        EnvironmentEntry, {key: data[key] for key in EnvironmentEntry.model_fields if key in data}, ENVIRONMENT_SECTION
-    )
-    if selected is None or core is None:
+    environment = resolve_environment(data, problems, trust)
+    if environment is None:
         return None
     if algorithm is not None and algorithm.component.feeds != "rollouts":
         problems.add(ENVIRONMENT_SECTION, f"{algorithm.name} learns from a dataset, not from what is played")
@@ -332,6 +327,21 @@ def _environment(
             f"{algorithm.name} gives each turn its own reward, but clip and normalise act on their sum: take them out, "
             "or use an algorithm without a critic",
         )
+    return environment
+
+
+def resolve_environment(
+    data: Any, problems: Problems, trust: FileTrust = EVERY_FILE
+) -> SelectedEnvironment | None:
+    """The environment that a section names, with core's options and its own. None where there are problems."""
+    selected = _plugin_section("environments", ENVIRONMENT_SECTION, data, problems, trust)
+    if not isinstance(data, dict):
+        return None
+    core = problems.validate(
+        EnvironmentEntry, {key: data[key] for key in EnvironmentEntry.model_fields if key in data}, ENVIRONMENT_SECTION
+    )
+    if selected is None or core is None:
+        return None
     options = EnvironmentConfig(**{key: getattr(core, key) for key in EnvironmentConfig.model_fields})
     return SelectedEnvironment(options, selected)
 
@@ -380,6 +390,12 @@ def _check_score(given: Mapping[str, Any], rewards: Sequence[SelectedReward], pr
     labels = [*([ENVIRONMENT_SECTION] if ENVIRONMENT_SECTION in given else []), *(reward.name for reward in rewards)]
     if isinstance(score, str) and score not in labels and not len(problems):
         problems.add("eval.score", f'no reward "{score}" in this run{suggestion(score, labels)} (rewards: {labels})')
+
+
+def options_of_core(selected: Selected) -> type[BaseModel] | None:
+    """What core reads in the section of a plugin beside its own options; None where that is all among its own."""
+    shared = SHARED_OPTIONS.get(selected.kind)
+    return None if shared is None or issubclass(selected.component.config, shared) else shared
 
 
 def option_names(kind: str, name: str) -> list[str]:

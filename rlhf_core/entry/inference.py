@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ..config.resolve import SelectedReward
+from ..build import build_environment_player
+from ..config.resolve import SelectedEnvironment, SelectedReward
 from ..config.sections import ModelConfig
 from ..contexts import engine_context, own_device, prompts_context, reward_context
+from ..environments.metrics import ENVIRONMENT, environment_metrics
 from ..hooks.relay import HookRelay
 from ..models.loading import check_model, load_policy, load_tokenizer
 from ..plugins.discovery import load, resolve_build
 from ..prompts.stream import PromptEncoder
-from ..protocols import RolloutEngine
+from ..prompts.tasks import Tasks
+from ..protocols import PromptSource, RolloutEngine
 from ..rewards.scorer import RewardScorer, reward_spec
-from ..rollout.maker import PolicyExperienceMaker
+from ..rollout.maker import Player, PolicyExperienceMaker
+from ..rollout.samples import rewards_of, rollout_of
 from ..rollout.single_answer import SingleAnswers
-from ..types import GenerationRequest, Prompt, SamplingParams
+from ..runfolder.samples import SampleRecord
+from ..types import GenerationRequest, PhaseTimes, Prompt, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_TASKS = 64
+"""Episodes of an evaluation that is given neither prompts nor a number."""
 
 
 def generate_text(
@@ -36,17 +44,52 @@ def generate_text(
     return [str(tokenizer.decode(answers[p.position], skip_special_tokens=True)) for p in encoded]
 
 
+def play_text(
+    model: str,
+    prompts: Sequence[str],
+    environment: SelectedEnvironment,
+    *,
+    engine: str,
+    sampling: SamplingParams,
+    seed: int,
+    device: str,
+) -> list[dict[str, Any]]:
+    """An episode for each prompt, or one of a task without a prompt, as lines of `samples.jsonl`: one for each branch.
+
+    seed: of the tasks and of sampling. Raises `EpisodeError` where an episode fails.
+    """
+    answering, tokenizer = _open(model, engine, seed, device)
+    with closing(answering):
+        player = build_environment_player(environment, answering, tokenizer, sampling=sampling, seed=seed)
+        encoder = PromptEncoder(tokenizer, text_as_chat=bool(prompts and tokenizer.chat_template))
+        encoded = [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts or [""])]
+        played = player.play([(prompt, prompt.position) for prompt in encoded], PhaseTimes())
+        episodes = sorted(played, key=lambda each: each.sample_id)
+    return [
+        SampleRecord.of(
+            rollout_of(row, each), episode=0, rewards=rewards_of(each, {}), score=each.reward, plays=True
+        ).to_json()
+        for each in episodes
+        for row in each.rows
+    ]
+
+
 def evaluate_folder(
     model: str,
-    prompts_file: str,
+    prompts_file: str | None,
     rewards: Sequence[SelectedReward],
     *,
     num_prompts: int | None,
     sampling: SamplingParams,
     engine: str,
     device: str,
+    environment: SelectedEnvironment | None = None,
 ) -> dict[str, float]:
-    """Mean of each reward (by its label) over the answers to a JSON Lines file of prompts, and `num_prompts`."""
+    """Mean of each reward (by its label) over the answers to a JSON Lines file of prompts, and `num_prompts`.
+
+    With an environment an episode is played for each prompt, or for `num_prompts` tasks without one (64 where that is
+    None); the environment's reward comes first, and its metrics follow.
+    """
     context = reward_context(device, seed=0, model_path=model)
     specs = [
         # There is no run folder to remember scores in, and each answer is scored once.
@@ -57,15 +100,30 @@ def evaluate_folder(
         answering, tokenizer = _open(model, engine, 0, device)
         with closing(answering):
             maker = PolicyExperienceMaker(
-                player=SingleAnswers(answering, tokenizer, sampling),
+                player=_player(environment, answering, tokenizer, sampling),
                 samples_per_prompt=1,
                 scorer=scorer,
                 hooks=HookRelay(),
             )
             prompts = _read_prompts(prompts_file, tokenizer, num_prompts)
-            rows = [item.rewards for group in maker.make(prompts) for item in group.items]
-    means = {name: sum(row[name] for row in rows) / max(1, len(rows)) for name in scorer.weights}
-    return {**means, "num_prompts": float(len(prompts)), "num_scored": float(len(rows))}
+            items = [item for group in maker.make(prompts) for item in group.items if item.branch == 0]
+    names = [*([] if environment is None else [ENVIRONMENT]), *scorer.weights]
+    means = {name: sum(item.rewards[name] for item in items) / max(1, len(items)) for name in names}
+    counts = {"num_prompts": float(len(prompts)), "num_scored": float(len(items))}
+    return {**means, **environment_metrics(items), **counts}
+
+
+def _player(
+    environment: SelectedEnvironment | None,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: SamplingParams,
+) -> Player:
+    if environment is None:
+        return SingleAnswers(engine, tokenizer, sampling)
+    return build_environment_player(
+        environment, engine, tokenizer, sampling=sampling, seed=0, purpose="evaluation-task"
+    )
 
 
 def _open(model: str, engine: str, seed: int, device: str) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
@@ -83,10 +141,13 @@ def _open(model: str, engine: str, seed: int, device: str) -> tuple[RolloutEngin
     return cast(RolloutEngine, built), tokenizer
 
 
-def _read_prompts(path: str, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> list[Prompt]:
-    selected = load("prompts", "jsonl")
-    config = selected.component.config.model_validate({"path": path})
-    source = resolve_build(selected)(config, prompts_context(seed=0))
+def _read_prompts(path: str | None, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> list[Prompt]:
+    """Those of a file, or as many tasks without a prompt."""
+    source: PromptSource = Tasks(limit or _TASKS)
+    if path is not None:
+        selected = load("prompts", "jsonl")
+        config = selected.component.config.model_validate({"path": path})
+        source = resolve_build(selected)(config, prompts_context(seed=0))
     encoder = PromptEncoder(tokenizer)
     count = len(source) if limit is None else min(limit, len(source))
     return [encoder.prompt(source[i], i, f"{path}, record {i + 1}") for i in range(count)]

@@ -1,1 +1,5 @@
 """Episodes of several turns: what an environment is, how it is played, and what becomes of its tokens."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

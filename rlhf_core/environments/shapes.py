@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import PluginError
+from ..plugins.environment_shape import tool_methods
 from ..types import Message, ToolCall
 from .attempt import Caller
 from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Task
@@ -22,24 +22,6 @@ from .tool_functions import ToolFunction
 
 MAX_OBSERVATION_CHARS = 1_000_000
 """A longer observation is an error of its environment."""
-
-
-def check_shape(kind: type, where: str) -> None:
-    """Raise `PluginError` where a class is no environment of any form."""
-    if callable(getattr(kind, "run", None)):
-        return
-    if not callable(getattr(kind, "reset", None)):
-        raise PluginError(
-            f"{kind.__name__} is no environment: it has no reset",
-            where=where,
-            hint="give it reset(task) and step(reply) -> (observation, reward, done), or reset(**row) and tools",
-        )
-    if not callable(getattr(kind, "step", None)) and not hasattr(kind, "tools") and not _tool_methods(kind):
-        raise PluginError(
-            f"{kind.__name__} is no environment: it has neither step nor a public method that could be a tool",
-            where=where,
-            hint="add step(reply) -> (observation, reward, done), or methods with docstrings and type hints",
-        )
 
 
 async def new_environment(make: Callable[[], Any], call: Caller) -> Environment:
@@ -129,17 +111,8 @@ class WithTools:
         return _bounded(found if isinstance(found, str) else str(found), f"tool {tool_call.name}")
 
 
-def _tool_methods(kind: type) -> list[str]:
-    taken = {"reset", "get_reward", "close"}
-    return [
-        name
-        for name, value in inspect.getmembers(kind)
-        if inspect.isroutine(value) and not name.startswith("_") and name not in taken
-    ]
-
-
 def _bound(environment: Any) -> dict[str, Callable[..., Any]]:
-    return {name: getattr(environment, name) for name in _tool_methods(type(environment))}
+    return {name: getattr(environment, name) for name in tool_methods(type(environment))}
 
 
 def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pydantic.errors import PydanticUserError
 from ..components import Component
 from ..errors import PluginError
 from ..util.did_you_mean import suggestion
+from .environment_shape import check_shape
 from .trust import EVERY_FILE, FileTrust, split_reference
 
 
@@ -108,7 +109,11 @@ def function_component(function: Callable[..., Any], *, where: str, build: str =
 
 
 def class_component(kind: type, *, where: str, build: str = "") -> Component:
-    """A component for a class; its config model comes from the keyword-only parameters of its constructor."""
+    """A component for the class of an environment; its options are the constructor's keyword-only parameters.
+
+    Raises `PluginError` where it is no environment of any form.
+    """
+    check_shape(kind, where)
     summary = (inspect.getdoc(kind) or "").strip().partition("\n")[0]
     constructor: Callable[..., None] = vars(kind).get("__init__", kind.__init__)  # type: ignore[misc]
     has_options = constructor is not object.__init__

@@ -13,10 +13,10 @@ def definitions(path: Path) -> set[str]:
     """Names of a file's classes and functions; those of a class as `Class.name`, and alone."""
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
         for inner in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(inner, ast.FunctionDef):
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
                 found |= {f"{node.name}.{inner.name}", inner.name}
     return found
 

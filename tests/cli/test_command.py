@@ -305,7 +305,7 @@ def test_eval_scores_with_the_rewards_named(monkeypatch, capsys, tmp_path):
     (tmp_path / "p.jsonl").write_text("{}\n")
     asked = {}
 
-    def evaluate_folder(model, prompts_file, rewards, *, num_prompts, sampling, engine, device):
+    def evaluate_folder(model, prompts_file, rewards, *, num_prompts, sampling, engine, device, environment):
         asked.update(rewards=rewards, num_prompts=num_prompts)
         return {reward.name: reward.weight for reward in rewards}
 
@@ -374,8 +374,8 @@ def test_every_command_has_help_with_examples_and_described_options():
 def test_the_flags_of_train_are_the_contract():
     flags = {flag for parameter in train_command.params for flag in parameter.opts}
     assert flags >= {
-        "--algorithm", "--strategy", "--transport", "--engine", "--reward", "--model", "--num-processes", "--set",
-        "--output", "--resume", "--dry-run", "--verbose", "--quiet",
+        "--algorithm", "--strategy", "--transport", "--engine", "--reward", "--environment", "--model",
+        "--num-processes", "--set", "--output", "--resume", "--dry-run", "--verbose", "--quiet",
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pytest
 from rlhf_cli.main import run
 from rlhf_cli.plugin_probe import probe
 from rlhf_cli.plugin_trial import try_plugin
+from rlhf_core.components import KINDS
 from rlhf_core.plugins.discovery import discover
 
 REWARDS = """
@@ -109,7 +110,7 @@ def fail(config, context):
 """
 
 
-@pytest.mark.parametrize("kind", ["algorithms", "strategies", "rewards", "transports", "engines", "prompts"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_components_of_every_kind(install, kind):
     names = ("asks", "refuses", "raises", "other")
     targets = {f"acme-{name}": f"acme_components:{name}" for name in names}
@@ -124,6 +125,41 @@ def test_components_of_every_kind(install, kind):
     else:
         assert verdicts["other"].status == "broken"
         assert "returned a int" in verdicts["other"].detail
+
+
+GAMES = """
+class Fine:
+    "Says it once more."
+    def reset(self, task):
+        return "say it"
+    def step(self, reply):
+        return "once more", 1.0, False
+
+class Needy(Fine):
+    "Needs an answer."
+    def reset(self, task):
+        return "say " + task.prompt.answer
+
+class Brittle(Fine):
+    "Takes the policy at its word."
+    def step(self, reply):
+        return "once more", float(reply.text), False
+
+class Nothing:
+    "No environment."
+"""
+
+
+def test_environments_are_played(install):
+    names = ("fine", "needy", "brittle", "nothing")
+    targets = {f"acme-{name}": f"acme_games:{name.capitalize()}" for name in names}
+    install("acme", {"rlhf.environments": targets}, {"acme_games": GAMES})
+    found = discover("environments")
+    verdicts = {name: try_plugin(found[f"acme-{name}"]) for name in names}
+    assert verdicts["fine"] == ("ok", "Says it once more.")
+    assert verdicts["needy"].status == "ok" and "not run: a task without a prompt" in verdicts["needy"].detail
+    assert verdicts["brittle"].status == "broken" and "step raised ValueError" in verdicts["brittle"].detail
+    assert verdicts["nothing"] == ("broken", "Nothing is no environment: it has no reset")
 
 
 def test_a_hook_plugin_without_hooks_is_broken(install, capsys):

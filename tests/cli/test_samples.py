@@ -47,6 +47,38 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(folder, capsy
     assert r"\x1b[2Jboo" in said
 
 
+def test_an_episode_of_an_environment_is_shown_turn_by_turn(folder, capsys):
+    turns = [
+        {"role": "policy", "text": "4\x1b[2J", "reward": 0.5, "tool_calls": [{"name": "add", "arguments": {"b": 1}}]},
+        {"role": "environment", "text": "higher\nthan 4"},
+        {
+            "role": "policy",
+            "text": "{",
+            "reward": 1.0,
+            "tool_calls": [{"name": "", "arguments": {}, "error": "no JSON"}],
+        },
+    ]
+    line = {"sample_id": 8, "episode": 1, "policy_version": 1, "prompt": "guess", "completion": "4\n7", "score": 2.0}
+    line |= {"rewards": {"environment": 1.5}, "finish_reason": "stop", "num_tokens": 4, "branch": 1, "turns": turns}
+    with (folder / "samples.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert run(["samples", str(folder), "--show", "best", "--number", "1"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[3:] == [
+        "#8 branch 1  episode 2  policy 1  score 2  environment 1.5  4 tokens  stop",
+        "  > guess",
+        "  policy, turn 1  reward 0.5",
+        r"    4\x1b[2J",
+        '    calls add {"b": 1}',
+        "  environment",
+        "  > higher",
+        "  > than 4",
+        "  policy, turn 2  reward 1",
+        "    {",
+        "    bad call: no JSON",
+    ]
+
+
 def test_one_episode_as_json(folder, capsys):
     assert run(["samples", str(folder), "--episode", "1", "--show", "best", "--number", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

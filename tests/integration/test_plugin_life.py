@@ -38,6 +38,7 @@ SECTIONS = {
     "engines": "engine",
     "transports": "transport",
     "prompts": "prompts",
+    "environments": "environment",
 }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..output import print_json, print_table
+from .playing import EnvironmentRequest, environment_options
 from .sampling import SamplingRequest, sampling_options
 
 if TYPE_CHECKING:
@@ -17,50 +18,60 @@ if TYPE_CHECKING:
 @click.option("--model", required=True, metavar="DIR", help="Model folder, hub name or builtin:NAME.")
 @click.option(
     "--prompts",
-    required=True,
+    "prompts_file",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False),
-    help="JSON lines: prompt, optional answer, any metadata.",
+    help="JSON lines: prompt, optional answer, any metadata. An environment may do without.",
 )
 @click.option(
     "--reward",
     "rewards",
     multiple=True,
     metavar="NAME[:WEIGHT]",
-    default=("exact-match",),
-    show_default=True,
-    help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Repeatable.",
+    help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Repeatable.  [default: exact-match; the environment's own]",
 )
-@click.option("--num-prompts", type=click.IntRange(min=1), help="Score the first so many only.  [default: all]")
+@click.option(
+    "--num-prompts", type=click.IntRange(min=1), help="Score the first so many only.  [default: all; 64 without a file]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@environment_options
 @sampling_options
 def evaluate(
     model: str,
-    prompts: str,
+    prompts_file: str | None,
     rewards: tuple[str, ...],
     num_prompts: int | None,
     as_json: bool,
     sampling: SamplingRequest,
+    playing: EnvironmentRequest,
 ) -> None:
     """Generate an answer to each prompt of a file and print the mean of every reward.
+
+    With --environment, play an episode for each prompt, or for tasks that the environment makes itself, and print
+    its reward and metrics, too.
 
     \b
     Examples:
       rlhf eval --model runs/first/model --prompts test.jsonl
       rlhf eval --model runs/first/model --prompts test.jsonl --reward ./my_reward.py:brevity --num-prompts 100
+      rlhf eval --model runs/game/model --environment guess-number --set environment.max_turns=4 --num-prompts 200
     """
-    selected = _rewards(rewards)
+    environment = playing.select()
+    if prompts_file is None and environment is None:
+        raise click.UsageError("say what to answer: --prompts FILE; or where to act: --environment NAME")
+    selected = _rewards(rewards or (() if environment is not None else ("exact-match",)))
 
     from rlhf_core.entry.inference import evaluate_folder
 
     scores = evaluate_folder(
         model,
-        prompts,
+        prompts_file,
         selected,
         num_prompts=num_prompts,
         sampling=sampling.params(),
         engine=sampling.engine,
         device=sampling.device,
+        environment=environment,
     )
     if as_json:
         print_json(scores)

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from ..output import echo, print_json
+from ..conversation import conversation_lines
+from ..output import echo, heading, print_json
+from .playing import EnvironmentRequest, environment_options
 from .sampling import SamplingRequest, sampling_options
 
 
 @click.command("generate")
 @click.option("--model", required=True, metavar="DIR", help="Model folder, hub name or builtin:NAME.")
-@click.option("--prompt", "prompts", required=True, multiple=True, metavar="TEXT", help="What to answer. Repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of prompt and completion.")
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="What to answer. Repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of prompt and completion, or of episodes.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of sampling.")
+@environment_options
 @sampling_options
-def generate(model: str, prompts: tuple[str, ...], as_json: bool, seed: int, sampling: SamplingRequest) -> None:
-    """Print a model's answer to each prompt, one after the other.
+def generate(
+    model: str,
+    prompts: tuple[str, ...],
+    as_json: bool,
+    seed: int,
+    sampling: SamplingRequest,
+    playing: EnvironmentRequest,
+) -> None:
+    """Print a model's answer to each prompt, one after the other; or, in an environment, an episode turn by turn.
 
     \b
     Examples:
       rlhf generate --model runs/first/model --prompt "31524>"
       rlhf generate --model runs/first/model --prompt "Hello" --temperature 0.8 --seed 3
+      rlhf generate --model runs/game/model --environment guess-number --seed 3
     """
+    environment = playing.select()
+    if environment is not None:
+        from rlhf_core.entry.inference import play_text
+
+        played = play_text(
+            model,
+            list(prompts),
+            environment,
+            engine=sampling.engine,
+            sampling=sampling.params(),
+            seed=seed,
+            device=sampling.device,
+        )
+        _print_episodes(played, as_json)
+        return
+    if not prompts:
+        raise click.UsageError('say what to answer: --prompt "…"; or where to act: --environment NAME')
     from rlhf_core.entry.inference import generate_text
 
     answers = generate_text(
@@ -37,3 +67,15 @@ def generate(model: str, prompts: tuple[str, ...], as_json: bool, seed: int, sam
         return
     for answer in answers:
         echo(answer)
+
+
+def _print_episodes(played: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(played)
+        return
+    for row in played:
+        rewards = "  ".join(f"{name} {value:.4g}" for name, value in row["rewards"].items())
+        branch = f"branch {row['branch']}  " if row["branch"] else ""
+        heading(f"{branch}reward: {rewards}  {row['num_tokens']} tokens  {row['finish_reason']}", dim=True)
+        for line in conversation_lines(row):
+            echo(line)

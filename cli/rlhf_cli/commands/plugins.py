@@ -83,6 +83,7 @@ def show(plugin: str, as_json: bool) -> None:
       rlhf plugins show rewards/exact-match --json
     """
     from rlhf_core.components import KINDS
+    from rlhf_core.config.resolve import options_of_core
     from rlhf_core.plugins.discovery import as_kind, find, install_line, load, missing_modules
 
     kind_name, slash, name = plugin.partition("/")
@@ -102,16 +103,21 @@ def show(plugin: str, as_json: bool) -> None:
         "distribution": selected.distribution,
         "version": selected.version,
     }
+    own, core = selected.component.config, options_of_core(selected)
     if as_json:
-        print_json({**about, "missing": missing, "options": selected.component.config.model_json_schema()})
+        schemas = {"options": own.model_json_schema(), "options_of_core": core.model_json_schema() if core else None}
+        print_json({**about, "missing": missing, **schemas})
         return
     from ..schema_text import option_rows
 
     echo(f"{kind}/{selected.name} ({selected.distribution} {selected.version}): {selected.component.summary}")
     if missing:
         echo(f"needs: {', '.join(missing)}, not installed; {install_line(selected.component, missing)}")
-    rows = option_rows(selected.component.config)
+    rows = option_rows(own)
     if rows:
         print_table(["option", "type", "default", "description"], rows)
     else:
-        echo("no options")
+        echo("no options" if core is None else "no options of its own")
+    if core is not None:
+        echo("")
+        print_table(["read by core", "type", "default", "description"], option_rows(core))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ..conversation import conversation_lines
 from ..output import echo, heading, print_json
 
 _GROUPS = ("best", "worst", "random", "first", "last")
@@ -26,7 +27,7 @@ _GROUPS = ("best", "worst", "random", "first", "last")
 @click.option("--episode", type=click.IntRange(min=1), help="Of this episode only, as the progress counts them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: group -> lines of samples.jsonl.")
 def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | None, as_json: bool) -> None:
-    """Show prompts, answers and rewards of a run, also while it goes on.
+    """Show prompts, answers and rewards of a run, also while it goes on; an environment's episodes turn by turn.
 
     \b
     Examples:
@@ -61,10 +62,10 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
 
 
 def _show(sample: Mapping[str, Any]) -> None:
-    """A sample: a line of numbers, prompt, completion; the text whole."""
+    """A sample: a line of numbers, the prompt, and the answer or the turns of an episode; the text whole."""
     rewards = sample.get("rewards") or {}
     facts = [
-        f"#{sample.get('sample_id')}",
+        f"#{sample.get('sample_id')}" + (f" branch {sample['branch']}" if sample.get("branch") else ""),
         f"episode {int(sample.get('episode', 0)) + 1}",
         f"policy {sample.get('policy_version')}",
         *([] if sample.get("score") is None else [f"score {sample['score']:.4g}"]),
@@ -73,9 +74,5 @@ def _show(sample: Mapping[str, Any]) -> None:
         str(sample.get("finish_reason")),
     ]
     heading("  ".join(facts), dim=True)
-    for line in (*_indented("> ", str(sample.get("prompt", ""))), *_indented("  ", str(sample.get("completion", "")))):
+    for line in conversation_lines(sample):
         echo(line)
-
-
-def _indented(mark: str, text: str) -> Iterable[str]:
-    return (f"  {mark}{line}" for line in text.splitlines() or [""])

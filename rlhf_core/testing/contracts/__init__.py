@@ -16,6 +16,7 @@ from .algorithm import AlgorithmContract
 from .base import ComponentContract, contracts_for
 from .dataset_algorithm import DatasetAlgorithmContract
 from .engine import EngineContract
+from .environment import EnvironmentContract
 from .hooks import HooksContract
 from .prompts import PromptsContract
 from .reward import RewardContract
@@ -27,6 +28,7 @@ __all__ = [
     "ComponentContract",
     "DatasetAlgorithmContract",
     "EngineContract",
+    "EnvironmentContract",
     "HooksContract",
     "PromptsContract",
     "RewardContract",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from running import PATIENCE_SECONDS
+from plugin_tests import run_pytest
 
 PLUGINS = """
 import random
@@ -116,22 +113,6 @@ class TestEngine(EngineContract):
     plugin = "bad-engine"
 """
 REWARDS = ("moody", "ranked", "empty", "greedy", "loose")
-
-
-def run_pytest(folder: Path, *paths: str, select: str = "test") -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    arguments = ["-q", "--tb=line", "-rA", "-p", "no:cacheprovider", "--strict-markers", "-k", select]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, str(folder)],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-    return done.stdout
 
 
 @pytest.fixture

@@ -1,0 +1,10 @@
+from .contract import Environment as Environment
+from .contract import EpisodeTruncated as EpisodeTruncated
+from .contract import Messages as Messages
+from .contract import Outcome as Outcome
+from .contract import Policy as Policy
+from .contract import Reply as Reply
+from .contract import Status as Status
+from .contract import Task as Task
+from .contract import Tool as Tool
+from .tool_functions import ToolFunction as ToolFunction

@@ -1,0 +1,160 @@
+"""The contract of an environment: the same task gives the same episode, whoever plays beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from ...config.resolve import Configured, SelectedEnvironment
+from ...config.sections import EnvironmentConfig
+from ...environments.attempt import Played
+from ...environments.metrics import RESERVED
+from ...environments.row import Row
+from ...errors import EpisodeError
+from ...plugins.discovery import Selected
+from ..episodes import PlayedEpisodes, episode_tokenizer, play_episodes
+from .base import ComponentContract
+
+
+class EnvironmentContract(ComponentContract):
+    """Say what the policy writes and which prompts it gets, where made-up ones do not lead anywhere."""
+
+    kind = "environments"
+    records: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    """Prompts as a source gives them; none is empty tasks, as in a run without prompts."""
+    replies: ClassVar[Sequence[str]] = ()
+    """What the policy writes in most turns, one of them at a time; otherwise it is random characters."""
+    chat: ClassVar[bool] = True
+    """Whether the model has a chat template; say False of an environment for plain text."""
+    deterministic: ClassVar[bool] = True
+    """Whether a task and what the policy writes decide everything; say False of one that asks the network."""
+    max_turns: ClassVar[int] = 4
+    timeout_seconds: ClassVar[float] = 60.0
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def environment(cls, selected: Selected, config: BaseModel) -> SelectedEnvironment:
+        """The environment with the options of this class, as a run has it."""
+        options = EnvironmentConfig(max_turns=cls.max_turns, timeout_seconds=cls.timeout_seconds)
+        configured = Configured(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
+        return SelectedEnvironment(options, configured)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def episodes(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
+        """Two samples of each prompt, all played at once."""
+        return cls._play(environment, folder)
+
+    @classmethod
+    def _play(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
+        """Core refuses rewards that are no finite numbers, steps that are no triples, and calls that hang."""
+        try:
+            return play_episodes(
+                environment,
+                episode_tokenizer(chat=cls.chat),
+                records=copy.deepcopy(list(cls.records)),
+                replies=cls.replies,
+                num_prompts=len(cls.records) or 4,
+                folder=folder,
+            )
+        except EpisodeError as error:
+            pytest.fail(f"{environment.selected.label}: an episode fails: {error}")
+
+    def test_episodes_end(self, episodes: PlayedEpisodes) -> None:
+        """Whatever the policy writes: random text, nothing at all, and turns that are cut."""
+        assert all(each.rows and each.measured["num_turns"] >= 1 for each in episodes.played)
+
+    def test_bounds_are_kept(self, episodes: PlayedEpisodes) -> None:
+        longest = max(each.measured["num_turns"] for each in episodes.played)
+        assert longest <= self.max_turns, f"an episode has {longest:g} turns of the policy, not {self.max_turns}"
+
+    def test_a_turn_goes_on_where_the_last_one_ended(self, episodes: PlayedEpisodes) -> None:
+        """No id changes from one turn to the next, and the last turn is the end of its row."""
+        rows = {(each.sample_id, row.branch): row for each in episodes.played for row in each.rows}
+        for place, turns in _by_branch(episodes).items():
+            before: tuple[int, ...] = ()
+            for request, completion in turns:
+                assert request.prompt_ids[: len(before)] == before, f"sample, branch {place}: what was there changed"
+                before = (*request.prompt_ids, *completion.token_ids)
+            assert rows[place].sequence == before, f"sample, branch {place}: its row does not end with its last turn"
+
+    def test_what_was_sampled_is_learnt_and_nothing_else(self, episodes: PlayedEpisodes) -> None:
+        for each in episodes.played:
+            for row in each.rows:
+                _check_mask(row, _by_branch(episodes)[each.sample_id, row.branch])
+
+    def test_each_branch_is_there_once(self, episodes: PlayedEpisodes) -> None:
+        places = [(each.sample_id, row.branch) for each in episodes.played for row in each.rows]
+        assert len(places) == len(set(places)) and set(places) == set(_by_branch(episodes))
+
+    def test_the_samples_of_a_prompt_begin_alike(self, episodes: PlayedEpisodes) -> None:
+        """They are compared with each other: `reset` may look at `task.seed`, but not at `task.sample_seed`."""
+        starts = defaultdict(set)
+        for each in episodes.played:
+            starts[each.prompt.position].add((each.rows[0].text, each.rows[0].prompt_ids))
+        different = [position for position, texts in starts.items() if len(texts) > 1]
+        assert not different, f"the samples of prompt {different[0]} face different tasks: take them from task.seed"
+
+    def test_the_same_seeds_give_the_same_episodes(
+        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+    ) -> None:
+        """An episode that is lost is made again from its seeds."""
+        if self.deterministic:
+            _same(episodes, self._play(environment, folder), "at first", "played again")
+
+    def test_an_episode_does_not_look_at_others(
+        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+    ) -> None:
+        """One at a time they are as they are at once: what a class or module keeps would be seen by others."""
+        if self.deterministic:
+            options = environment.options.model_copy(update={"concurrency": 1})
+            alone = self._play(SelectedEnvironment(options, environment.selected), folder)
+            _same(episodes, alone, "played at once", "played one at a time")
+
+    def test_metrics_have_names_of_their_own(self, episodes: PlayedEpisodes) -> None:
+        names = {name for each in episodes.played for name in each.measured}
+        taken = sorted(name for name in RESERVED if f"own/{name}" in names)
+        assert not taken, f"its metrics {', '.join(taken)} have names that core writes itself"
+
+
+def _by_branch(episodes: PlayedEpisodes) -> dict[tuple[int, int], list[Any]]:
+    turns = defaultdict(list)
+    for request, completion in episodes.sampled:
+        turns[request.sample_id, request.branch].append((request, completion))
+    return dict(turns)
+
+
+def _check_mask(row: Row, turns: Sequence[Any]) -> None:
+    """The mask is True, and the log-probs are the engine's, where this branch was sampled; elsewhere they are 0."""
+    mask, logprobs = [False] * len(row.ids), [0.0] * len(row.ids)
+    for request, completion in turns:
+        start = len(request.prompt_ids) - len(row.prompt_ids)
+        stop = start + len(completion.token_ids)
+        mask[start:stop] = [True] * (stop - start)
+        logprobs[start:stop] = completion.logprobs
+    assert row.mask == mask, f"branch {row.branch}: tokens are learnt that the policy did not sample, or the reverse"
+    assert row.logprobs == logprobs, f"branch {row.branch}: log-probs are not those of the engine"
+
+
+def _same(one: PlayedEpisodes, other: PlayedEpisodes, when: str, otherwise: str) -> None:
+    for left, right in zip(one.played, other.played, strict=True):
+        then = _facts(right)
+        for what, fact in _facts(left).items():
+            assert fact == then[what], (
+                f"sample {left.sample_id}: its {what} {when}: {fact!s:.200}, {otherwise}: {then[what]!s:.200}; "
+                "randomness comes from task.seed or task.sample_seed, and nothing is kept between episodes "
+                "(say deterministic = False of one that asks the network)"
+            )
+
+
+def _facts(played: Played) -> dict[str, Any]:
+    ids = list(chain.from_iterable(row.sequence for row in played.rows))
+    return {"reward": played.reward, "rewards of turns": played.turn_rewards, "tokens": ids}

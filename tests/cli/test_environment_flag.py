@@ -1,0 +1,98 @@
+"""`rlhf train --environment`: the section of the run file, chosen by a flag."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlhf_cli.main import run
+from rlhf_cli.run_arguments import RunArguments
+
+GAMES = '''
+class Count:
+    """Say digits; rewarded for the right one."""
+
+    def __init__(self, *, goal: int = 7):
+        self.goal = goal
+
+    def reset(self, task):
+        return "12>"
+
+    def step(self, reply):
+        found = str(self.goal) in reply.text
+        return "34>", float(found), found
+
+
+class Other(Count):
+    """Without options."""
+
+    def __init__(self):
+        super().__init__()
+
+
+class Nothing:
+    """No environment."""
+'''
+
+
+@pytest.fixture
+def games(tmp_path):
+    path = tmp_path / "games.py"
+    path.write_text(GAMES)
+    return path
+
+
+@pytest.fixture
+def run_file(tmp_path, games):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        'model: {path: "builtin:tiny-digits"}\n'
+        f"environment: {{name: '{games}:Count', goal: 3, max_turns: 2}}\n"
+        "engine: {max_new_tokens: 4}\n"
+        "train: {episodes: 1, prompts_per_episode: 4, samples_per_prompt: 1, train_batch_size: 4}\n"
+    )
+    return str(path)
+
+
+def test_the_flag_names_the_environment_of_a_run_without_one(tmp_path, games):
+    plain = tmp_path / "plain.yaml"
+    plain.write_text("prompts: {name: sort-digits}\n")
+    mapping, dropped = RunArguments(run_file=str(plain), environment=f"{games}:Count").mapping()
+    assert mapping["environment"] == {"name": f"{games}:Count"}
+    assert dropped == []
+
+
+def test_another_environment_keeps_cores_options_and_drops_the_old_ones_own(run_file, games):
+    mapping, dropped = RunArguments(run_file=run_file, environment=f"{games}:Other").mapping()
+    assert mapping["environment"] == {"name": f"{games}:Other", "max_turns": 2}
+    assert dropped == ["environment.goal"]
+
+
+def test_a_run_with_the_flag_can_run(run_file, games, capsys):
+    assert run(["train", run_file, "--environment", f"{games}:Other", "--dry-run"]) == 0
+    assert "note: dropped environment.goal" in capsys.readouterr().err
+
+
+def test_show_lists_its_own_options_and_those_of_core(install, games, capsys):
+    install("acme", {"rlhf.environments": {"acme-count": "acme_games:Count"}}, {"acme_games": GAMES})
+    assert run(["plugins", "show", "environment/acme-count"]) == 0
+    own, core = capsys.readouterr().out.split("READ BY CORE")
+    assert "Say digits; rewarded for the right one." in own and "goal" in own and "max_turns" not in own
+    assert all(option in core for option in ("max_turns", "history", "tool_format", "on_failure"))
+    assert run(["plugins", "show", "environment/acme-count", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert list(shown["options"]["properties"]) == ["goal"]
+    assert "max_turns" in shown["options_of_core"]["properties"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Nothing", "Nothing is no environment: it has no reset"),
+        ("Cuont", 'has no class "Cuont"; did you mean "Count"?'),
+    ],
+)
+def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games, capsys, name, told):
+    assert run(["train", run_file, "--environment", f"{games}:{name}", "--dry-run"]) == 2
+    assert told in capsys.readouterr().err
