@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,7 +186,7 @@ class _Session:
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(_Watched(self._loop_waits))
         self._workers = Workers(self._loop, rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"environment {name}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"environment {name}", daemon=True)
         self._hand(self._start, self._open)
         self._thread.start()
 
@@ -258,10 +259,17 @@ class _Session:
         self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_PROBE_SECONDS)
         self._workers.close()
-        if not self._thread.is_alive():
-            self._loop.close()
 
     # What follows runs on the loop.
+
+    def _serve(self) -> None:
+        ended = False
+        while not ended:
+            # What a task raises is for whoever awaits it; SystemExit goes through the loop all the same.
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
+                ended = True
+        self._loop.close()
 
     def _loop_waits(self, waits: bool) -> None:
         with self._changed:

@@ -52,8 +52,8 @@ class DaemonPool:
             del entry, future, job  # an idle thread must not keep the last result alive
             self._idle.release()
 
-    def close(self) -> None:
-        """Give what has not started its error and let the threads end; waits briefly for what runs."""
+    def close(self, wait_seconds: float = _JOIN_SECONDS) -> None:
+        """Give what has not started its error and let the threads end; waits so long for what runs."""
         with self._lock:
             self._closed = True
             while True:
@@ -65,7 +65,7 @@ class DaemonPool:
                     entry[0].set_exception(self._stopped())
             for _ in self._threads:
                 self._jobs.put(None)
-        deadline = time.monotonic() + _JOIN_SECONDS
+        deadline = time.monotonic() + wait_seconds
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
