@@ -13,8 +13,6 @@ import click
 
 from .output import echo
 
-QUICKSTART_MODEL = "builtin:tiny-digits"
-
 _OPTIONS = (
     click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(dir_okay=False)),
     click.option(
@@ -35,6 +33,7 @@ _OPTIONS = (
         metavar="NAME[:WEIGHT]",
         help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Given at all, it replaces the list of the run file. Repeatable.",
     ),
+    click.option("--environment", metavar="NAME", help="What answers over several turns: NAME or FILE.py:CLASS."),
     click.option("--model", metavar="PATH", help="Model folder, hub name or builtin:NAME."),
     click.option(
         "--set",
@@ -60,6 +59,7 @@ class RunArguments:
     transport: str | None = None
     engine: str | None = None
     rewards: tuple[str, ...] = ()
+    environment: str | None = None
     model: str | None = None
     overrides: tuple[str, ...] = ()
 
@@ -83,7 +83,7 @@ class RunArguments:
 
             return own_config(self.resumed)
         if self.origin is None:
-            return self.run_file if self.run_file is not None else quickstart_run(self.algorithm)
+            return self.run_file if self.run_file is not None else self._quickstart()
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
         from rlhf_core.runfolder.folder import RunFolder
@@ -91,8 +91,11 @@ class RunArguments:
         folder = RunFolder.read(self.origin)
         return folder.read_config()
 
+    def _quickstart(self) -> dict[str, Any]:
+        return quickstart_run(self.algorithm) if self.environment is None else environment_stages(self.environment)[1]
+
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
-        from rlhf_core.config.load import PLUGIN_SECTIONS, switch_plugin
+        from rlhf_core.config.load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, switch_plugin
         from rlhf_core.config.resolve import option_names
 
         chosen = {
@@ -100,11 +103,13 @@ class RunArguments:
             "strategy": self.strategy,
             "transport": self.transport,
             "engine": self.engine,
+            ENVIRONMENT_SECTION: self.environment,
         }
+        kinds = {**PLUGIN_SECTIONS, ENVIRONMENT_SECTION: "environments"}
         dropped: list[str] = []
         for section, name in chosen.items():
             if name is not None:
-                dropped += switch_plugin(run, section, name, option_names(PLUGIN_SECTIONS[section], name))
+                dropped += switch_plugin(run, section, name, option_names(kinds[section], name))
         return dropped
 
     def _flag_overrides(self) -> list[str | tuple[str, Any]]:
@@ -153,6 +158,21 @@ def quickstart_stage(name: str) -> dict[str, Any]:
         return load_run(path)
 
 
+def environment_stages(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both stages of the quickstart that an environment brings. Raises `ConfigError` where it brings none."""
+    from rlhf_core.entry.quickstart import environment_quickstart
+    from rlhf_core.plugins.discovery import load
+
+    return environment_quickstart(load("environments", name, check_requires=False))
+
+
+def warm_start(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The first stage of the quickstart whose second is `run`."""
+    environment = run.get("environment")
+    name = environment.get("name") if isinstance(environment, Mapping) else None
+    return environment_stages(name)[0] if isinstance(name, str) else quickstart_stage("warm-start")
+
+
 def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
     """True where the warm start comes first: no run file, and the model is still the quickstart's own.
 
@@ -166,7 +186,7 @@ def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
         and request.origin is None
         and (request.resumed is None or (request.resumed / WARM_START).is_dir())
         and isinstance(model, Mapping)
-        and model.get("path") == QUICKSTART_MODEL
+        and model.get("path") == warm_start(run)["model"]["path"]
     )
 
 
