@@ -126,6 +126,8 @@ class PromptsContext:
     seed: int
     base_folder: Path
     """Relative paths in the options start here."""
+    has_chat_template: bool = False
+    """Whether the model's tokenizer has one: a source may then give chat messages."""
 
 
 @dataclass(frozen=True, slots=True)

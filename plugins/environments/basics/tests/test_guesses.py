@@ -12,7 +12,7 @@ from rlhf_environments.guesses import Guesses
 
 class TestGuesses(PromptsContract):
     plugin = "guess-number"
-    options = {"max_past_guesses": 3, "size": 50}  # noqa: RUF012
+    options = {"max_past_guesses": 3, "size": 50}
 
 
 def source(numbers=10, size=10, past=0, seed=0):
