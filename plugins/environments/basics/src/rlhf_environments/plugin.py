@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_core.components import Component
 
-from .config import ConversationConfig, GuessesConfig, GuessNumberConfig
+from .config import ConversationConfig, GuessesConfig, GuessNumberConfig, ToolsConfig
 
 guess_number = Component(
     summary="Find a number, told higher or lower; reward 1 for found, else 0. Brings a quickstart.",
@@ -21,4 +21,10 @@ conversation = Component(
     summary="User turns that stand in the dataset, one after another; no reward of its own.",
     config=ConversationConfig,
     build="rlhf_environments.conversation:build",
+)
+tools = Component(
+    summary="Functions of Python files as tools, and a Python interpreter in a sandbox; no reward of its own.",
+    config=ToolsConfig,
+    build="rlhf_environments.tools:build",
+    isolate=True,
 )
