@@ -9,9 +9,14 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .library import make_dataset, score
 
 
-def score_apart(dataset, job, seconds):  # type: ignore[no-untyped-def]
+def score_apart(dataset: Any, job: Mapping[str, Any], seconds: float) -> float:
     """The score of one answer; 0 where its process does not say one in time."""
     if "__" in job["answer"]:
         # No part of an answer to any task, but the way from an expression to all of Python, and so to its own score.
@@ -21,7 +26,7 @@ def score_apart(dataset, job, seconds):  # type: ignore[no-untyped-def]
     if child == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is no score
-            told = score(dataset, job["task"], job["entry"], job["answer"])  # type: ignore[name-defined]  # noqa: F821
+            told = score(dataset, job["task"], job["entry"], job["answer"])
             os.write(write, json.dumps(told).encode())
         finally:
             os._exit(0)
@@ -39,7 +44,7 @@ def score_apart(dataset, job, seconds):  # type: ignore[no-untyped-def]
         return 0.0
 
 
-def main():  # type: ignore[no-untyped-def]
+def main() -> None:
     """Score everything that was asked for."""
     order = json.loads(sys.stdin.read())
     datasets = {}
@@ -47,7 +52,7 @@ def main():  # type: ignore[no-untyped-def]
     for job in order["answers"]:
         key = json.dumps([job["task"], job["task_options"]])
         if key not in datasets:
-            datasets[key] = make_dataset(job["task"], job["task_options"])  # type: ignore[name-defined]  # noqa: F821
+            datasets[key] = make_dataset(job["task"], job["task_options"])
         scores.append(score_apart(datasets[key], job, order["seconds"]))
     print(json.dumps(scores), flush=True)
 
