@@ -100,7 +100,7 @@ def build_prompts(
     """The endless stream of prompts of the run's source (or of another), with `held_out` records kept apart."""
     selected = source or resolved.prompts
     limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
-    context = prompts_context(seed=resolved.run.train.seed)
+    context = prompts_context(seed=resolved.run.train.seed, tokenizer=tokenizer)
     return PromptStream(
         resolve_build(selected)(selected.config, context),
         tokenizer,

@@ -60,6 +60,9 @@ class Component:
     """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
+    quickstart: str | None = None
+    """For an environment: `package:folder` of its `warm-start.yaml` and `run.yaml`, two run files with which
+    `rlhf train --environment NAME` needs none."""
 
 
 def _sum_of_rewards(rewards: Mapping[str, float]) -> float:
@@ -123,6 +126,8 @@ class PromptsContext:
     seed: int
     base_folder: Path
     """Relative paths in the options start here."""
+    has_chat_template: bool = False
+    """Whether the model's tokenizer has one: a source may then give chat messages."""
 
 
 @dataclass(frozen=True, slots=True)

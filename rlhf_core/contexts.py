@@ -85,9 +85,15 @@ def engine_context(
     )
 
 
-def prompts_context(*, seed: int, base_folder: Path | None = None) -> PromptsContext:
-    """`base_folder`: of relative paths; None is the working folder."""
-    return PromptsContext(seed=seed, base_folder=Path.cwd() if base_folder is None else base_folder)
+def prompts_context(
+    *, seed: int, base_folder: Path | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> PromptsContext:
+    """`base_folder`: of relative paths; None is the working folder. `tokenizer`: the model's, where there is one."""
+    return PromptsContext(
+        seed=seed,
+        base_folder=Path.cwd() if base_folder is None else base_folder,
+        has_chat_template=bool(getattr(tokenizer, "chat_template", None)),
+    )
 
 
 def environment_context(*, seed: int, base_folder: Path | None = None) -> EnvironmentContext:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rlhf_core.config.resolve import ResolvedRun
     from rlhf_core.plugins.trust import FileTrust
 
-QUICKSTART_MODEL = "builtin:tiny-digits"
-
 _OPTIONS = (
     click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(dir_okay=False)),
     click.option(
@@ -93,7 +91,8 @@ class RunArguments:
             return EVERY_FILE
         given = [parse_override(text) for text in self.overrides]
         # A reward is FILE.py:FUNCTION, with a weight behind it or without.
-        named = [*self.rewards, *(text.rpartition(":")[0] for text in self.rewards), [value for _, value in given]]
+        rewards = [*self.rewards, *(text.rpartition(":")[0] for text in self.rewards)]
+        named = [*rewards, self.environment, [value for _, value in given]]
         files = referenced_files(named)
         models = [self.model, *(value for path, value in given if path == "model.path")]
         if any(path == "model.trust_remote_code" for path, _ in given):
@@ -109,13 +108,16 @@ class RunArguments:
 
             return own_config(self.resumed)
         if self.origin is None:
-            return self.run_file if self.run_file is not None else quickstart_run(self.algorithm)
+            return self.run_file if self.run_file is not None else self._quickstart()
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
         from rlhf_core.runfolder.folder import RunFolder
 
         folder = RunFolder.read(self.origin)
         return folder.read_config()
+
+    def _quickstart(self) -> dict[str, Any]:
+        return quickstart_run(self.algorithm) if self.environment is None else environment_stages(self.environment)[1]
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
         from rlhf_core.config.load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, switch_plugin
@@ -181,6 +183,21 @@ def quickstart_stage(name: str) -> dict[str, Any]:
         return load_run(path)
 
 
+def environment_stages(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both stages of the quickstart that an environment brings. Raises `ConfigError` where it brings none."""
+    from rlhf_core.entry.quickstart import environment_quickstart
+    from rlhf_core.plugins.discovery import load
+
+    return environment_quickstart(load("environments", name, check_requires=False))
+
+
+def warm_start(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The first stage of the quickstart whose second is `run`."""
+    environment = run.get("environment")
+    name = environment.get("name") if isinstance(environment, Mapping) else None
+    return environment_stages(name)[0] if isinstance(name, str) else quickstart_stage("warm-start")
+
+
 def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
     """True where the warm start comes first: no run file, and the model is still the quickstart's own.
 
@@ -194,7 +211,7 @@ def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
         and request.origin is None
         and (request.resumed is None or (request.resumed / WARM_START).is_dir())
         and isinstance(model, Mapping)
-        and model.get("path") == QUICKSTART_MODEL
+        and model.get("path") == warm_start(run)["model"]["path"]
     )
 
 

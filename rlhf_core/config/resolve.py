@@ -330,9 +330,7 @@ def _environment(
     return environment
 
 
-def resolve_environment(
-    data: Any, problems: Problems, trust: FileTrust = EVERY_FILE
-) -> SelectedEnvironment | None:
+def resolve_environment(data: Any, problems: Problems, trust: FileTrust = EVERY_FILE) -> SelectedEnvironment | None:
     """The environment that a section names, with core's options and its own. None where there are problems."""
     selected = _plugin_section("environments", ENVIRONMENT_SECTION, data, problems, trust)
     if not isinstance(data, dict):

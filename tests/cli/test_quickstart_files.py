@@ -8,11 +8,11 @@ from rlhf_core.config.load import load_run
 
 
 def test_the_quickstart_files_hold_what_the_design_says():
-    from rlhf_cli.run_arguments import QUICKSTART_MODEL, quickstart_stage
+    from rlhf_cli.run_arguments import quickstart_stage
 
     warm_start, ppo = quickstart_stage("warm-start"), quickstart_stage("ppo")
     assert (warm_start["algorithm"]["name"], ppo["algorithm"]["name"]) == ("sft", "ppo")
-    assert warm_start["model"]["path"] == ppo["model"]["path"] == QUICKSTART_MODEL
+    assert warm_start["model"]["path"] == ppo["model"]["path"] == "builtin:tiny-digits"
     assert (warm_start["strategy"]["name"], warm_start["transport"]["name"]) == ("single", "local")
     train = warm_start["train"]
     assert train["episodes"] * train["prompts_per_episode"] // train["train_batch_size"] == 50

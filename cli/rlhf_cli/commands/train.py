@@ -15,7 +15,7 @@ import click
 from rlhf_core.util.printable import PrintableFormatter
 
 from ..output import echo
-from ..run_arguments import RunArguments, is_quickstart, quickstart_stage, run_options, tell_dropped
+from ..run_arguments import RunArguments, is_quickstart, run_options, tell_dropped, warm_start
 
 if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
@@ -34,8 +34,8 @@ MAPPING_SOURCE = "run file"
 _HELP = """Train a model: sample answers, score them, update the policy.
 
 With no RUN.yaml, the quickstart runs: a tiny model is warm-started on sorting digits, then learns by PPO,
-on a CPU, in about two minutes. A run file must name a model and prompts; all else has defaults. The order is:
-defaults, run file, flags, --set.
+on a CPU, in about two minutes; with --environment, that environment's own, where it brings one. A run file must
+name a model, and prompts or an environment; all else has defaults. The order is: defaults, run file, flags, --set.
 
 \b
 Examples:
@@ -43,6 +43,7 @@ Examples:
   rlhf train run.yaml --output runs/first
   rlhf train run.yaml --reward exact-match --reward ./my_reward.py:brevity:0.1
   rlhf train run.yaml --strategy ddp --num-processes 2 --set train.episodes=10
+  rlhf train --environment guess-number
   rlhf train --output runs/first --resume auto
   rlhf train --from runs/first --output runs/again --set train.seed=1
 """
@@ -116,7 +117,7 @@ def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., Trai
     if is_quickstart(request, mapping):
         from rlhf_core.entry.quickstart import run_quickstart
 
-        return partial(run_quickstart, quickstart_stage("warm-start"))
+        return partial(run_quickstart, warm_start(mapping))
     from rlhf_core.entry.train import train as start
 
     return start if request.origin is None else partial(start, origin=request.origin)

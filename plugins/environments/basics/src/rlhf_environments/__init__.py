@@ -1,0 +1,1 @@
+"""Environments for a start: a game of guessing, tools from functions, scripted conversations."""

@@ -1,0 +1,58 @@
+"""The prompt source `guess-number`: the games to play, or games in progress with a next guess made at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from rlhf_core.components import PromptsContext
+from rlhf_core.protocols import PromptSource
+from rlhf_core.util import derive_seed
+
+from .config import GuessesConfig
+from .guess_number import OPENING, direction
+
+
+class Guesses:
+    """Game i looks for the number i modulo `numbers`. Its `completion` is a guess that knows nothing.
+
+    It has the right form and, drawn evenly, every number in it: a start from which reinforcement learning can find
+    out what the answers are good for.
+    """
+
+    def __init__(self, *, numbers: int, size: int, max_past_guesses: int, end_of_turn: str, seed: int) -> None:
+        self._numbers = numbers
+        self._size = size
+        self._max_past = max_past_guesses
+        self._end = end_of_turn
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        random = Random(derive_seed(self._seed, "guess-number", index))
+        number = index % self._numbers
+        prompt = OPENING
+        for _ in range(random.randint(0, self._max_past)):
+            # Any number but the one looked for: the game would be over.
+            wrong = (number + random.randrange(1, self._numbers)) % self._numbers
+            prompt += f"{wrong}{self._end}{direction(wrong, number)}"
+        return {"prompt": prompt, "answer": number, "completion": str(random.randrange(self._numbers))}
+
+    def describe(self, index: int) -> str:
+        return f"guess-number game {index}"
+
+
+def build(config: GuessesConfig, context: PromptsContext) -> PromptSource:
+    """The source of a `prompts` section."""
+    return Guesses(
+        numbers=config.numbers,
+        size=config.numbers if config.size is None else config.size,
+        max_past_guesses=config.max_past_guesses,
+        end_of_turn=config.end_of_turn,
+        seed=config.problem_seed,
+    )

@@ -1,0 +1,41 @@
+"""`tools`: plain Python functions that the policy may call; the episode ends with the first turn that calls none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.components import EnvironmentContext
+from rlhf_core.plugins import load_function_file
+
+from .config import PYTHON, ToolsConfig
+from .python_tool import python_tool
+
+
+class Tools:
+    """Gives no reward of its own: `rewards` judge the rollout."""
+
+    def __init__(self, tools: Mapping[str, Callable[..., Any]]) -> None:
+        self.tools = tools
+
+
+def build(config: ToolsConfig, context: EnvironmentContext) -> Tools:
+    """The tools of one episode.
+
+    Raises `PluginError` where a file has no such function, `ConfigError` where this machine has no sandbox.
+    """
+    found = {
+        name.rpartition(":")[2]: python_tool(config) if name == PYTHON else _function(name, context.base_folder)
+        for name in config.functions
+    }
+    return Tools(found)
+
+
+@cache
+def _function(name: str, base_folder: Path) -> Callable[..., Any]:
+    """Of `FILE.py:FUNCTION`; the file is run once in a process, not for each episode."""
+    path, _, function = name.rpartition(":")
+    _, found = load_function_file(f"{base_folder / Path(path).expanduser()}:{function}", spoken="tool")
+    return found

@@ -1,0 +1,85 @@
+"""Tools from files, and the Python tool in the sandbox."""
+
+import pytest
+from pydantic import ValidationError
+
+from rlhf_core.components import EnvironmentContext
+from rlhf_core.errors import ConfigError, PluginError
+from rlhf_core.sandbox import missing
+from rlhf_environments import python_tool as module
+from rlhf_environments.config import ToolsConfig
+from rlhf_environments.tools import build
+
+in_the_sandbox = pytest.mark.skipif(missing() is not None, reason=f"{missing()}")
+
+FILE = '''
+def add(a: int, b: int) -> int:
+    """The sum of two numbers."""
+    return a + b
+'''
+
+
+def tools(folder, **options):
+    return build(ToolsConfig(**options), EnvironmentContext(seed=0, base_folder=folder)).tools
+
+
+def python(**options):
+    return tools(None, functions=["python"], allow_execution=True, python_timeout_seconds=20.0, **options)["python"]
+
+
+def test_functions_of_a_file_are_found_from_the_runs_folder(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    found = tools(tmp_path, functions=["./mine.py:add"])
+    assert list(found) == ["add"]
+    assert found["add"](a=2, b=3) == 5
+    assert tools(tmp_path, functions=["./mine.py:add"])["add"] is found["add"], "the file is run once"
+
+
+def test_a_function_that_is_not_there_is_told(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    with pytest.raises(PluginError, match=r'mine.py has no function "ad"; did you mean "add"'):
+        tools(tmp_path, functions=["mine.py:ad"])
+    with pytest.raises(PluginError, match="no such file"):
+        tools(tmp_path, functions=["other.py:add"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "functions"),
+        ({"functions": []}, "functions"),
+        ({"functions": ["calculator"]}, "neither FILE.py:FUNCTION nor python"),
+        ({"functions": ["a.py:add", "b.py:add"]}, "two tools are called 'add'"),
+        ({"functions": ["python"]}, "say allow_execution: true"),
+        ({"functions": ["a.py:add"], "python_sandbox": "none"}, "python_sandbox"),
+    ],
+)
+def test_options_that_are_refused(options, said):
+    with pytest.raises(ValidationError, match=said):
+        ToolsConfig(**options)
+
+
+@in_the_sandbox
+def test_python_gives_back_what_a_program_prints(tmp_path):
+    run = python()
+    assert run("print(6 * 7)") == "42"
+    assert run("x = 1") == "[it printed nothing]"
+    failed = run("print(1)\nprint(undefined)")
+    assert failed.startswith("1\n\n[exit code 1]") and "NameError" in failed
+    intruder = tmp_path / "intruder"
+    assert "[exit code 1]" in run(f"open({str(intruder)!r}, 'w')")
+    assert not intruder.exists()
+
+
+@in_the_sandbox
+def test_python_tells_which_limit_ended_a_program():
+    assert python(python_cpu_seconds=1)("while True: pass") == "[ended: it took too much processor time]"
+    told = python(max_output_chars=20)("print('a' * 100 + 'b')")
+    assert told == "aaaaaaaaaa\n[81 characters left out]\naaaaaaaaab"
+
+
+def test_a_machine_without_the_sandbox_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "missing", lambda mode: f"it lacks: {mode}")
+    with pytest.raises(ConfigError, match="it lacks: namespaces") as raised:
+        python()
+    assert "python_sandbox: landlock" in str(raised.value.hint)

@@ -1,0 +1,108 @@
+"""The prompt source `reasoning-gym`: problems of one task, made when the run starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from rlhf_core.components import PromptsContext
+from rlhf_core.errors import ConfigError, PluginError
+from rlhf_core.protocols import PromptSource
+
+from .config import ReasoningGymPrompts
+
+KEY = "reasoning_gym"
+"""In a record: the task, its options, and the problem as the library's verifier wants it, all plain JSON."""
+_SECONDS_PER_PROBLEM = 600.0
+"""Deadline for the next problem; the slowest task of the library takes about ten seconds for one."""
+
+
+class ReasoningGymSource:
+    """All problems of one order, in memory as JSON text: making one may take seconds."""
+
+    def __init__(self, config: ReasoningGymPrompts, *, chat: bool) -> None:
+        """Make the problems. Raises `ConfigError` where there is no such task or its options are wrong."""
+        self._name = config.task
+        self._options = dict(config.task_options)
+        self._chat = chat
+        order = {"task": config.task, "options": self._options, "seed": config.seed, "size": config.size}
+        self._problems = list(_make(order))
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        problem = json.loads(self._problems[index])
+        question = problem["question"]
+        return {
+            "prompt": [{"role": "user", "content": question}] if self._chat else question,
+            "answer": problem.get("answer"),
+            KEY: {"task": self._name, "task_options": self._options, "entry": problem},
+        }
+
+    def describe(self, index: int) -> str:
+        return f"reasoning-gym {self._name} problem {index}"
+
+
+def _make(order: Mapping[str, Any]) -> Iterator[str]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlhf_reasoning_gym.generate"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+    ) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(order).encode())
+            process.stdin.close()
+            made = 0
+            for line in _lines(process, order["task"]):
+                told = json.loads(line)
+                if "error" in told:
+                    raise _refused(order["task"], told["error"], told["known"])
+                made += 1
+                yield json.dumps(told["made"])
+        finally:
+            process.kill()
+    if made < order["size"]:
+        raise PluginError(
+            f"making {order['task']} ended after {made} of {order['size']} problems (what it said is above)",
+            hint="another prompts.seed or prompts.task_options may do; or tell the authors of reasoning-gym",
+        )
+
+
+def _lines(process: subprocess.Popen[bytes], task: str) -> Iterator[bytes]:
+    """Whole lines of its output, each within the deadline."""
+    assert process.stdout is not None
+    rest = b""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(process.stdout, selectors.EVENT_READ)
+        while waiting.select(_SECONDS_PER_PROBLEM):
+            chunk = os.read(process.stdout.fileno(), 65536)
+            if not chunk:
+                return
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from lines
+    raise PluginError(
+        f"{task} made no problem in {_SECONDS_PER_PROBLEM:g} seconds", hint="make it easier with prompts.task_options"
+    )
+
+
+def _refused(task: str, error: str, known: list[str]) -> ConfigError:
+    if known:
+        near = get_close_matches(task, known, n=1)
+        guess = f'; did you mean "{near[0]}"?' if near else ""
+        return ConfigError(f"{error}{guess}", where="prompts.task", hint=f"one of {', '.join(known)}")
+    return ConfigError(f"{task} refuses its options: {error}", where="prompts.task_options")
+
+
+def build(config: ReasoningGymPrompts, context: PromptsContext) -> PromptSource:
+    """The source of a `prompts` section."""
+    chat = context.has_chat_template if config.chat is None else config.chat
+    return ReasoningGymSource(config, chat=chat)
