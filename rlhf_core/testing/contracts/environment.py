@@ -54,7 +54,7 @@ class EnvironmentContract(ComponentContract):
 
     @classmethod
     def _play(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
-        """Core refuses what is no finite number, no triple of a step or no free name of a metric, and calls that hang."""
+        """Core refuses what is no finite number, no triple of a step no free name of a metric, and calls that hang."""
         try:
             return play_episodes(
                 environment,
