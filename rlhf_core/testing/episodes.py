@@ -45,8 +45,7 @@ class ScriptedEngine(FakeEngine):
     """Writes one of `replies` or random characters, some of them cut; drawn by sample, branch and place."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, replies: Sequence[str], *, seed: int) -> None:
-        super().__init__(seed=seed, answer=self._write)
-        self._vocabulary = tuple(range(_NUM_SPECIAL, len(tokenizer)))
+        super().__init__(seed=seed, vocabulary=range(_NUM_SPECIAL, len(tokenizer)), answer=self._write)
         self._replies = [[*tokenizer.encode(text, add_special_tokens=False), EOS] for text in replies]
         self.max_new_tokens = max(_RANDOM_TOKENS, *map(len, self._replies), 0)
         """Of a turn: room for every reply."""

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from ...config.resolve import Configured, SelectedEnvironment
 from ...config.sections import EnvironmentConfig
 from ...environments.attempt import Played
-from ...environments.metrics import RESERVED
 from ...environments.row import Row
 from ...errors import EpisodeError
 from ...plugins.discovery import Selected
@@ -55,7 +54,7 @@ class EnvironmentContract(ComponentContract):
 
     @classmethod
     def _play(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
-        """Core refuses rewards that are no finite numbers, steps that are no triples, and calls that hang."""
+        """Core refuses what is no finite number, no triple of a step no free name of a metric, and calls that hang."""
         try:
             return play_episodes(
                 environment,
@@ -118,11 +117,6 @@ class EnvironmentContract(ComponentContract):
             options = environment.options.model_copy(update={"concurrency": 1})
             alone = self._play(SelectedEnvironment(options, environment.selected), folder)
             _same(episodes, alone, "played at once", "played one at a time")
-
-    def test_metrics_have_names_of_their_own(self, episodes: PlayedEpisodes) -> None:
-        names = {name for each in episodes.played for name in each.measured}
-        taken = sorted(name for name in RESERVED if f"own/{name}" in names)
-        assert not taken, f"its metrics {', '.join(taken)} have names that core writes itself"
 
 
 def _by_branch(episodes: PlayedEpisodes) -> dict[tuple[int, int], list[Any]]:
