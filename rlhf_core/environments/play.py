@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,7 +186,7 @@ class _Session:
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(_Watched(self._loop_waits))
         self._workers = Workers(self._loop, rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"environment {name}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"environment {name}", daemon=True)
         self._hand(self._start, self._open)
         self._thread.start()
 
@@ -249,19 +250,31 @@ class _Session:
     def _hand(self, function: Callable[..., None], *args: Any) -> None:
         with self._changed:
             self._handed += 1
-        self._loop.call_soon_threadsafe(self._receive, function, *args)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._receive, function, *args)
 
     def close(self) -> None:
         """End what is still being played."""
         with self._changed:
             self._closing = True
-        self._loop.call_soon_threadsafe(self._stop)
+        with suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_PROBE_SECONDS)
         self._workers.close()
-        if not self._thread.is_alive():
-            self._loop.close()
 
     # What follows runs on the loop.
+
+    def _serve(self) -> None:
+        try:
+            self._loop.run_forever()
+        except BaseException as error:  # SystemExit of a task that an environment started by itself
+            with self._changed:
+                self._error = EpisodeError(
+                    f"a task that it started raised {type(error).__name__}", where=f"environment {self._name}"
+                )
+                self._changed.notify_all()
+        finally:
+            self._loop.close()
 
     def _loop_waits(self, waits: bool) -> None:
         with self._changed:

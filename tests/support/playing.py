@@ -1,0 +1,126 @@
+"""Episodes of environments written in tests, played with `FakeEngine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rlhf_core.config.sections import EnvironmentConfig
+from rlhf_core.environments.attempt import Played
+from rlhf_core.environments.episode import Rules
+from rlhf_core.environments.play import EnvironmentPlayer
+from rlhf_core.environments.shapes import new_environment
+from rlhf_core.environments.task import make_task
+from rlhf_core.rollout.samples import rollout_of
+from rlhf_core.testing.engine import FakeEngine
+from rlhf_core.testing.models import tiny_tokenizer
+from rlhf_core.testing.samples import make_prompt
+from rlhf_core.types import PhaseTimes, Rollout, SamplingParams
+
+EOS = 2
+
+
+class Says(FakeEngine):
+    """Answers turn `offset` of a branch with `turns(sample id, branch, number of its tokens before)`."""
+
+    def __init__(self, answer: Callable[[int, int, int], Sequence[int]]) -> None:
+        super().__init__(answer=lambda request, version: answer(request.sample_id, request.branch, request.offset))
+
+
+class Reworded(FakeEngine):
+    """Answers the k-th turn of a sample with the ids of the k-th text, and an EOS."""
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str], end: int | None = None) -> None:
+        asked: dict[int, int] = {}
+
+        def answer(request: Any, version: int) -> Sequence[int]:
+            turn = asked[request.sample_id] = asked.get(request.sample_id, -1) + 1
+            ids = tokenizer(texts[turn % len(texts)], add_special_tokens=False)["input_ids"]
+            return [*ids, EOS if end is None else end]
+
+        super().__init__(answer=answer)
+
+
+def player(
+    make: Callable[[], Any],
+    *,
+    engine: Any = None,
+    tokenizer: Any = None,
+    max_new_tokens: int = 4,
+    context_tokens: int | None = None,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
+    **options: Any,
+) -> EnvironmentPlayer:
+    """A player of the environments that `make` makes."""
+    return EnvironmentPlayer(
+        partial(new_environment, make),
+        Rules(
+            options=EnvironmentConfig(**options),
+            tokenizer=tokenizer or tiny_tokenizer(),
+            sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
+            context_tokens=context_tokens,
+        ),
+        name="test",
+        engine=engine or FakeEngine(),
+        task=partial(make_task, seed, "task"),
+    )
+
+
+def play(
+    make: Callable[[], Any], *, samples: int = 1, prompt: Any = None, times: PhaseTimes | None = None, **options: Any
+) -> list[Played]:
+    """The episodes of one prompt, by sample id."""
+    each = prompt or make_prompt(0)
+    found = player(make, **options).play([(each, number) for number in range(samples)], times or PhaseTimes())
+    return sorted(found, key=lambda played: played.sample_id)
+
+
+def play_one(make: Callable[[], Any], **options: Any) -> Played:
+    """The episode of one sample."""
+    (played,) = play(make, **options)
+    return played
+
+
+class Echo:
+    """Answers each turn with its number; rewards turn k with k + 1; ends after `turns`."""
+
+    def __init__(self, turns: int = 3, first: Any = None, observations: Sequence[Any] | None = None) -> None:
+        self.turns, self.first, self.observations = turns, first, observations
+        self.replies: list[Any] = []
+
+    def reset(self, task: Any) -> Any:
+        self.task = task
+        return self.first
+
+    def step(self, reply: Any) -> tuple[Any, float, bool]:
+        self.replies.append(reply)
+        number = len(self.replies) - 1
+        observation = f">{number}" if self.observations is None else self.observations[number]
+        return observation, float(number + 1), number + 1 == self.turns
+
+
+class Driven:
+    """An environment in the form that core drives."""
+
+    def __init__(self, run: Callable[[Any, Any], Any]) -> None:
+        self._run = run
+
+    async def run(self, task: Any, policy: Any) -> Any:
+        return await self._run(task, policy)
+
+
+def driven(run: Callable[[Any, Any], Any]) -> Callable[[], Driven]:
+    """Makes environments of an async function."""
+    return lambda: Driven(run)
+
+
+def three_digits(sample: int, branch: int, offset: int) -> Sequence[int]:
+    """7, 8, EOS: each turn alike."""
+    return [11, 12, EOS]
+
+
+def rollouts(played: Played) -> list[Rollout]:
+    """One of each row."""
+    return [rollout_of(row, played) for row in played.rows]

@@ -1,0 +1,445 @@
+"""Episodes as tokens: what stands in the rows, what counts, and where an episode ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from chat_templates import chat_tokenizer
+from playing import EOS, Echo, Reworded, Says, driven, play, play_one, rollouts, three_digits
+
+from rlhf_core.environments.attempt import Played
+from rlhf_core.environments.contract import EpisodeTruncated, Outcome
+from rlhf_core.errors import EpisodeError
+from rlhf_core.prompts.stream import PromptEncoder
+from rlhf_core.rollout.samples import item_of, rewards_of
+from rlhf_core.testing.engine import FakeEngine
+from rlhf_core.testing.models import tiny_tokenizer
+from rlhf_core.testing.samples import make_prompt
+from rlhf_core.types import Prompt
+
+PROMPT = (7, 5, 14)
+"""The ids of "31>"; digit d has id 4 + d."""
+
+
+def encoded(tokenizer, record):
+    return PromptEncoder(tokenizer).prompt(record, 0, "test")
+
+
+def items(played):
+    rewards = rewards_of(played, {})
+    return [
+        item_of(row, rollout, rewards, played, None) for row, rollout in zip(played.rows, rollouts(played), strict=True)
+    ]
+
+
+def test_a_row_grows_by_what_was_sampled_and_given():
+    engine = Says(three_digits)
+    played = play_one(Echo, engine=engine)
+    asked = [request for (request,) in engine.calls]
+    assert [request.prompt_ids for request in asked] == [
+        PROMPT,
+        (*PROMPT, 11, 12, EOS, 14, 4),
+        (*PROMPT, 11, 12, EOS, 14, 4, 11, 12, EOS, 14, 5),
+    ]
+    assert [request.offset for request in asked] == [0, 3, 6]
+    (rollout,) = rollouts(played)
+    assert rollout.prompt_ids == PROMPT
+    assert rollout.completion_ids == (11, 12, EOS, 14, 4, 11, 12, EOS, 14, 5, 11, 12, EOS)
+    sampled = [True, True, True, False, False] * 2 + [True] * 3
+    assert list(rollout.action_mask) == sampled
+    said = (-0.11, -0.12, -0.02)
+    assert rollout.logprobs == (*said, 0.0, 0.0, *said, 0.0, 0.0, *said)
+    assert rollout.sampled_ids == (11, 12, EOS) * 3
+    assert rollout.completion == "78\n78\n78"
+    assert [(turn.role, turn.text, turn.token_ids) for turn in rollout.turns] == [
+        ("policy", "78", (11, 12, EOS)),
+        ("environment", ">0", (14, 4)),
+        ("policy", "78", (11, 12, EOS)),
+        ("environment", ">1", (14, 5)),
+        ("policy", "78", (11, 12, EOS)),
+    ]
+    assert rollout.finish_reason == "stop"
+
+
+def test_rewards_stand_at_the_last_sampled_token_of_their_turn():
+    played = play_one(Echo, engine=Says(three_digits))
+    assert played.reward == 6.0
+    (item,) = items(played)
+    assert item.rewards == {"environment": 6.0}
+    rewards = [0.0] * 13
+    rewards[2], rewards[7], rewards[12] = 1.0, 2.0, 3.0
+    assert item.turn_rewards.tolist() == rewards
+    assert item.action_mask.tolist() == list(rollouts(played)[0].action_mask)
+    assert [turn.reward for turn in rollouts(played)[0].turns] == [1.0, 0.0, 2.0, 0.0, 3.0]
+    assert item.environment["num_turns"] == 3.0
+    assert (item.environment["observation_tokens"], item.environment["response_tokens"]) == (4.0, 13.0)
+
+
+def test_the_first_observation_is_part_of_the_prompt():
+    (rollout,) = rollouts(play_one(lambda: Echo(turns=1, first="12"), engine=Says(three_digits)))
+    assert (rollout.prompt, rollout.prompt_ids) == ("31>12", (7, 5, 14, 5, 6))
+    assert rollout.completion_ids == (11, 12, EOS)
+    assert rollout.action_mask is None
+
+
+def test_after_the_last_turn_the_step_counts_and_its_observation_is_dropped():
+    played = play_one(Echo, engine=Says(three_digits), max_turns=2)
+    (rollout,) = rollouts(played)
+    assert played.reward == 3.0
+    assert rollout.completion_ids == (11, 12, EOS, 14, 4, 11, 12, EOS)
+    assert rollout.finish_reason == "length"
+    assert items(played)[0].truncated
+    assert played.measured["truncated"] == 1.0
+
+
+def test_done_at_the_last_turn_is_done():
+    played = play_one(Echo, engine=Says(three_digits), max_turns=3)
+    assert (played.measured["truncated"], played.rows[0].finish_reason) == (0.0, "stop")
+
+
+@pytest.mark.parametrize("bound", [{"max_tokens": 6}, {"context_tokens": 9}])
+def test_a_bound_on_tokens_cuts_the_turn_that_reaches_it(bound):
+    engine = Says(three_digits)
+    played = play_one(Echo, engine=engine, **bound)
+    assert [request.max_new_tokens for (request,) in engine.calls] == [4, 1]
+    (rollout,) = rollouts(played)
+    assert rollout.completion_ids == (11, 12, EOS, 14, 4, 11)
+    assert (rollout.finish_reason, played.measured["truncated"], played.reward) == ("length", 1.0, 3.0)
+
+
+@pytest.mark.parametrize("max_tokens", [3, 4, 5])
+def test_an_observation_that_leaves_no_room_is_taken_back(max_tokens):
+    played = play_one(Echo, engine=Says(three_digits), max_tokens=max_tokens)
+    (rollout,) = rollouts(played)
+    assert rollout.completion_ids == (11, 12, EOS)
+    assert (rollout.finish_reason, played.reward) == ("length", 1.0)
+
+
+def test_remaining_turns_and_tokens_are_told():
+    told = []
+
+    async def run(task, policy):
+        told.append((policy.remaining_turns, policy.remaining_tokens))
+        for _ in range(2):
+            await policy.turn(">")
+            told.append((policy.remaining_turns, policy.remaining_tokens))
+        return Outcome()
+
+    play_one(driven(run), engine=Says(three_digits), max_turns=5, max_tokens=20)
+    assert told == [(5, 20), (4, 17), (3, 13)]
+
+
+def test_a_turn_that_was_cut_says_so_and_the_episode_goes_on():
+    made = []
+
+    def make():
+        made.append(Echo(turns=2))
+        return made[-1]
+
+    played = play_one(make, engine=Says(lambda *_: [9, 9, 9, 9, 9]), max_new_tokens=2)
+    assert [reply.finish_reason for reply in made[0].replies] == ["length", "length"]
+    (rollout,) = rollouts(played)
+    assert rollout.completion_ids == (9, 9, 14, 4, 9, 9)
+    assert rollout.finish_reason == "length"
+    assert played.measured["truncated"] == 0.0
+
+
+def test_no_observation_lets_the_policy_go_on():
+    (rollout,) = rollouts(play_one(lambda: Echo(observations=[None, None, None]), engine=Says(three_digits)))
+    assert rollout.completion_ids == (11, 12, EOS) * 3
+    assert rollout.action_mask is None
+    assert [turn.role for turn in rollout.turns] == ["policy"] * 3
+
+
+def test_an_environment_may_bring_the_whole_prompt():
+    empty = Prompt(position=0, text="", prompt_ids=())
+    (rollout,) = rollouts(play_one(lambda: Echo(turns=1, first="31>"), prompt=empty))
+    assert (rollout.prompt, rollout.prompt_ids) == ("31>", PROMPT)
+    with pytest.raises(EpisodeError, match="nothing to continue"):
+        play_one(Echo, prompt=empty)
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen2"])
+def test_chat_turns_are_as_the_template_writes_them_and_sampled_ids_stay(family):
+    tokenizer = chat_tokenizer(family)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    prompt = encoded(tokenizer, {"prompt": [{"role": "user", "content": "hello"}]})
+    odd = [tokenizer.convert_tokens_to_ids(char) for char in "hello"]  # text that would be encoded otherwise
+    engine = FakeEngine(answer=lambda request, version: [*odd, end] if request.offset == 0 else [*odd[:3]])
+    (rollout,) = rollouts(
+        play_one(
+            lambda: Echo(turns=3, first="now"), engine=engine, tokenizer=tokenizer, prompt=prompt, max_new_tokens=8
+        )
+    )
+    text = tokenizer.decode(rollout.prompt_ids + rollout.completion_ids)
+    start, sep = "<|im_start|>", "<|im_end|>\n"
+    system = f"{start}system\nYou are a helpful assistant.{sep}" if family == "qwen2" else ""
+    assert text == (
+        f"{system}{start}user\nhello{sep}{start}user\nnow{sep}{start}assistant\nhello{sep}"
+        f"{start}user\n>0{sep}{start}assistant\nhel{sep}{start}user\n>1{sep}{start}assistant\nhel"
+    )
+    # A sampled end of turn is sampled, and one that the template adds after a cut turn is not.
+    ends = [mask for token, mask in zip(rollout.completion_ids, rollout.action_mask, strict=True) if token == end]
+    assert ends == [True, False, False, False]
+    assert rollout.sampled_ids == (*odd, end, *odd[:3], *odd[:3])
+    assert [turn.text for turn in rollout.turns if turn.role == "environment"] == [">0", ">1"]
+
+
+def test_forks_are_rows_that_share_what_came_before():
+    async def run(task, policy):
+        await policy.turn(">")
+        other = policy.fork()
+        first = await policy.turn(">1")
+        second = await other.turn(">2")
+        third = await other.fork().turn(">3")
+        return Outcome(reward=1.0, turn_rewards={first.turn: 10.0, second.turn: 20.0, third.turn: 30.0, 0: 5.0})
+
+    engine = Says(three_digits)
+    played = play_one(driven(run), engine=engine)
+    asked = [request for (request,) in engine.calls]
+    assert [(request.branch, request.offset) for request in asked] == [(0, 0), (0, 3), (1, 3), (2, 6)]
+    found = rollouts(played)
+    assert [rollout.branch for rollout in found] == [0, 1, 2]
+    assert played.reward == 66.0
+    shared = (11, 12, EOS)
+    assert [rollout.completion_ids for rollout in found] == [
+        (*shared, 14, 5, 11, 12, EOS),
+        (*shared, 14, 6, 11, 12, EOS),
+        (*shared, 14, 6, 11, 12, EOS, 14, 7, 11, 12, EOS),
+    ]
+    assert sum(len(rollout.sampled_ids) for rollout in found) == 4 * 3
+    assert found[1].action_mask == (False,) * 5 + (True,) * 3
+    assert found[2].action_mask == (False,) * 10 + (True,) * 3
+    assert found[1].logprobs[:5] == (0.0,) * 5
+    assert [[turn.reward for turn in rollout.turns if turn.role == "policy"] for rollout in found] == [
+        [5.0, 10.0],
+        [0.0, 20.0],
+        [0.0, 0.0, 30.0],
+    ]
+    ends = [item.turn_rewards.nonzero().flatten().tolist() for item in items(played)]
+    assert ends == [[2, 7], [7], [12]]
+    measured = played.measured
+    assert (measured["response_tokens"], measured["observation_tokens"]) == (3 * 4 + 6, 6)
+    assert [bool(item.environment) for item in items(played)] == [True, False, False]
+
+
+def test_branches_at_the_same_time_are_sampled_in_one_round():
+    async def run(task, policy):
+        await policy.turn()
+        branches = [policy, policy.fork(), policy.fork()]
+        await asyncio.gather(*(branch.turn(">") for branch in branches))
+        await asyncio.gather(*(branch.turn(">") for branch in branches))
+        return Outcome()
+
+    engine = Says(three_digits)
+    played = play(driven(run), engine=engine, samples=3)
+    rounds = [[(request.sample_id, request.branch) for request in call] for call in engine.calls]
+    everyone = [(sample, branch) for sample in range(3) for branch in range(3)]
+    assert rounds == [[(sample, 0) for sample in range(3)], everyone, everyone]
+    assert [len(each.rows) for each in played] == [3, 3, 3]
+
+
+def test_a_branch_has_one_turn_at_a_time():
+    async def run(task, policy):
+        await asyncio.gather(policy.turn(), policy.turn())
+        return Outcome()
+
+    with pytest.raises(EpisodeError, match="was not waited for"):
+        play_one(driven(run))
+
+
+def test_history_that_the_template_cuts_makes_branches():
+    tokenizer = chat_tokenizer("qwen3")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    prompt = encoded(tokenizer, {"prompt": [{"role": "user", "content": "hello"}]})
+    texts = ["<think>\nhe\n</think>\n\nhello", "hell", "her"]
+    options = {"tokenizer": tokenizer, "prompt": prompt, "max_new_tokens": 60}
+    played = play_one(Echo, engine=Reworded(tokenizer, texts, end), history="branch", **options)
+    first, second = rollouts(played)
+    assert (first.branch, second.branch) == (0, 1)
+    assert tokenizer.decode(first.completion_ids) == f"{texts[0]}<|im_end|>"
+    assert "<think>" not in second.prompt
+    assert second.prompt.endswith("assistant\nhello<|im_end|>\n<|im_start|>user\n>0<|im_end|>\n<|im_start|>assistant\n")
+    assert second.completion == "hell\nher"
+    kept = play_one(Echo, engine=Reworded(tokenizer, texts, end), history="append", **options)
+    assert len(kept.rows) == 1
+
+
+def adder(log):
+    class Adder:
+        def reset(self, question=None, **row):
+            log.append(row)
+            return question
+
+        def add(self, a: int, b: int) -> int:
+            """Adds."""
+            log.append((a, b))
+            return a + b
+
+        def get_reward(self):
+            return 0.5
+
+    return Adder
+
+
+def test_methods_are_tools():
+    tokenizer = chat_tokenizer("qwen2")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    calls = [
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+        "<tool_call>\n{oops}\n</tool_call>",
+        '<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>'
+        '<tool_call>\n{"name": "add", "arguments": {"a": "x"}}\n</tool_call>',
+        "3",
+    ]
+    prompt = encoded(tokenizer, {"prompt": "hello", "answer": "3", "level": 2})
+    log = []
+    played = play_one(
+        adder(log), engine=Reworded(tokenizer, calls, end), tokenizer=tokenizer, prompt=prompt, max_new_tokens=300
+    )
+    assert log == [{"prompt": "hello", "answer": "3", "level": 2}, (1, 2)]
+    said = [turn.text for turn in played.rows[0].turns if turn.role == "environment"]
+    assert said[0] == "3"
+    assert said[1].startswith("error: The tool call could not be read")
+    assert "there is no tool 'sub'; there are: add" in said[2]
+    assert 'argument "b" is missing' in said[2]
+    assert (played.reward, played.measured["bad_tool_calls"], played.measured["num_turns"]) == (0.5, 1.0, 4.0)
+    assert rollouts(played)[0].turns[0].tool_calls[0].arguments == {"a": 1, "b": 2}
+    assert '"name": "add"' in rollouts(played)[0].prompt
+
+
+def test_tools_may_be_functions_and_are_fixed_at_the_first_turn():
+    class Functions:
+        def __init__(self):
+            self.tools = {"add": adder([])().add}
+
+    tokenizer = chat_tokenizer("chatml")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    options = {"tokenizer": tokenizer, "engine": Reworded(tokenizer, [call, "3"], end), "max_new_tokens": 99}
+    played = play_one(Functions, prompt=encoded(tokenizer, {"prompt": "hello"}), **options)
+    assert [turn.text for turn in played.rows[0].turns] == [call, "3", "3"]
+
+    async def run(task, policy):
+        await policy.turn()
+        await policy.turn(">", tools=[{"type": "function"}])
+
+    with pytest.raises(EpisodeError, match="first turn"):
+        play_one(driven(run))
+
+
+def test_all_samples_of_a_prompt_face_one_task_each_with_a_seed_of_its_own():
+    tasks = []
+
+    class Keeps(Echo):
+        def reset(self, task):
+            tasks.append(task)
+
+    play(lambda: Keeps(turns=1), samples=3, seed=4)
+    assert len({task.seed for task in tasks}) == 1
+    assert len({task.sample_seed for task in tasks}) == 3
+    again, tasks = tasks, []
+    play(lambda: Keeps(turns=1), samples=3, seed=4)
+    assert sorted(map(repr, tasks)) == sorted(map(repr, again))
+    assert tasks[0].prompt.answer == "13"
+
+
+class Counts(Echo):
+    """How many of it are open at once."""
+
+    open, most = set(), 0
+    lock = threading.Lock()
+
+    def reset(self, task):
+        with Counts.lock:
+            Counts.open.add(self)
+            Counts.most = max(Counts.most, len(Counts.open))
+
+    def step(self, reply):
+        found = super().step(reply)
+        if found[2]:
+            with Counts.lock:
+                Counts.open.discard(self)
+        return found
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 64])
+def test_so_many_episodes_are_open_at_once(concurrency):
+    Counts.open, Counts.most = set(), 0
+    assert [played.sample_id for played in play(Counts, samples=10, concurrency=concurrency)] == list(range(10))
+    assert Counts.most == min(concurrency, 10)
+
+
+def test_nothing_depends_on_which_answer_comes_first():
+    def found(engine, **options):
+        def make():
+            return Echo(turns=4)
+
+        return [(each.reward, rollouts(each)) for each in play(make, samples=9, engine=engine, **options)]
+
+    class InOrder(FakeEngine):
+        def generate(self, requests, sampling):
+            return reversed(list(super().generate(requests, sampling)))
+
+    assert found(FakeEngine()) == found(InOrder()) == found(FakeEngine(), concurrency=2)
+
+
+def test_turns_end_by_their_own_texts_too():
+    async def run(task, policy):
+        await policy.turn(stop=("5", "7") if task.sample_id else ())
+        return Outcome()
+
+    seen = []
+
+    class Engine(FakeEngine):
+        def generate(self, requests, sampling):
+            seen.append(([request.sample_id for request in requests], sampling.stop))
+            return super().generate(requests, sampling)
+
+    play(driven(run), samples=3, engine=Engine(), stop=("7",))
+    assert seen == [([0], ("7",)), ([1, 2], ("7", "5"))]
+
+
+def test_an_environment_may_let_the_end_of_its_turns_through():
+    async def run(task, policy):
+        while True:
+            await policy.turn(">")
+
+    played = play_one(driven(run), engine=Says(three_digits), max_turns=2)
+    assert (played.measured["truncated"], played.measured["num_turns"]) == (1.0, 2.0)
+
+    async def catches(task, policy):
+        await policy.turn()
+        with pytest.raises(EpisodeTruncated):
+            await policy.turn()
+        return Outcome(reward=2.0, metrics={"found": 1})
+
+    played = play_one(driven(catches), max_turns=1)
+    assert (played.reward, played.measured["own/found"]) == (2.0, 1.0)
+
+
+def test_an_engine_that_mixes_up_or_forgets_turns_is_told_so():
+    class Mixes(FakeEngine):
+        def generate(self, requests, sampling):
+            from dataclasses import replace
+
+            for completion in super().generate(requests, sampling):
+                yield replace(completion, branch=7)
+
+    class Forgets(FakeEngine):
+        def generate(self, requests, sampling):
+            return iter(())
+
+    from rlhf_core.errors import RlhfError
+
+    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which was not asked for"):
+        play_one(Echo, engine=Mixes())
+    with pytest.raises(RlhfError, match="left 1 of 1 turns"):
+        play_one(Echo, engine=Forgets())
+
+
+def test_the_tiny_tokenizer_is_what_these_tests_count_on():
+    assert tuple(tiny_tokenizer()("31>")["input_ids"]) == PROMPT == make_prompt(0).prompt_ids
+    assert isinstance(play_one(Echo), Played)
