@@ -250,31 +250,26 @@ class _Session:
     def _hand(self, function: Callable[..., None], *args: Any) -> None:
         with self._changed:
             self._handed += 1
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._receive, function, *args)
+        self._loop.call_soon_threadsafe(self._receive, function, *args)
 
     def close(self) -> None:
         """End what is still being played."""
         with self._changed:
             self._closing = True
-        with suppress(RuntimeError):  # the loop has ended already
-            self._loop.call_soon_threadsafe(self._stop)
+        self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_PROBE_SECONDS)
         self._workers.close()
 
     # What follows runs on the loop.
 
     def _serve(self) -> None:
-        try:
-            self._loop.run_forever()
-        except BaseException as error:  # SystemExit of a task that an environment started by itself
-            with self._changed:
-                self._error = EpisodeError(
-                    f"a task that it started raised {type(error).__name__}", where=f"environment {self._name}"
-                )
-                self._changed.notify_all()
-        finally:
-            self._loop.close()
+        ended = False
+        while not ended:
+            # What a task raises is for whoever awaits it; SystemExit goes through the loop all the same.
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
+                ended = True
+        self._loop.close()
 
     def _loop_waits(self, waits: bool) -> None:
         with self._changed:

@@ -149,26 +149,27 @@ class ExperienceSource:
 
     def episode(self, index: int) -> EpisodeBatches[Experience]:
         made = self._source.episode(index)
-        self._num_batches, placed = 0, dict[int, BufferItem]()
+        self._num_batches, placed = 0, dict[tuple[int, int], BufferItem]()
         epochs = (self._pass(list(batches), number, placed) for number, batches in enumerate(made.epochs, start=1))
         return EpisodeBatches(epochs, made.metrics)
 
-    def _pass(self, batches: Sequence[TrainBatch], number: int, placed: dict[int, BufferItem]) -> Iterator[Experience]:
+    def _pass(self, batches: Sequence[TrainBatch], number: int, placed: dict[tuple[int, int], BufferItem]) -> Iterator[Experience]:
         for batch in batches:
             self._num_batches += 1
             self.gap_version = batch.gap_version
             self.ends_episode = number == self._num_passes and batch is batches[-1]
             yield collate([self._place(item, placed) for item in batch.items])
 
-    def _place(self, item: BufferItem, placed: dict[int, BufferItem]) -> BufferItem:
+    def _place(self, item: BufferItem, placed: dict[tuple[int, int], BufferItem]) -> BufferItem:
         """The item on the buffer's device, moved there once in an episode."""
         if self._device is None:
             return item
         if not bool(item.action_mask.any()):
             return to_device(item, self._device)  # a stand-in that shares its sample's id
-        if item.sample_id not in placed:
-            placed[item.sample_id] = to_device(item, self._device)
-        return placed[item.sample_id]
+        place = item.sample_id, item.branch
+        if place not in placed:
+            placed[place] = to_device(item, self._device)
+        return placed[place]
 
 
 def to_device(item: BufferItem, device: torch.device) -> BufferItem:
