@@ -153,7 +153,9 @@ class ExperienceSource:
         epochs = (self._pass(list(batches), number, placed) for number, batches in enumerate(made.epochs, start=1))
         return EpisodeBatches(epochs, made.metrics)
 
-    def _pass(self, batches: Sequence[TrainBatch], number: int, placed: dict[tuple[int, int], BufferItem]) -> Iterator[Experience]:
+    def _pass(
+        self, batches: Sequence[TrainBatch], number: int, placed: dict[tuple[int, int], BufferItem]
+    ) -> Iterator[Experience]:
         for batch in batches:
             self._num_batches += 1
             self.gap_version = batch.gap_version

@@ -124,7 +124,8 @@ class TrainerActor:
         config = self._config
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
         options = SyncOptions.of(config.sync, config.max_shard_bytes, trained, config.sync_timeout_seconds)
-        canary = [prompts.prompt(position).prompt_ids for position in range(config.canary_prompts)]
+        # An environment's tasks may have no prompt; any token tells one set of weights from another.
+        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
         return RayWeightSync(self._coordinator, strategy, models.trained, options, canary)
 
     def _evaluator(self, strategy: Strategy) -> RayEvaluator | None:
