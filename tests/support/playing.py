@@ -54,13 +54,15 @@ def player(
     **options: Any,
 ) -> EnvironmentPlayer:
     """A player of the environments that `make` makes."""
+    tokenizer = tokenizer or tiny_tokenizer()
     return EnvironmentPlayer(
         partial(new_environment, make),
         Rules(
             options=EnvironmentConfig(**options),
-            tokenizer=tokenizer or tiny_tokenizer(),
+            tokenizer=tokenizer,
             sampling=SamplingParams(max_new_tokens=max_new_tokens, stop=stop),
             context_tokens=context_tokens,
+            eos_token_ids=frozenset({tokenizer.eos_token_id}),
         ),
         name="test",
         engine=engine or FakeEngine(),

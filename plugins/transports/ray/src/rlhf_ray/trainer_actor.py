@@ -102,7 +102,8 @@ class TrainerActor:
     def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RunSync:
         config = self._config
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
-        canary = [prompts.prompt(position).prompt_ids for position in range(config.canary_prompts)]
+        # An environment's tasks may have no prompt; any token tells one set of weights from another.
+        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
         return RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
 
     def _evaluator(self, strategy: Strategy) -> RayEvaluator | None:
