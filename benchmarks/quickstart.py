@@ -1,6 +1,7 @@
 """The quickstart on several seeds, as a table: `make bench`.
 
-Each seed is a run of its own through the command, so what is measured is what `make train` does.
+Each seed is a run of its own through the command, so what is measured is what `make train` does. What stands behind
+`--` goes to `rlhf train`: `benchmarks/quickstart.py -- --environment guess-number`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 RUN_TIMEOUT_SECONDS = 1800
 
 
-def run(seed: int, folder: Path) -> dict[str, Any]:
+def run(seed: int, folder: Path, arguments: list[str]) -> dict[str, Any]:
     """Train with one seed into `folder` and return its summary."""
-    command = [str(Path(sys.executable).parent / "rlhf"), "train", "--quiet"]
+    command = [str(Path(sys.executable).parent / "rlhf"), "train", "--quiet", *arguments]
     command += ["--set", f"train.seed={seed}", "--output", str(folder)]
     subprocess.run(command, check=True, timeout=RUN_TIMEOUT_SECONDS)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -40,8 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}")
+    parser.add_argument("arguments", nargs="*", help="of rlhf train, behind --")
     options = parser.parse_args()
-    print(table({seed: run(seed, options.output / f"seed-{seed}") for seed in options.seeds}))
+    print(table({seed: run(seed, options.output / f"seed-{seed}", options.arguments) for seed in options.seeds}))
 
 
 if __name__ == "__main__":

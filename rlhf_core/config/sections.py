@@ -178,7 +178,9 @@ class EnvironmentConfig(Section):
     on_failure: Literal["fail", "zero", "drop"] = Field(
         "fail", description="An episode that still fails: end the run, score it 0, or leave it out."
     )
-    isolate: bool = Field(False, description="Keep the environment in a process of its own, which a deadline can end.")
+    isolate: bool = Field(
+        False, description="Keep the environment in a process of its own. Not there yet: true is refused."
+    )
 
 
 class EnvironmentEntry(EnvironmentConfig):

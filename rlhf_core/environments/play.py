@@ -240,7 +240,7 @@ class _Session:
             raise EpisodeError(
                 f"blocks: a coroutine of it has not given way for {self._rules.options.timeout_seconds:g} s",
                 where=f"environment {self._name}",
-                hint="await in it, write its methods as plain functions, or set environment.isolate: true",
+                hint="await in it, or write its methods as plain functions, which run on threads",
             )
 
     def answer(self, answered: Sequence[tuple[_Turn, Completion]]) -> None:

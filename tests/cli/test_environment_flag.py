@@ -8,6 +8,8 @@ import pytest
 
 from rlhf_cli.main import run
 from rlhf_cli.run_arguments import RunArguments
+from rlhf_core.config.resolve import resolve
+from rlhf_core.errors import ConfigError
 
 GAMES = '''
 class Count:
@@ -96,3 +98,14 @@ def test_show_lists_its_own_options_and_those_of_core(install, games, capsys):
 def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games, capsys, name, told):
     assert run(["train", run_file, "--environment", f"{games}:{name}", "--dry-run"]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_isolation_is_refused_until_it_is_there(tmp_path):
+    file = tmp_path / "game.py"
+    file.write_text(
+        "class Game:\n    def reset(self, task): ...\n    def step(self, reply): return None, 0.0, True\n",
+        encoding="utf-8",
+    )
+    asked = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": f"{file}:Game", "isolate": True}}
+    with pytest.raises(ConfigError, match=r"environment\.isolate"):
+        resolve(asked)

@@ -284,7 +284,7 @@ def test_a_coroutine_that_blocks_the_loop_ends_the_run(monkeypatch):
     try:
         with pytest.raises(EpisodeError, match="blocks") as raised:
             play_one(driven(run), timeout_seconds=0.2, on_failure="drop")
-        assert "isolate" in raised.value.hint
+        assert "plain functions" in raised.value.hint
     finally:
         go.set()
 
