@@ -106,6 +106,6 @@ def test_isolation_is_refused_until_it_is_there(tmp_path):
         "class Game:\n    def reset(self, task): ...\n    def step(self, reply): return None, 0.0, True\n",
         encoding="utf-8",
     )
-    asked = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": f"{file}:Game", "isolate": True}}
+    asked = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": f"{file}:Count", "isolate": True}}
     with pytest.raises(ConfigError, match=r"environment\.isolate"):
         resolve(asked)
