@@ -61,6 +61,8 @@ def test_two_processes_train_as_one(runs: Path, name: str) -> None:
     for ours, theirs in zip(two, one, strict=True):
         assert set(ours) == set(theirs), ours["step"]
         for key, value in theirs.items():
+            if key == "preference/accuracy" and ours["step"] == 1:
+                continue  # the policy still is the reference: the sign of a margin is that of its rounding
             assert ours[key] == pytest.approx(value, rel=2e-4, abs=2e-5), (ours["step"], key)
 
 
