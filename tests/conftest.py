@@ -43,6 +43,16 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         sys.modules.pop(name, None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def sigint_not_ignored() -> Iterator[None]:
+    """Ctrl-C means what it does in a terminal, also where a shell started the tests in the background."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def sighup_not_ignored() -> Iterator[None]:
     """SIGHUP means what it does in a terminal, also where the tests were started by `nohup`."""

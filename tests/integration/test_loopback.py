@@ -55,7 +55,11 @@ def assert_loopback(seen):
     [
         ({}, ["--strategy", "ddp", "--num-processes", "2"]),
         ({}, ["--strategy", "fsdp", "--num-processes", "2"]),
-        ({"transport": {"name": "ray", "num_makers": 1, "num_trainers": 2}, "strategy": {"name": "ddp"}}, []),
+        pytest.param(
+            {"transport": {"name": "ray", "num_makers": 1, "num_trainers": 2}, "strategy": {"name": "ddp"}},
+            [],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["ddp", "fsdp", "ray"],
 )

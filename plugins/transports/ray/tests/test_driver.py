@@ -28,7 +28,7 @@ class Driver:
         self.output = folder / "ray"
         file = folder / "run.yaml"
         file.write_text(yaml.safe_dump(run))
-        self.process = rlhf("train", file, "--output", self.output, quick_ray=quick_ray)
+        self.process = rlhf("train", file, "--trust", "--output", self.output, quick_ray=quick_ray)
         self.seen: dict[int, psutil.Process] = {}
 
     def wait_for_episodes(self, count: int) -> None:

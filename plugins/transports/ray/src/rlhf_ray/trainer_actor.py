@@ -43,11 +43,13 @@ class TrainerActor:
 
     def place(self) -> tuple[str, str, int, int]:
         """Node id, address, a free port there, and this process's id."""
-        address = ray.util.get_node_ip_address()
+        node = ray.get_runtime_context().get_node_id()
+        # The address its node has in this cluster: 127.0.0.1 in a local one, whatever the machine's name leads to.
+        address = next(str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node)
         with socket.socket() as probe:
             probe.bind((address, 0))
             port = int(probe.getsockname()[1])
-        return ray.get_runtime_context().get_node_id(), address, port, os.getpid()
+        return node, address, port, os.getpid()
 
     def fit(self, env_info: dict[str, str], resume: str | None) -> FitResult:
         """Train to the end (see `TrainerSession.fit`). `env_info`: its place in the process group."""
