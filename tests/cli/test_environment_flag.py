@@ -102,10 +102,7 @@ def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games,
 
 def test_isolation_is_refused_until_it_is_there(tmp_path):
     file = tmp_path / "game.py"
-    file.write_text(
-        "class Game:\n    def reset(self, task): ...\n    def step(self, reply): return None, 0.0, True\n",
-        encoding="utf-8",
-    )
+    file.write_text(GAMES, encoding="utf-8")
     asked = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": f"{file}:Count", "isolate": True}}
     with pytest.raises(ConfigError, match=r"environment\.isolate"):
         resolve(asked)

@@ -30,6 +30,11 @@ class TestHfDataset(FromFile):
     plugin = "hf-dataset"
 
 
-READ_FILES = {"jsonl": "above", "hf-dataset": "above"}
+class TestTasks(PromptsContract):
+    plugin = "tasks"
+    may_be_empty = True
 
-globals().update(contracts_for(PromptsContract, options={"sort-digits": {"options": {"size": 50}}}, skip=READ_FILES))
+
+ABOVE = dict.fromkeys(("jsonl", "hf-dataset", "tasks"), "above")
+
+globals().update(contracts_for(PromptsContract, options={"sort-digits": {"options": {"size": 50}}}, skip=ABOVE))
