@@ -15,7 +15,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, EpisodeError, RlhfError
 from ..protocols import RolloutEngine
@@ -25,6 +25,9 @@ from .chat import ChatFormat
 from .contract import Task
 from .episode import Episode, Rules
 from .workers import Workers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PATIENCE_SECONDS = 1.0
 """So long a round waits for environments before it goes on without them."""
@@ -70,6 +73,11 @@ class EnvironmentPlayer:
         self._chat = chat_format(rules)
         self._waits = False
         """Whether this environment's calls were found to take time."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's."""
+        return self._rules.tokenizer
 
     def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
         """Play an episode for each (prompt, sample id); yields them as they end. Adds to `times`.

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..environments.attempt import Played
 from ..hooks.relay import HookRelay
@@ -20,12 +20,20 @@ from ..rewards.scorer import RewardScorer, Scores
 from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
 from .samples import item_of, rewards_of, rollout_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 SCORED_TOGETHER = 64
 """Samples handed to the rewards at a time while later ones are still generated."""
 
 
 class Player(Protocol):
     """Has the policy answer: once, or in the turns of an environment."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's."""
+        ...
 
     def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
         """What became of each (prompt, sample id), in any order, each as soon as it is done. Adds to `times`."""
@@ -76,6 +84,11 @@ class PolicyExperienceMaker:
         self._kl_coef = kl_coef
         self._number = number or (lambda position, k: position * samples_per_prompt + k)
         self.times = PhaseTimes()
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's."""
+        return self._player.tokenizer
 
     def take_times(self) -> PhaseTimes:
         """The times since the last call, and what the rewards cost meanwhile."""

@@ -21,7 +21,7 @@ class SingleAnswers:
 
     def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, sampling: SamplingParams) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._sampling = sampling
 
     def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
@@ -41,7 +41,7 @@ class SingleAnswers:
 
     def _row(self, prompt: Prompt, completion: Completion) -> Row:
         row = Row(branch=0, text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
-        text = self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
+        text = self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         row.sample(completion, text, (), 0)
         return row
