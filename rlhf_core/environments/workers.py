@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 PATIENCE_SECONDS = 0.005
+_LEAVE_SECONDS = 0.5
+"""So long threads are waited for at the end; what still hangs then has failed long before."""
 
 _Job = tuple["asyncio.Future[Any]", Callable[[], Any]]
 
@@ -28,7 +31,7 @@ class Workers:
         self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         self._wake = threading.Semaphore(0)
         self._lock = threading.Lock()
-        self._num_threads = 0
+        self._threads: list[threading.Thread] = []
         self._num_idle = 0
         self._is_told = False
         """Whether the loop knows that something is in `_done`."""
@@ -44,10 +47,14 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """Let the threads end; those that hang are left behind. From any thread."""
+        """Let the threads end; those that hang are left behind. From any other thread, once the loop has stopped."""
         self._closed = True
         self._jobs.clear()
-        self._wake.release(self._num_threads)
+        for _ in self._threads:
+            self._wake.release()
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _look(self, number: int) -> None:
         """Have `number` more threads work, and twice as many where calls go on waiting."""
@@ -64,10 +71,10 @@ class Workers:
                 self._num_idle -= 1
                 self._wake.release()
                 return
-            if self._num_threads >= self._size:
-                return
-            self._num_threads += 1
-        threading.Thread(target=self._work, name=f"{self._name}-{self._num_threads}", daemon=True).start()
+        if len(self._threads) < self._size:
+            thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _work(self) -> None:
         while not self._closed:
