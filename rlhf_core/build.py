@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .algorithm import Algorithm, RolloutAlgorithm
-from .config.resolve import Configured, ResolvedRun, SelectedEnvironment
+from .config.resolve import ResolvedRun
 from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
+from .config.selected import Configured, SelectedEnvironment
 from .contexts import (
     algorithm_context,
     engine_context,

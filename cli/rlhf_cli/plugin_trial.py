@@ -140,8 +140,8 @@ def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -
 
 def _environment(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     """Some episodes in which random text is written. One whose `reset` raises may miss prompts; any other is wrong."""
-    from rlhf_core.config.resolve import Configured, SelectedEnvironment
     from rlhf_core.config.sections import EnvironmentConfig
+    from rlhf_core.config.selected import Configured, SelectedEnvironment
     from rlhf_core.contexts import environment_context
     from rlhf_core.errors import EpisodeError
     from rlhf_core.plugins.environment_shape import check_shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,17 +18,17 @@ from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
 from .processes import other_strategies, too_many
-from .section import OwnProcesses, PolicyLossSection, TransportConfig, options_of
+from .section import OwnProcesses, PolicyLossSection, TransportConfig
 from .sections import (
     EngineConfig,
     EnvironmentConfig,
     EnvironmentEntry,
     ModelConfig,
     PromptsConfig,
-    RewardCallOptions,
     RewardEntry,
     RunConfig,
 )
+from .selected import Configured, SelectedEnvironment, SelectedReward
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "algorithm": "ppo",
@@ -51,51 +51,6 @@ SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
     "environments": EnvironmentEntry,
 }
 """Kind -> options that core reads in the plugin's own section, beside the plugin's."""
-
-
-@dataclass(frozen=True)
-class Configured(Selected):
-    """A selected plugin with its checked options."""
-
-    config: BaseModel = field(kw_only=True)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Its section of the run file."""
-        return {"name": self.name, **options_of(self.config)}
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedReward:
-    """One entry of `rewards`."""
-
-    name: str
-    """Its label: the name in metrics and samples, unique in the run."""
-    weight: float
-    call_options: RewardCallOptions
-    selected: Configured
-    config: BaseModel
-
-    def to_mapping(self) -> dict[str, Any]:
-        core = {"weight": self.weight, "label": self.name, **self.call_options.model_dump(mode="json")}
-        return {"name": self.selected.name, **core, **options_of(self.config)}
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedEnvironment:
-    """What the section `environment` names."""
-
-    options: EnvironmentConfig
-    """Those of core."""
-    selected: Configured
-
-    @property
-    def name(self) -> str:
-        """Short, for errors: `./game.py:Game` is called Game."""
-        return self.selected.name.rpartition(":")[2] or self.selected.name
-
-    def to_mapping(self) -> dict[str, Any]:
-        own = self.selected.to_mapping()
-        return {"name": own.pop("name"), **self.options.model_dump(mode="json"), **own}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

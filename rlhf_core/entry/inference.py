@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
 from ..build import build_environment_player
-from ..config.resolve import SelectedEnvironment, SelectedReward
 from ..config.sections import ModelConfig
+from ..config.selected import SelectedEnvironment, SelectedReward
 from ..contexts import engine_context, own_device, prompts_context, reward_context
 from ..environments.metrics import ENVIRONMENT, environment_metrics
 from ..hooks.relay import HookRelay

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from ..config.resolve import SelectedEnvironment
+from ..config.selected import SelectedEnvironment
 from ..types import Completion, GenerationRequest, PhaseTimes, SamplingParams
 from ..util.rng import derive_seed
 from .engine import EOS, FakeEngine

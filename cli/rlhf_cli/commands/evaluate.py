@@ -11,7 +11,7 @@ from .playing import EnvironmentRequest, environment_options
 from .sampling import SamplingRequest, sampling_options
 
 if TYPE_CHECKING:
-    from rlhf_core.config.resolve import SelectedReward
+    from rlhf_core.config.selected import SelectedReward
 
 
 @click.command("eval")

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from ...config.resolve import Configured, SelectedEnvironment
 from ...config.sections import EnvironmentConfig
+from ...config.selected import Configured, SelectedEnvironment
 from ...environments.attempt import Played
 from ...environments.row import Row
 from ...errors import EpisodeError

@@ -19,7 +19,9 @@ from rlhf_reward_rules.repetition_penalty import repeated_share, repetition_pena
 
 def rollout(completion="", answer=None, num_tokens=0, ids=None, **metadata):
     ids = tuple(range(num_tokens)) if ids is None else tuple(ids)
-    return SimpleNamespace(sample_id=7, completion=completion, answer=answer, completion_ids=ids, metadata=metadata)
+    return SimpleNamespace(
+        sample_id=7, completion=completion, answer=answer, completion_ids=ids, sampled_ids=ids, metadata=metadata
+    )
 
 
 @pytest.mark.parametrize(

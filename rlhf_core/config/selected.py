@@ -1,0 +1,57 @@
+"""What a run file names, imported and with checked options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..plugins.discovery import Selected
+from .section import options_of
+from .sections import EnvironmentConfig, RewardCallOptions
+
+
+@dataclass(frozen=True)
+class Configured(Selected):
+    """A selected plugin with its checked options."""
+
+    config: BaseModel = field(kw_only=True)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Its section of the run file."""
+        return {"name": self.name, **options_of(self.config)}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedReward:
+    """One entry of `rewards`."""
+
+    name: str
+    """Its label: the name in metrics and samples, unique in the run."""
+    weight: float
+    call_options: RewardCallOptions
+    selected: Configured
+    config: BaseModel
+
+    def to_mapping(self) -> dict[str, Any]:
+        core = {"weight": self.weight, "label": self.name, **self.call_options.model_dump(mode="json")}
+        return {"name": self.selected.name, **core, **options_of(self.config)}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedEnvironment:
+    """What the section `environment` names."""
+
+    options: EnvironmentConfig
+    """Those of core."""
+    selected: Configured
+
+    @property
+    def name(self) -> str:
+        """Short, for errors: `./game.py:Game` is called Game."""
+        return self.selected.name.rpartition(":")[2] or self.selected.name
+
+    def to_mapping(self) -> dict[str, Any]:
+        own = self.selected.to_mapping()
+        return {"name": own.pop("name"), **self.options.model_dump(mode="json"), **own}
