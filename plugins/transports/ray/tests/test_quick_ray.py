@@ -11,7 +11,8 @@ import pytest
 import quick_ray
 from running import PATIENCE_SECONDS, wait_until
 
-pytestmark = pytest.mark.usefixtures("ray_worker_source")
+# Not in every run: beside many other files of Ray in one process they were seen to wait for a stub that did not end.
+pytestmark = [pytest.mark.usefixtures("ray_worker_source"), pytest.mark.slow]
 STUB = Path(quick_ray.__file__).with_name("ray_worker_stub.py")
 WORKER = """
 import os, sys, time
