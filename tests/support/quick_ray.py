@@ -2,7 +2,8 @@
 
 A worker is as real as one that Ray starts by itself, with its own process, connection and death. Between it and the
 raylet stands a small stub, which the raylet starts: it hands the command line on and lives as long as the worker.
-Whoever ends the stub ends the worker, so that by process tree and environment all is found as without this.
+Whoever ends the stub ends the worker, so that by process tree and environment all is found as without this. A stub
+that gets no worker becomes one, as Ray would have started it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ _PRELOAD = (
     "rlhf_core.training",
 )
 """Not Ray itself: its C++ half reads the environment when it is imported."""
+TAKEN = b"+"
+"""What a stub hears when its worker is forked; without it, it becomes the worker itself."""
+_ORDER_SECONDS = 10.0
 
 
 @contextmanager
@@ -53,6 +57,7 @@ def worker_source() -> Iterator[None]:
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         )
+        listener.close()  # should the source die, a stub is refused, and starts a worker as Ray does
         os.environ[ADDRESS] = address
         try:
             yield
@@ -94,9 +99,14 @@ def serve(listener_number: int) -> None:
                     for pid, _ in running.values():
                         os.kill(pid, signal.SIGKILL)
                     return
+                if key.fd not in selector.get_map():
+                    continue  # another event of this round was the end of both
                 if key.fileobj is listener:
                     connection, _ = listener.accept()
-                    order, streams = _received(connection)
+                    if (received := _received(connection)) is None:
+                        connection.close()
+                        continue
+                    order, streams = received
                     if (pid := os.fork()) == 0:
                         selector.close()
                         for other in (listener, connection, *(each for _, each in running.values())):
@@ -108,35 +118,43 @@ def serve(listener_number: int) -> None:
                     running[descriptor] = (pid, connection)
                     selector.register(descriptor, selectors.EVENT_READ)
                     selector.register(connection, selectors.EVENT_READ, pid)
+                    _send(connection, TAKEN)
                 elif key.data is not None:  # the stub is gone
                     os.kill(key.data, signal.SIGKILL)
                     selector.unregister(key.fileobj)
-                elif isinstance(key.fileobj, int):  # the worker is
-                    pid, connection = running.pop(key.fileobj)
+                else:  # the worker is
+                    pid, connection = running.pop(key.fd)
                     _, status = os.waitpid(pid, 0)
-                    if connection.fileno() in selector.get_map():
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    if connection in selector.get_map():
                         selector.unregister(connection)
                     with connection:
-                        _answer(connection, status)
-                    selector.unregister(key.fileobj)
-                    os.close(key.fileobj)
+                        _send(connection, struct.pack("!i", os.waitstatus_to_exitcode(status)))
 
 
-def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    head, streams, _, _ = socket.recv_fds(connection, 8, 3)
-    (length,) = struct.unpack("!Q", head)
-    text = b""
-    while len(text) < length:
-        text += connection.recv(length - len(text))
-    return json.loads(text), streams
-
-
-def _answer(connection: socket.socket, status: int) -> None:
-    code = os.waitstatus_to_exitcode(status)
+def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """What a stub asks for; None of one that went before it had said it."""
+    connection.settimeout(_ORDER_SECONDS)
+    streams: list[int] = []
     try:
-        connection.sendall(struct.pack("!i", code))
-    except OSError:
-        return  # nobody waits for it
+        head, streams, _, _ = socket.recv_fds(connection, 8, 3)
+        (length,) = struct.unpack("!Q", head)
+        text = b""
+        while len(text) < length:
+            if not (part := connection.recv(length - len(text))):
+                raise EOFError
+            text += part
+        return json.loads(text), streams
+    except (OSError, EOFError, struct.error):
+        for number in streams:
+            os.close(number)
+        return None
+
+
+def _send(connection: socket.socket, said: bytes) -> None:
+    with suppress(OSError):  # where nobody listens any more
+        connection.sendall(said)
 
 
 def _work(order: dict[str, Any], streams: list[int]) -> None:
