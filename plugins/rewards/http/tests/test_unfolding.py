@@ -46,7 +46,7 @@ def test_a_bomb_takes_no_memory():
         ("br", b"x", 'content encoding "br" is none of gzip, deflate'),
         ("gzip, gzip", b"x", "is none of"),
         ("gzip", b"not gzip", "is not gzip"),
-        ("gzip", gzip.compress(b"x" * 99)[:-9], "its end is missing"),
+        ("gzip", gzip.compress(b"x" * 99, mtime=0)[:-9], "its end is missing"),
         ("gzip", b"", "its end is missing"),
     ],
 )
