@@ -88,7 +88,7 @@ def build_scorer(resolved: ResolvedRun, device: torch.device, *, cache_folder: P
         reward_spec(r.selected, r.config, context, r.call_options, name=r.name, weight=r.weight)
         for r in resolved.rewards
     ]
-    return RewardScorer(specs, cache_folder=cache_folder)
+    return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=resolved.environment is not None)
 
 
 def build_prompts(

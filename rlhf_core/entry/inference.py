@@ -96,7 +96,7 @@ def evaluate_folder(
         reward_spec(r.selected, r.config, context, r.call_options.without_cache(), name=r.name, weight=r.weight)
         for r in rewards
     ]
-    with closing(RewardScorer(specs)) as scorer:
+    with closing(RewardScorer(specs, may_be_empty=environment is not None)) as scorer:
         answering, tokenizer = _open(model, engine, 0, device)
         with closing(answering):
             maker = PolicyExperienceMaker(

@@ -62,7 +62,6 @@ class Episode:
         self.num_turns = 0
         """Turns of the policy."""
         self.bad_tool_calls = 0
-        self.encoder = rules.encoder
         self._asking: set[asyncio.Future[Completion]] = set()
         self._closed = False
 
@@ -121,7 +120,7 @@ class Episode:
             and not self._speaks(prompt.text)
         ):
             text = prompt.text + (messages or "")
-            ids = prompt.prompt_ids if not messages else self.encoder.encode(text)
+            ids = prompt.prompt_ids if not messages else self.rules.encoder.encode(text)
             return self._add(Row(branch=0, text=text, prompt_ids=ids, messages=None))
         before = prompt.messages
         if before is None:

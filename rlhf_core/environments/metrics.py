@@ -11,9 +11,6 @@ ENVIRONMENT: Final = "environment"
 """Name of the environment's reward, and of its metrics."""
 OWN: Final = "own/"
 """Begins the names of what an environment measures itself."""
-CORE_METRICS: Final = frozenset(
-    {"num_turns", "truncated", "failed", "bad_tool_calls", "observation_tokens", "response_tokens"}
-)
 RESERVED: Final = frozenset({"num_turns_mean", "truncated_fraction", "failed_fraction", "bad_tool_calls"})
 """Names under `environment/` that are core's."""
 

@@ -33,6 +33,8 @@ class Row:
     turns: list[Turn] = field(default_factory=list)
     turn_ends: dict[int, int] = field(default_factory=dict)
     """Number of a turn of the episode that was sampled here -> index in `ids` of its last token."""
+    turn_places: dict[int, int] = field(default_factory=dict)
+    """The same numbers -> index in `turns`."""
     num_sampled: int = 0
     """Tokens sampled in this branch, those it shares with the branch it came from included."""
     num_shared: int = 0
@@ -79,6 +81,7 @@ class Row:
         self.support += completion.support_ids if completion.support_ids is not None else [()] * count
         self.num_sampled += count
         self.turn_ends[number] = len(self.ids) - 1
+        self.turn_places[number] = len(self.turns)
         version = completion.policy_version
         self.policy_version = version if self.policy_version is None else min(self.policy_version, version)
         self.finish_reason = completion.finish_reason
@@ -104,6 +107,7 @@ class Row:
             support=[()] * len(self.ids),
             turns=list(self.turns),
             turn_ends={},
+            turn_places={},
             num_shared=len(self.ids),
         )
 

@@ -28,7 +28,7 @@ class Workers:
         self._size = size
         self._name = name
         self._jobs: deque[_Job] = deque()
-        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._done: deque[tuple[asyncio.Future[Any], Any]] = deque()
         self._wake = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -39,7 +39,7 @@ class Workers:
         self._closed = False
 
     def submit(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run `job` on a thread; its result, or what it raised."""
+        """Run `job` on a thread; its result. It must not raise: what may go wrong is part of its result."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._jobs.append((future, job))
         if self._watch is None:  # all calls of one turn of the loop go together
@@ -85,10 +85,7 @@ class Workers:
                     self._num_idle += 1
                 self._wake.acquire()
                 continue
-            try:
-                self._done.append((future, job(), None))
-            except BaseException as error:  # handed to whoever waits for the future
-                self._done.append((future, None, error))
+            self._done.append((future, job()))
             del future, job
             self._tell()
 
@@ -106,12 +103,6 @@ class Workers:
         with self._lock:
             self._is_told = False
         while self._done:
-            future, result, error = self._done.popleft()
-            if future.done():
-                continue
-            if error is None:
+            future, result = self._done.popleft()
+            if not future.done():
                 future.set_result(result)
-            elif isinstance(error, Exception):
-                future.set_exception(error)
-            else:  # a KeyboardInterrupt or SystemExit of a stranger's is his failure, not the end of the loop
-                future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))

@@ -13,11 +13,10 @@ from ..config.sections import RewardCallOptions
 from ..distributed.lock_watch import lock_watch
 from ..errors import RewardError
 from ..types import Rollout
-from ..util.daemon_pool import DaemonPool
 from ..util.printable import printable
 from .cache import ScoreCache, cache_key, reward_identity
 from .isolation import IsolatedReward
-from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DeadlinePassed, is_async, stopped
+from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
 from .values import BadScore, RewardFault, read_scores
 
 _FIRST_WAIT_SECONDS = 0.1
@@ -72,7 +71,7 @@ class RewardRunner:
         self._counts = RewardCounts()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._pool = DaemonPool(self._call_options.concurrency, self._where, partial(stopped, self._where))
+        self._pool = DaemonPool(self._call_options.concurrency, self._where)
         self._left_behind: list[CallThread[Any]] = []
         self._loop = AsyncLoop(f"reward-{spec.name}-loop")
         self._function = spec.function

@@ -24,11 +24,10 @@ from ..config.sections import RewardCallOptions
 from ..errors import ConfigError
 from ..plugins.discovery import Selected, load, resolve_build
 from ..types import Rollout
-from ..util.daemon_pool import DaemonPool
 from .cache import ScoreCache
 from .combiner import Combined, RewardCombiner
 from .runner import RewardRunner, RewardSpec
-from .threads import stopped
+from .threads import DaemonPool
 
 __all__ = ["Combined", "RewardCombiner", "RewardRecipe", "RewardScorer", "RewardSpec", "Scores", "reward_spec"]
 
@@ -102,18 +101,22 @@ def _source_digest(selected: Selected) -> str:
 class RewardScorer:
     """Asks every reward of a run about samples, each under its own policy."""
 
-    def __init__(self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None) -> None:
+    def __init__(
+        self, specs: Sequence[RewardSpec], *, cache_folder: Path | None = None, may_be_empty: bool = False
+    ) -> None:
         """`cache_folder` is needed where a policy asks for the cache. Raises `ConfigError` on unfit names.
 
-        Without `specs` every sample is kept, and scored by none.
+        may_be_empty: there may be no `specs`, since an environment rewards; every sample is then kept.
         """
         _check_names([spec.name for spec in specs])
+        if not specs and not may_be_empty:
+            raise ConfigError("a run needs at least one reward", where="rewards", hint="--reward NAME")
         cached = [spec.name for spec in specs if spec.call_options.cache]
         if cached and cache_folder is None:
             raise ConfigError(f"{cached[0]!r} asks for a cache, but this run keeps no folder for one", where="rewards")
         self.weights = {spec.name: spec.weight for spec in specs}
         self._runners: list[RewardRunner] = []
-        self._pool = DaemonPool(_MAX_SUBMISSIONS, "rewards", partial(stopped, "rewards"))
+        self._pool = DaemonPool(_MAX_SUBMISSIONS, "rewards")
         with ExitStack() as stack:  # what was opened is closed again when a later reward cannot be built
             cache = ScoreCache(cache_folder / CACHE_FILE) if cached and cache_folder is not None else None
             if cache is not None:

@@ -19,22 +19,15 @@ def rollout_of(row: Row, sample: Played) -> Rollout:
     """One row of a sample, as a reward sees it."""
     assert row.policy_version is not None
     prompt = sample.prompt
-    policy_turns = [turn.text for turn in row.turns if turn.role == "policy"]
-    numbers = iter(sorted(row.turn_ends))
-    own = len(policy_turns) - len(row.turn_ends)  # turns of the branch this one came from come first
-    turns, seen = [], 0
-    for turn in row.turns:
-        if turn.role == "policy":
-            seen += 1
-            if seen > own and (reward := sample.turn_rewards.get(next(numbers), 0.0)):
-                turn = replace(turn, reward=reward)
-        turns.append(turn)
+    turns = list(row.turns)
+    for number, place in row.turn_places.items():
+        turns[place] = replace(turns[place], reward=sample.turn_rewards.get(number, 0.0))
     return Rollout(
         sample_id=sample.sample_id,
         prompt=row.text,
         messages=row.messages,
         prompt_ids=row.prompt_ids,
-        completion="\n".join(policy_turns),
+        completion="\n".join(turn.text for turn in turns if turn.role == "policy"),
         completion_ids=tuple(row.ids),
         logprobs=tuple(row.logprobs),
         answer=prompt.answer,

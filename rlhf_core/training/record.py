@@ -109,16 +109,13 @@ class EpisodeRecord:
         if self._samples is None:
             return
         scored = {(item.sample_id, item.branch): item for item in items}
+        rollouts = [rollout for group in made.groups for rollout in group.rollouts]
         records = [
             SampleRecord.of(
-                rollout,
-                episode=episode,
-                rewards=scored[rollout.sample_id, rollout.branch].rewards,
-                score=scored[rollout.sample_id, rollout.branch].score,
-                plays=scored[rollout.sample_id, rollout.branch].turn_rewards is not None,
+                rollout, episode=episode, rewards=item.rewards, score=item.score, plays=item.turn_rewards is not None
             )
-            for group in made.groups
-            for rollout in group.rollouts
+            for rollout in rollouts
+            for item in [scored[rollout.sample_id, rollout.branch]]
         ]
         self._samples.write(records)
         self.num_samples += len(choose(records, self._keep_samples))

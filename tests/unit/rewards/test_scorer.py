@@ -255,7 +255,7 @@ def test_close_ends_a_coroutine_that_runs(rollouts):
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["a", "a"], "two rewards are called 'a'"), (["mean"], "metric's own name")],
+    [(["a", "a"], "two rewards are called 'a'"), (["mean"], "metric's own name"), ([], "at least one reward")],
 )
 def test_unfit_names(names, message):
     specs = [RewardSpec(name=name, function=faulty.right, call_options=RewardCallOptions()) for name in names]
