@@ -91,10 +91,18 @@ class LockWatch:
             self._process.kill()
             self._process.wait(_END_SECONDS)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
 
 def lock_watch() -> LockWatch:
-    """The watch of this process, started at the first call."""
-    return _watch_of(os.getpid())
+    """The watch of this process: started at the first call, and anew where something has ended it."""
+    watch = _watch_of(os.getpid())
+    if not watch.is_alive:
+        _watch_of.cache_clear()
+        watch = _watch_of(os.getpid())
+    return watch
 
 
 @lru_cache(maxsize=1)

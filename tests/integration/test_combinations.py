@@ -1,9 +1,13 @@
-"""Strategy x algorithm x LoRA x transport x resume: every pair of values in `make test`, all of them in `make soak`."""
+"""Strategy x algorithm x LoRA x transport x resume x engine: every pair in `make test`, all of them in `make soak`.
+
+What does not go together is refused by name: `test_refused_combinations.py`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +22,8 @@ from transformers import AutoModelForCausalLM
 
 pytestmark = [pytest.mark.usefixtures("no_plots"), pytest.mark.timeout(660)]
 REWARD = Path(__file__).with_name("digit_reward.py")
+STAND_IN = Path(__file__).with_name("stand_in")
+"""Where a module `vllm` lies: the parts that the engine needs, over transformers."""
 MEANS = ("loss/value", "reward/mean", "kl/mean")
 """Metrics that a few other answers among many move little."""
 LEARNT = (*MEANS, "loss/policy", "policy/grad_norm")
@@ -33,9 +39,10 @@ class Combination(NamedTuple):
     lora: str
     transport: str
     resume: str
+    engine: str
 
     def __str__(self) -> str:
-        return "-".join(value for value in self if value != "no")
+        return "-".join(value for value in self if value not in ("no", "hf"))
 
 
 COLUMNS = {
@@ -44,24 +51,25 @@ COLUMNS = {
     "lora": ("no", "lora"),
     "transport": ("local", "ray"),
     "resume": ("no", "resume"),
+    "engine": ("hf", "vllm"),
 }
 EVERY = [Combination(*values) for values in itertools.product(*COLUMNS.values())]
 PAIRWISE = [
-    Combination("single", "ppo", "no", "local", "resume"),
-    Combination("single", "grpo", "lora", "local", "no"),
-    Combination("single", "sft", "no", "ray", "no"),
-    Combination("ddp", "ppo", "lora", "ray", "resume"),
-    Combination("ddp", "grpo", "no", "local", "no"),
-    Combination("ddp", "sft", "lora", "local", "no"),
-    Combination("fsdp", "ppo", "no", "local", "no"),
-    Combination("fsdp", "grpo", "lora", "ray", "no"),
-    Combination("fsdp", "sft", "no", "local", "resume"),
-    Combination("low-level-zero", "ppo", "lora", "local", "no"),
-    Combination("low-level-zero", "grpo", "no", "ray", "no"),
-    Combination("low-level-zero", "sft", "lora", "local", "resume"),
-    Combination("gemini", "ppo", "lora", "ray", "no"),
-    Combination("gemini", "grpo", "lora", "local", "resume"),
-    Combination("gemini", "sft", "no", "local", "no"),
+    Combination("single", "ppo", "no", "local", "resume", "hf"),
+    Combination("single", "grpo", "lora", "local", "no", "vllm"),
+    Combination("single", "sft", "no", "ray", "no", "hf"),
+    Combination("ddp", "ppo", "lora", "ray", "resume", "vllm"),
+    Combination("ddp", "grpo", "no", "local", "no", "hf"),
+    Combination("ddp", "sft", "lora", "local", "no", "hf"),
+    Combination("fsdp", "ppo", "no", "local", "no", "vllm"),
+    Combination("fsdp", "grpo", "lora", "ray", "no", "hf"),
+    Combination("fsdp", "sft", "no", "local", "resume", "hf"),
+    Combination("low-level-zero", "ppo", "lora", "local", "no", "hf"),
+    Combination("low-level-zero", "grpo", "no", "ray", "no", "vllm"),
+    Combination("low-level-zero", "sft", "lora", "local", "resume", "hf"),
+    Combination("gemini", "ppo", "lora", "ray", "no", "vllm"),
+    Combination("gemini", "grpo", "lora", "local", "resume", "hf"),
+    Combination("gemini", "sft", "no", "local", "no", "vllm"),
 ]
 # A resumed run is compared with one that was not stopped, so it takes in the combination without a resume.
 PRODUCT = [each for each in EVERY if each.resume == "resume"]
@@ -77,8 +85,8 @@ def test_every_pair_of_values_is_tried() -> None:
 
 
 @pytest.fixture(scope="module")
-def ray(ray_worker_source: None) -> Iterator[None]:
-    """One Ray for all runs of this module; its processes, and this one, compute on one thread each."""
+def place(ray_worker_source: None) -> Iterator[None]:
+    """One Ray for all runs of this module; its processes, and this one, compute on one thread and find `vllm`."""
     from rlhf_ray.cluster import connected
     from rlhf_ray.config import RayConfig
 
@@ -86,22 +94,23 @@ def ray(ray_worker_source: None) -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
+        patch.syspath_prepend(str(STAND_IN))
         with quick_workers(), connected(RayConfig()):
             yield
     torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """The run of an algorithm, with or without an adapter, in one process without anything; each is made once."""
-    made: dict[tuple[str, str], Path] = {}
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Combination], Path]:
+    """The run of an algorithm, adapter and engine in one process without anything else; each is made once."""
+    made: dict[Combination, Path] = {}
 
-    def run(algorithm: str, lora: str) -> Path:
-        if (algorithm, lora) not in made:
-            plain = Combination("single", algorithm, lora, "local", "no")
-            folder = tmp_path_factory.mktemp("alone") / "run"
-            made[algorithm, lora] = start(_changes(plain), folder).run_folder
-        return made[algorithm, lora]
+    def run(combination: Combination) -> Path:
+        plain = combination._replace(strategy="single", transport="local", resume="no")
+        if plain not in made:
+            made[plain] = start(_changes(plain), tmp_path_factory.mktemp("alone") / "run").run_folder
+        return made[plain]
 
     return run
 
@@ -113,7 +122,7 @@ def _changes(combination: Combination) -> dict[str, Any]:
         "prompts": {"name": "sort-digits", "num_digits": 6, "size": 64, "max_prompt_tokens": 16},
         "strategy": {"name": combination.strategy},
         "algorithm": {"name": combination.algorithm},
-        "engine": {"name": "hf", "max_new_tokens": 6},
+        "engine": {"name": combination.engine, "max_new_tokens": 6},
         # A large eps: Adam would make whole steps out of gradients that are but rounding.
         "optimizer": {"lr": 1e-3, "eps": 1e-4},
         "rewards": None if combination.algorithm == "sft" else [{"name": f"{REWARD}:sorted_fraction"}],
@@ -134,13 +143,13 @@ def _changes(combination: Combination) -> dict[str, Any]:
         *(pytest.param(each, id=str(each), marks=pytest.mark.slow) for each in PRODUCT if each not in PAIRWISE),
     ],
 )
-@pytest.mark.usefixtures("ray")
+@pytest.mark.usefixtures("place")
 def test_it_trains_as_one_process_does(
-    combination: Combination, tmp_path: Path, alone: Callable[[str, str], Path]
+    combination: Combination, tmp_path: Path, alone: Callable[[Combination], Path]
 ) -> None:
     run = start(_changes(combination), tmp_path / "run").run_folder
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
-    _assert_follows(run, alone(combination.algorithm, combination.lora), combination)
+    _assert_follows(run, alone(combination), combination)
     _assert_model_says_its_type(run / "model")
     if combination.resume == "resume":
         _assert_resume_repeats(combination, run, tmp_path / "resumed")

@@ -41,9 +41,10 @@ def connected(config: RayConfig) -> Iterator[str]:
     if ray.is_initialized():
         yield namespace
         return
-    with watched() if config.address is None else nullcontext():
+    with watched() if config.address is None else nullcontext(lambda: None) as has_started:
         with _environment(_QUIET), _own_signal_handlers(), _loopback_kept():
             _start(config, namespace)
+        has_started()
         try:
             yield namespace
         finally:

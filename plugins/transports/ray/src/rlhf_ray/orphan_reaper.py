@@ -2,8 +2,8 @@
 
 When a driver is killed, the kernel ends the processes that it started, and those end their workers. Ray's own agents
 however, who belong to no worker, first try for a minute to tell their controller, which is gone. This process holds
-the other end of a pipe: when that closes, however the driver went, it ends every process of that Ray it has seen.
-It imports the standard library only.
+the other end of a pipe: when that closes, however the driver went, it ends every process of that Ray it has seen, and
+no other of the driver's. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,31 +29,60 @@ Process = tuple[int, str]
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """Every process below this one, started by now or later, is gone soon after this one is."""
-    command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
+def watched() -> Iterator[Callable[[], None]]:
+    """A Ray that is started inside is gone soon after this process is, or at the end.
+
+    Yields what is to be called when it has started: processes that begin later belong to it only where one of it
+    started them.
+    """
+    before = children(os.getpid())
+    command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), _line(before)]
     orphan_reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    assert orphan_reaper.stdin is not None
+    told = orphan_reaper.stdin
+
+    def has_started() -> None:
+        roots = {process for process in children(os.getpid()) - before if process[0] != orphan_reaper.pid}
+        told.write(_line(roots).encode() + b"\n")
+        told.flush()
+
     try:
-        yield
+        yield has_started
     finally:
-        assert orphan_reaper.stdin is not None
-        orphan_reaper.stdin.close()
+        told.close()
         orphan_reaper.wait(_END_SECONDS)
 
 
-def descendants(pid: int) -> set[Process]:
-    """Every process below `pid`; it itself is not one of them."""
+def _line(processes: set[Process]) -> str:
+    return " ".join(f"{pid}:{started}" for pid, started in processes)
+
+
+def _processes(line: str) -> set[Process]:
+    pairs = (each.split(":") for each in line.split())
+    return {(int(pid), started) for pid, started in pairs}
+
+
+def children(pid: int) -> set[Process]:
+    """The processes that `pid` has started and not waited for."""
     found: set[Process] = set()
-    waiting = [pid]
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            for child in map(int, listed.read_text().split()):
+                if (started := start_time(child)) is not None:
+                    found.add((child, started))
+    return found
+
+
+def with_descendants(processes: set[Process]) -> set[Process]:
+    """These, as far as they run, and every process below one of them."""
+    found: set[Process] = set()
+    waiting = list(processes)
     while waiting:
-        parent = waiting.pop()
-        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # it ended while we looked
-                for child in map(int, listed.read_text().split()):
-                    started = start_time(child)
-                    if started is not None and child != os.getpid():
-                        found.add((child, started))
-                        waiting.append(child)
+        process = waiting.pop()
+        if process in found or start_time(process[0]) != process[1]:  # its id may be somebody else's by now
+            continue
+        found.add(process)
+        waiting += children(process[0])
     return found
 
 
@@ -66,11 +95,22 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def main(driver: int) -> None:
-    """Look at what runs below the driver until standard input closes; then end what still does."""
+def main(driver: int, before: set[Process]) -> None:
+    """Look at that Ray until standard input closes; then end what is left of it.
+
+    Until its first processes are told, they are those of the driver's that were not there before.
+    """
+    roots: set[Process] | None = None
     seen: set[Process] = set()
-    while not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
-        seen |= descendants(driver)
+    is_told = True
+    while is_told:
+        if select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
+            if line := sys.stdin.readline():
+                roots, seen = _processes(line), set()
+            else:
+                is_told = False
+        new = children(driver) - before if roots is None else roots
+        seen |= with_descendants({process for process in new if process[0] != os.getpid()})
     deadline = time.monotonic() + _GRACE_SECONDS
     left = seen
     while left and time.monotonic() < deadline:
@@ -82,4 +122,4 @@ def main(driver: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), _processes(sys.argv[2]))
