@@ -20,7 +20,9 @@ def test_the_quickstart_files_hold_what_the_design_says():
     assert load_run(ppo) == ppo
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++"])
+@pytest.mark.parametrize(
+    "algorithm", ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rloo", "reinforce++"))]
+)
 def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
     result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
     assert result.exit_code == 0, result.output
@@ -30,7 +32,9 @@ def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
     assert "critic_lr" not in mapping["optimizer"] and mapping["train"]["samples_per_prompt"] > 1
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward-model"])
+@pytest.mark.parametrize(
+    "algorithm", ["sft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpo", "reward-model"))]
+)
 def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algorithm):
     result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
     assert result.exit_code == 0, result.output

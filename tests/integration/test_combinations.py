@@ -61,8 +61,8 @@ PAIRWISE = [
     Combination("ddp", "ppo", "lora", "ray", "resume", "vllm"),
     Combination("ddp", "grpo", "no", "local", "no", "hf"),
     Combination("ddp", "sft", "lora", "local", "no", "hf"),
-    Combination("fsdp", "ppo", "no", "local", "no", "vllm"),
-    Combination("fsdp", "grpo", "lora", "ray", "no", "hf"),
+    Combination("fsdp", "ppo", "no", "local", "no", "hf"),
+    Combination("fsdp", "grpo", "lora", "ray", "no", "vllm"),
     Combination("fsdp", "sft", "no", "local", "resume", "hf"),
     Combination("low-level-zero", "ppo", "lora", "local", "no", "hf"),
     Combination("low-level-zero", "grpo", "no", "ray", "no", "vllm"),
@@ -133,6 +133,9 @@ def _changes(combination: Combination) -> dict[str, Any]:
         changes["train"] |= {"samples_per_prompt": 1, "train_batch_size": 4}
     if combination.transport == "ray":
         changes["transport"] = {"name": "ray", "max_staleness": 0}
+    if combination.engine == "vllm":  # a process that trains with others cannot hold vLLM too
+        alone = combination.strategy == "single" or combination.transport == "ray"
+        changes["engine"]["in_process"] = alone
     return changes
 
 

@@ -118,6 +118,7 @@ def test_a_paused_run_hears_a_signal(tmp_path, number):
     assert metrics(resumed.run_folder) == metrics(straight.run_folder)
 
 
+@pytest.mark.slow
 def test_the_command_steers_a_run_of_two_processes(tmp_path):
     changes = {**BASE, "train": {**TRAIN, "episodes": 4000}, "strategy": {"name": "ddp"}}
     folder = tmp_path / "run"

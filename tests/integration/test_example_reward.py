@@ -52,5 +52,6 @@ def test_its_own_tests_pass(environment, tmp_path):
     run(environment, tmp_path, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", tests)
 
 
+@pytest.mark.slow
 def test_both_rewards_train(environment, tmp_path):
     run(environment, tmp_path, "-c", TRAIN)

@@ -99,6 +99,7 @@ def test_a_killed_rank_ends_the_run_by_name(tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_processes_with_a_checkpoint(tmp_path):
     process = begin(tmp_path, DDP)
     with ended(process):
@@ -113,7 +114,8 @@ def test_ctrl_c_stops_all_processes_with_a_checkpoint(tmp_path):
 
 
 @pytest.mark.usefixtures("sighup_not_ignored")
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_asks_for_a_checkpoint(tmp_path, processes):
     """What the run says goes nowhere from then on, which ends nothing."""
     changes = {**DDP, "strategy": "ddp" if processes > 1 else "single"}

@@ -132,6 +132,7 @@ def remove(environment: Environment, made: dict[str, Scaffold]) -> None:
     assert f'"made-{TEMPLATES[kind].singular}" is installed' in said
 
 
+@pytest.mark.slow
 def test_a_reward_from_its_making_to_its_removal(environment: Environment) -> None:
     made = live(environment, ["rewards"])
     lines = (environment.folder / "run-1" / "metrics.jsonl").read_text().splitlines()

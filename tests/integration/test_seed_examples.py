@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
+from quick_ray import quick_workers
+from running import run_to_end
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "seed"
+# The two pipelines of three and four actors, and PPO in one process; the parts of these have tests of their own.
+QUICK = ("ppo_trainer", "detached_ppo_trainer", "experience_maker_holder")
 
 
+def run_script(script: str) -> None:
+    """As the interpreter would, but for where a Ray that it starts has its workers from."""
+    with quick_workers():
+        runpy.run_path(script, run_name="__main__")
+
+
+@pytest.mark.usefixtures("ray_worker_source")
 @pytest.mark.timeout(900)  # they start Ray and up to four actors; on a machine with other work that takes long
-@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
+        for path in sorted(FOLDER.glob("*.py"))
+    ],
+)
 def test_it_runs(script: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=840,
-    )
+    done = run_to_end(run_script, str(script), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout, "it says nothing of what it did"

@@ -40,6 +40,7 @@ def kept_bytes(asked: bool, **environment: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="about glibc")
+@pytest.mark.slow
 def test_what_a_pass_freed_serves_the_next():
     """What the heap keeps needs no new page: counted by the heap itself, whatever else the machine does."""
     assert kept_bytes(asked=True) > 60e6

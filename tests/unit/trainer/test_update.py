@@ -180,7 +180,8 @@ def test_other_errors_stay_themselves(setup, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # read by the compiler
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_blocks_make_the_same_update(make_setup, monkeypatch, backend):
     compiled, compile_with = [], torch.compile
 

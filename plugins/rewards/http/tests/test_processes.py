@@ -28,6 +28,7 @@ def ask(url, rollouts, *, token=None, **options):
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_200_concurrent_requests_lose_nothing_in_bounded_memory(serve):
     served = serve(
         f"{REWARDS}:slow_number", "--port", "0", "--max-in-flight", "4", "--max-connections", "64",

@@ -131,7 +131,7 @@ def spread(rollouts):
 '''
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder on the path of this process and of Ray's, with an installed hook plugin that brings the faults."""
     folder = tmp_path_factory.mktemp("site")
@@ -153,7 +153,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def local_ray(site: Path, ray_worker_source: None) -> Iterator[None]:
     """One Ray for all runs of this process, as the transport starts it but for how its workers begin."""
     from rlhf_ray.cluster import connected
@@ -204,7 +204,7 @@ def run_file(site: Path) -> Callable[..., dict[str, Any]]:
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def warm_start(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model folder: the tiny model after a few supervised steps, so that it answers with digits."""
     from rlhf_core import train

@@ -49,6 +49,7 @@ def test_a_trainer_that_dies_inside_a_sync_ends_the_run_with_its_cause_and_a_res
     check_samples(tmp_path / "ray")
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_the_trainers_stop_the_run(
     tmp_path: Path, run_file: RunFile, site: Path, faults: Callable[[str], Path]
 ) -> None:

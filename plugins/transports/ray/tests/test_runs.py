@@ -75,6 +75,7 @@ def test_on_policy_it_is_the_local_run(
     assert (tmp_path / "ray" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_with_two_makers_and_adapter_only_syncs_it_is_the_local_run_with_fewer_bytes(
     tmp_path: Path, warm_run: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
 ) -> None:
@@ -94,6 +95,7 @@ def test_with_two_makers_and_adapter_only_syncs_it_is_the_local_run_with_fewer_b
     assert 0 < result.metrics[0]["sync/bytes"] < whole_bytes
 
 
+@pytest.mark.slow
 def test_after_twenty_adapter_syncs_the_makers_policy_is_the_trainers(
     tmp_path: Path, warm_run: Callable[..., dict[str, Any]], site: Path, faults: Callable[[str], Path]
 ) -> None:
@@ -172,12 +174,14 @@ class SignalOncePaused:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_paused_run_hears_a_signal(tmp_path: Path, run_file: Callable[..., dict[str, Any]]) -> None:
     with pytest.raises(InterruptedRun, match="stopped after episode 1 of 3"):
         train(run_file(max_staleness=0), output=tmp_path / "ray", hooks=[SignalOncePaused()])
     assert [path.name for path in (tmp_path / "ray" / "checkpoints").glob("step-*")] == ["step-2"]
 
 
+@pytest.mark.slow
 def test_a_rollback_takes_the_makers_back(
     tmp_path: Path, run_file: Callable[..., dict[str, Any]], faults: Callable[[str], Path]
 ) -> None:

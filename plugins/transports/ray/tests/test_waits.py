@@ -42,6 +42,7 @@ def test_a_reward_that_hangs_ends_the_run(tmp_path: Path, run_file: RunFile) -> 
         train(run, output=tmp_path / "ray")
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_stopped_ends_the_run(
     tmp_path: Path, run_file: RunFile, faults: Callable[[str], Path]
 ) -> None:
