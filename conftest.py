@@ -1,5 +1,6 @@
 """For every test: how fast an example runs is the machine's affair, runs draw no plots, no process is left."""
 
+import logging
 import os
 import time
 import uuid
@@ -46,6 +47,16 @@ def nothing_is_left_running() -> Iterator[None]:
     said = [command_line(process) for process in left()]
     kill(left)
     assert not said, f"left running by the tests: {said}"
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """A command sends its log to a stream that is closed after the test."""
+    log = logging.getLogger("rlhf")
+    handlers, level = list(log.handlers), log.level
+    yield
+    log.handlers = handlers
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session")

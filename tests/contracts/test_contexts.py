@@ -138,6 +138,7 @@ def in_a_trial(log: Path) -> dict[str, dict[str, str]]:
     return noted(log)
 
 
+@pytest.mark.slow
 def test_a_plugin_is_given_the_same_wherever_it_is_built(spies: Path, tmp_path: Path) -> None:
     run = in_a_run(tmp_path, spies)
     assert set(run) == {*KINDS, "rewards"}

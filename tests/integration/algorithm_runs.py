@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -71,7 +71,7 @@ def write_data(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def make_runs(out: Path, deployment: str, names: list[str]) -> None:
+def make_runs(out: Path, deployment: str, names: Sequence[str]) -> None:
     """In a process of its own: the runs of these algorithms, with one thread and without plots."""
     torch.set_num_threads(1)
     report.build_report = lambda folders: None

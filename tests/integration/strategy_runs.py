@@ -15,7 +15,7 @@ from rlhf_core import report, train
 from rlhf_core.hookspecs import Verdict
 
 REWARD = Path(__file__).with_name("digit_reward.py")
-ROLLED_BACK = ("gemini",)
+ROLLED_BACK = ("ddp", "gemini")
 
 
 def run_file(strategy: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -62,9 +62,8 @@ def train_and_roll_back(out: Path, name: str, rank: int) -> None:
     train(run, output=out / f"{name}-rolled", hooks=[RollBackOnce()] if rank == 0 else [])
 
 
-def train_and_resume(out: Path, name: str, run: dict[str, Any], rank: int) -> None:
-    """The run, and the same run resumed from the checkpoint behind its first episode in a copy of its folder."""
-    train(run, output=out / name)
+def resume_a_copy(out: Path, name: str, run: dict[str, Any], rank: int) -> None:
+    """The run that is there, resumed from the checkpoint behind its first episode in a copy of its folder."""
     first = sorted((out / name / "checkpoints").glob("step-*"), key=lambda p: int(p.name[5:]))[0]
     copy = out / f"{name}-resumed"
     if rank == 0:
@@ -84,8 +83,11 @@ def train_one(run: dict[str, Any], folder: Path, resume: str | None) -> None:
     train(run, output=folder, resume=resume)
 
 
-def make_runs(out: Path, rank: int, names: list[str]) -> None:
-    """In a process of its own: every run of these strategies, with one thread and without plots."""
+def make_runs(out: Path, rank: int, names: list[str], again: bool) -> None:
+    """In a process of its own: every run of these strategies, with one thread and without plots.
+
+    again: these are there, and now resumed and rolled back.
+    """
     torch.set_num_threads(1)
     report.build_report = lambda folders: None
     if names != ["single"]:
@@ -93,9 +95,12 @@ def make_runs(out: Path, rank: int, names: list[str]) -> None:
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_SECONDS))
     warnings.filterwarnings("error", message="FSDP2-wrapped module")
     for name in names:
-        train_and_resume(out, name, run_file({"name": name}), rank)
+        if not again:
+            train(run_file({"name": name}), output=out / name)
+            continue
+        resume_a_copy(out, name, run_file({"name": name}), rank)
         if name in ROLLED_BACK:
             train_and_roll_back(out, name, rank)
-    if "gemini" in names:
+    if again and "gemini" in names:
         continued = run_file({"name": "ddp"}, model={"path": str(out / "gemini" / "model")})
         train(continued, output=out / "gemini-then-ddp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,40 @@ from running import Forked, ranks, run_all
 
 TIMED = ("time/", "tokens_per_second/", "memory/", "reward_calls/")
 QUICK = ("grpo", "sft", "reward-model")
-"""One of each kind, detached in `make test`: rollouts of groups, a dataset with answers to judge, a head of its own."""
-DETACHED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALGORITHMS]
+"""One of each kind, in `make test`: rollouts of groups, a dataset with answers to judge, a head of its own."""
+EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALGORITHMS]
+OTHERS = [name for name in ALGORITHMS if name not in QUICK]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs in one process, and as two ranks as a launcher starts them, at the same time."""
+    """The quick runs."""
     out = tmp_path_factory.mktemp("runs")
     algorithm_runs.write_data(out / "data.jsonl")
-    names = list(ALGORITHMS)
-    run_all(
-        Forked(make_runs, out, "single", names), *(Forked(make_runs, out, "ddp", names, env=each) for each in ranks(2))
-    )
+    make_local_runs(out, QUICK)
     return out
 
 
 @pytest.fixture(scope="module")
-def quick_detached(runs: Path, ray_worker_source: None) -> None:
-    run_all(Forked(make_runs, runs, "ray", list(QUICK)))
+def other_runs(runs: Path) -> None:
+    make_local_runs(runs, OTHERS)
+
+
+def make_local_runs(out: Path, names: Sequence[str]) -> None:
+    """In one process, and as two ranks as a launcher starts them, at the same time."""
+    run_all(
+        Forked(make_runs, out, "single", names), *(Forked(make_runs, out, "ddp", names, env=each) for each in ranks(2))
+    )
 
 
 @pytest.fixture(scope="module")
-def other_detached(runs: Path, ray_worker_source: None) -> None:
-    run_all(Forked(make_runs, runs, "ray", [name for name in ALGORITHMS if name not in QUICK]))
+def quick_detached(runs: Path, ray_worker_source: None) -> None:
+    run_all(Forked(make_runs, runs, "ray", QUICK))
+
+
+@pytest.fixture(scope="module")
+def other_detached(runs: Path, other_runs: None, ray_worker_source: None) -> None:
+    run_all(Forked(make_runs, runs, "ray", OTHERS))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -44,7 +55,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if not key.startswith(TIMED)} for line in found]
 
 
-@pytest.mark.parametrize("name", DETACHED)
+@pytest.mark.parametrize("name", EVERY)
 def test_detached_trains_as_local(runs: Path, name: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("quick_detached" if name in QUICK else "other_detached")
     local, detached = lines(runs / f"{name}-single"), lines(runs / f"{name}-ray")
@@ -54,8 +65,10 @@ def test_detached_trains_as_local(runs: Path, name: str, request: pytest.Fixture
             assert ours[key] == pytest.approx(value, rel=1e-6, abs=1e-6), (ours["step"], key)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_two_processes_train_as_one(runs: Path, name: str) -> None:
+@pytest.mark.parametrize("name", EVERY)
+def test_two_processes_train_as_one(runs: Path, name: str, request: pytest.FixtureRequest) -> None:
+    if name in OTHERS:
+        request.getfixturevalue("other_runs")
     one, two = lines(runs / f"{name}-single"), lines(runs / f"{name}-ddp")
     assert len(one) == len(two) > 0
     for ours, theirs in zip(two, one, strict=True):
@@ -71,6 +84,8 @@ def test_held_out_prompts_are_answered(runs: Path, quick_detached: None, deploym
     assert "eval/score" in lines(runs / f"sft-{deployment}")[-1]
 
 
-@pytest.mark.parametrize("name", ["sft", "dpo", "reward-model"])
-def test_held_out_records_are_measured(runs: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["sft", pytest.param("dpo", marks=pytest.mark.slow), "reward-model"])
+def test_held_out_records_are_measured(runs: Path, name: str, request: pytest.FixtureRequest) -> None:
+    if name in OTHERS:
+        request.getfixturevalue("other_runs")
     assert "eval/loss/policy" in lines(runs / f"{name}-ddp")[-1]

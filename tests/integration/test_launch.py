@@ -80,6 +80,7 @@ def spread(rollouts):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_by_name(tmp_path):
     """Also when the other notices in a call of the wrapped model itself: here, when it copies rank 0's buffers."""
     reward = tmp_path / "reward.py"

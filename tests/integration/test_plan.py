@@ -38,6 +38,7 @@ def test_the_memory_of_a_run_is_what_the_plan_said(tmp_path, model):
     assert 0.7 * used < process["total_bytes"] < 1.4 * used, f"said {process}, used {used / 1e6:.0f} MB"
 
 
+@pytest.mark.slow
 def test_shards_makers_and_adapters_change_what_is_needed(tmp_path, model):
     run = write_run(tmp_path, {"model": {"path": model, "device": "cpu"}, "train": TRAIN})
     (alone,) = plan(run)["processes"]

@@ -199,6 +199,7 @@ class TestProcesses:
         assert (folder / "report.html").is_file()
         self.go_on(folder, self.episodes_to_go(folder))
 
+    @pytest.mark.slow
     def test_the_second_ctrl_c_stops_at_once(self, tmp_path):
         slow = tmp_path / "slow.py"
         slow.write_text(

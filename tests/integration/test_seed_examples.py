@@ -10,8 +10,8 @@ from quick_ray import quick_workers
 from running import run_to_end
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "seed"
-# The two pipelines of three and four actors, and PPO in one process; the parts of these have tests of their own.
-QUICK = ("ppo_trainer", "detached_ppo_trainer", "experience_maker_holder")
+# PPO in one process and detached; the others are parts of these, and have tests of their own.
+QUICK = ("ppo_trainer", "detached_ppo_trainer")
 
 
 def run_script(script: str) -> None:

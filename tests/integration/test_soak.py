@@ -101,7 +101,6 @@ def moments(seed, count, num_updates):
     return sorted((chosen.randint(1, num_updates - 2), chosen.random() * 0.3) for _ in range(count))
 
 
-# In `make test` two processes are killed in test_strategies_agree.py, and a detached run in rlhf-ray's test_driver.py.
 @pytest.mark.parametrize(
     "placement", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two-processes", "ray"))]
 )
@@ -155,6 +154,7 @@ def check_flat(rows, first):
 
 
 @pytest.mark.usefixtures("no_plots")
+@pytest.mark.slow
 def test_memory_and_files_stay_flat_over_forty_episodes(tmp_path):
     watch = Watch()
     changes = {"train": {**TRAIN, "episodes": 40}, "checkpoint": {"every_episodes": 5, "keep": 2}}

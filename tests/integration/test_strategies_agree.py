@@ -23,11 +23,21 @@ EXACT = ["ddp", "low-level-zero", "fsdp"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
-    run_all(
-        Forked(make_runs, out, 0, ["single"]),
-        *(Forked(make_runs, out, rank, PROCESSES, env=place) for rank, place in enumerate(ranks(2))),
-    )
+    _make_runs(out, again=False)
     return out
+
+
+@pytest.fixture(scope="module")
+def runs_again(runs: Path) -> Path:
+    _make_runs(runs, again=True)
+    return runs
+
+
+def _make_runs(out: Path, again: bool) -> None:
+    run_all(
+        Forked(make_runs, out, 0, ["single"], again),
+        *(Forked(make_runs, out, rank, PROCESSES, again, env=place) for rank, place in enumerate(ranks(2))),
+    )
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:
@@ -85,15 +95,17 @@ def test_gemini_changes_weights_as_single_does(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["single", *PROCESSES])
-def test_resume_repeats_the_run(runs: Path, name: str) -> None:
-    _assert_same(runs / f"{name}-resumed", runs / name)
+@pytest.mark.slow
+def test_resume_repeats_the_run(runs_again: Path, name: str) -> None:
+    _assert_same(runs_again / f"{name}-resumed", runs_again / name)
 
 
 @pytest.mark.parametrize("name", ROLLED_BACK)
-def test_a_rollback_on_all_ranks_repeats_the_episode(runs: Path, name: str) -> None:
-    rolled = runs / f"{name}-rolled"
+@pytest.mark.slow
+def test_a_rollback_on_all_ranks_repeats_the_episode(runs_again: Path, name: str) -> None:
+    rolled = runs_again / f"{name}-rolled"
     assert json.loads((rolled / "summary.json").read_text())["rollbacks"] == 1
-    _assert_same(rolled, runs / name)
+    _assert_same(rolled, runs_again / name)
 
 
 # A reward that keeps every process in the second episode until a file is there, so that they can be killed in it.
@@ -138,12 +150,13 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(runs: Path, tmp_path: Path, 
     assert samples(tmp_path / "run") == samples(runs / name)
 
 
-def test_a_policy_goes_on_under_other_strategies(runs: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_policy_goes_on_under_other_strategies(runs_again: Path, tmp_path: Path) -> None:
     """Trained under gemini, on under ddp, on under single: each scores at first what the one before did at last."""
-    run = run_file({"name": "single"}, model={"path": str(runs / "gemini-then-ddp" / "model")})
+    run = run_file({"name": "single"}, model={"path": str(runs_again / "gemini-then-ddp" / "model")})
     last = train(run, output=tmp_path / "run")
     assert last is not None
-    scores = [json.loads((runs / name / "summary.json").read_text()) for name in ("gemini", "gemini-then-ddp")]
+    scores = [json.loads((runs_again / name / "summary.json").read_text()) for name in ("gemini", "gemini-then-ddp")]
     scores.append(last.summary)
     for before, after in itertools.pairwise(scores):
         assert after["eval_before"] == before["eval_after"]

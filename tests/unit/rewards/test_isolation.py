@@ -74,6 +74,7 @@ def test_one_that_allocates_without_end_is_ended(isolated):
         isolated("allocates_without_end", memory_limit_bytes=500 * MEGABYTE)
 
 
+@pytest.mark.slow
 def test_one_that_leaks_is_replaced(isolated):
     # Each call leaves 300 MB behind and answers how often this process was called: two calls are too many.
     scores, _ = isolated("leaks", batch_size=1, memory_limit_bytes=500 * MEGABYTE, retries=1)

@@ -130,6 +130,7 @@ def report(install, tmp_path) -> str:
     return run_pytest(folder, sys.path[0], select="not process_of and (Sign or not light)")
 
 
+@pytest.mark.slow
 def test_faults_are_found_and_named(report):
     outcomes = dict(re.findall(r"^(?:FAILED|PASSED|ERROR) \S+::(Test\w+::\S+)(.*)$", report, flags=re.MULTILINE))
     failed = dict(re.findall(r"^FAILED \S+::(Test\w+::\w+)\S*(.*)$", report, flags=re.MULTILINE))

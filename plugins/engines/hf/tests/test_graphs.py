@@ -48,8 +48,9 @@ def test_fixed_shapes_give_the_same_answers(family, sampling, model, engine, req
     assert 1 <= len(prepared) <= 8  # 1, 2, 4 and 6 rows, at 64 and at 128 tokens
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.slow
 def test_compiled_steps_give_the_same_answers(backend, precision, model, engine, requests, collect, monkeypatch):
     compiled, compile_with = [], torch.compile
 

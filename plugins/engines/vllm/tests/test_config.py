@@ -56,6 +56,7 @@ class TestComponent(ComponentContract):
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+@pytest.mark.slow
 def test_without_vllm_the_command_says_what_to_type():
     assert missing_modules(load("engines", "vllm", check_requires=False).component) == ["vllm"]
     with pytest.raises(PluginError, match="needs vllm, not installed here") as raised:

@@ -159,6 +159,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_killed_run(fake_vllm):
     with subprocess.Popen([sys.executable, "-c", OWNER, str(fake_vllm)], stdout=subprocess.PIPE, text=True) as owner:
         try:

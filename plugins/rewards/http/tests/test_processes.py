@@ -48,6 +48,7 @@ def test_200_concurrent_requests_lose_nothing_in_bounded_memory(serve):
     assert "at most 4 in flight)" in out
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_is_survived(serve):
     first = serve(f"{REWARDS}:slow_number", "--port", "0", "--max-in-flight", "2")
     port, url = first.port, first.url

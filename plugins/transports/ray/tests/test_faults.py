@@ -35,6 +35,7 @@ def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
     assert log.count("is started anew") == 2
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_inside_a_sync_ends_the_run_with_its_cause_and_a_resume_goes_on(
     tmp_path: Path,
     run_file: RunFile,

@@ -238,6 +238,7 @@ class Recorder:
         self.events.append(f"end {error}")
 
 
+@pytest.mark.slow
 def test_several_makers_and_trainers_keep_the_staleness_bound(
     tmp_path: Path,
     run_file: Callable[..., dict[str, Any]],
@@ -277,6 +278,7 @@ def test_what_the_transport_cannot_do_is_said_before_anything_starts(
         train(run_file(num_trainers=2), output=tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_an_error_in_a_maker_names_it_and_keeps_its_traceback(
     tmp_path: Path, run_file: Callable[..., dict[str, Any]]
 ) -> None:

@@ -63,7 +63,8 @@ class KillCoordinator:
             coordinator.kill()
 
 
-@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 5))])
+@pytest.mark.parametrize("turn", range(5))
+@pytest.mark.slow
 def test_a_coordinator_that_is_killed_ends_the_run_and_a_resume_goes_on(
     turn: int, tmp_path: Path, run_file: RunFile, check_samples: Callable[[Path], None]
 ) -> None:
