@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ..errors import PluginError
 from ..plugins.discovery import Selected, load
-from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference
+from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced_files
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
@@ -136,9 +136,10 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust
         problems.add(path, "was hidden when this config was written down", hint)
     core = _core_sections(given, problems)
     chosen = {
-        name: _plugin_section(kind, name, given.get(name, {}), problems) for name, kind in PLUGIN_SECTIONS.items()
+        name: _plugin_section(kind, name, given.get(name, {}), problems, trust)
+        for name, kind in PLUGIN_SECTIONS.items()
     }
-    eval_prompts = _eval_prompts(given, chosen["prompts"], problems)
+    eval_prompts = _eval_prompts(given, chosen["prompts"], problems, trust)
     environment = _environment(given, chosen["algorithm"], problems, trust)
     rewards = _rewards(given, chosen["algorithm"], problems, trust)
     if core is not None:
@@ -221,6 +222,7 @@ def _plugin_section(
     shared = options_of_core(selected)
     elsewhere = {"name", *(shared.model_fields if shared else ())}
     options = {key: value for key, value in data.items() if key not in elsewhere}
+    _check_named_files(options, path, problems, trust)
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
         return None
@@ -228,6 +230,16 @@ def _plugin_section(
         check_functions(config, path, problems)
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
     return Configured(**inherited, config=config)
+
+
+def _check_named_files(options: Mapping[str, Any], path: str, problems: Problems, trust: FileTrust) -> None:
+    """Hold files of code that a plugin's options name, such as functions for tools, against what may be run."""
+    for key, value in options.items() if trust.runs else ():
+        for file in sorted(referenced_files(value)):
+            try:
+                trust.check(file, f"{path}.{key}")
+            except PluginError as error:
+                problems.add_error(f"{path}.{key}", error)
 
 
 def check_options(selected: Selected) -> None:
@@ -251,7 +263,9 @@ def check_options(selected: Selected) -> None:
         )
 
 
-def _eval_prompts(given: Mapping[str, Any], prompts: Configured | None, problems: Problems) -> Configured | None:
+def _eval_prompts(
+    given: Mapping[str, Any], prompts: Configured | None, problems: Problems, trust: FileTrust
+) -> Configured | None:
     """The source to evaluate on. Its limits are those of the run's prompts where it says nothing of them."""
     evaluation = given.get("eval")
     data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
@@ -259,7 +273,7 @@ def _eval_prompts(given: Mapping[str, Any], prompts: Configured | None, problems
         return None
     if isinstance(data, dict) and prompts is not None and isinstance(prompts.config, PromptsConfig):
         data = {**{name: getattr(prompts.config, name) for name in PromptsConfig.model_fields}, **data}
-    return _plugin_section("prompts", "eval.prompts", data, problems)
+    return _plugin_section("prompts", "eval.prompts", data, problems, trust)
 
 
 def _environment(

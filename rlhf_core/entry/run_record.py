@@ -80,9 +80,9 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
 
 
 def _files_run(resolved: ResolvedRun) -> frozenset[Path]:
-    """Files of code that the run file names, and the model where its code is run."""
+    """Files of code that the run names anywhere, and the model where its code is run."""
     model = resolved.run.model
-    files = referenced_files([reward.selected.name for reward in resolved.rewards])
+    files = referenced_files(resolved.to_mapping())
     return files | {Path(model.path).resolve()} if model.trust_remote_code else files
 
 

@@ -11,6 +11,7 @@ from rlhf_cli.main import run as rlhf
 from rlhf_core import train
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
+from rlhf_core.entry.run_record import _files_run
 from rlhf_core.entry.seal import seal, sealed_files
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.trust import FileTrust
@@ -83,6 +84,30 @@ def test_a_run_runs_files_below_its_file_or_named_or_trusted(place, capsys):
     says(capsys, "train", "theirs/run.yaml", "--dry-run", "--reward", "./other/mine.py:mine:0.1")
     says(capsys, "train", "theirs/out.yaml", "--dry-run", "--set", "rewards.0.name=other/mine.py:mine")
     assert ran() == ["other/mine.py"]
+
+
+TOOL = """
+from pathlib import Path
+Path(__file__).with_suffix(".ran").touch()
+def double(number: int) -> int:
+    \"\"\"Twice the number.\"\"\"
+    return 2 * number
+"""
+
+
+def test_the_functions_of_tools_follow_the_same_rule(place, capsys):
+    pytest.importorskip("rlhf_environments", reason="the environment tools is not installed")
+    for folder, code in (("theirs/in", 0), ("other", 2)):
+        Path(folder, "tool.py").write_text(TOOL)
+        run = {**tiny_run({}), "environment": {"name": "tools", "functions": [f"{folder}/tool.py:double"]}}
+        Path("theirs/run.yaml").write_text(yaml.safe_dump(run))
+        says(capsys, "train", "theirs/run.yaml", "--dry-run", code=code)
+        ran()
+    says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
+    assert ran() == []
+    says(capsys, "train", "theirs/run.yaml", "--dry-run", "--trust")
+    resolved = resolve(load_run(run))
+    assert _files_run(resolved) == {place / "other/tool.py"}
 
 
 def test_a_link_out_of_the_folder_does_not_count_as_in_it(place, capsys):
