@@ -50,15 +50,16 @@ def assert_loopback(seen):
     assert not elsewhere
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "flags"),
     [
         ({}, ["--strategy", "ddp", "--num-processes", "2"]),
-        pytest.param({}, ["--strategy", "fsdp", "--num-processes", "2"], marks=pytest.mark.slow),
+        ({}, ["--strategy", "fsdp", "--num-processes", "2"]),
         pytest.param(
             {"transport": {"name": "ray", "num_makers": 1, "num_trainers": 2}, "strategy": {"name": "ddp"}},
             [],
-            marks=[pytest.mark.slow, pytest.mark.xfail(reason="SECURITY.md: one port of rank 0 is open", strict=False)],
+            marks=pytest.mark.xfail(reason="SECURITY.md: one port of rank 0 is open", strict=False),
         ),
     ],
     ids=["ddp", "fsdp", "ray"],

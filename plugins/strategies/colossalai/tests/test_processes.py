@@ -34,6 +34,25 @@ EXACT = ["ddp", "zero1", "zero2"]
 ROUNDED = ["zero1-bf16", "gemini", "gemini-half-sharded"]
 SPLITS = ["whole", "accumulated", "ragged", "two_forwards", "checkpointing"]
 CHAIN = ["gemini", "zero1-bf16", "zero1", "ddp"]
+SLOW = ["zero2", "gemini-half-sharded"]
+
+
+def cases(names):
+    return [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in names]
+
+
+class Seen(dict):
+    """What each case did; the slow ones are run when one of them is asked for."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        super().__init__(run_strategies([each for each in CASES if each.name not in SLOW], 2, folder, load_chain=CHAIN))
+
+    def __missing__(self, name):
+        folder = self._folder / "slow"
+        folder.mkdir()
+        self.update(run_strategies([each for each in CASES if each.name in SLOW], 2, folder))
+        return self[name]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +62,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def seen(folder):
-    return run_strategies(CASES, 2, folder, load_chain=CHAIN)
+    return Seen(folder)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", cases(EXACT))
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_fp32_processes_train_as_one(seen, name, split):
     alone = train_alone(updates=3)
@@ -56,7 +75,7 @@ def test_two_fp32_processes_train_as_one(seen, name, split):
     assert largest_difference(got["weights"], alone["weights"]) < 1e-6
 
 
-@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("name", cases(ROUNDED))
 @pytest.mark.parametrize("split", SPLITS)
 def test_two_bf16_processes_train_nearly_as_one(seen, name, split):
     alone = train_alone(updates=3)
@@ -66,7 +85,7 @@ def test_two_bf16_processes_train_nearly_as_one(seen, name, split):
     assert change_cosine(tiny_model().state_dict(), got["weights"], alone["weights"]) > 0.95
 
 
-@pytest.mark.parametrize("name", EXACT + ROUNDED)
+@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
 def test_norm_is_measured_without_clipping_too(seen, name):
     alone = train_alone(updates=2, max_grad_norm=None)
     got = seen[name]["unclipped"]
@@ -75,7 +94,7 @@ def test_norm_is_measured_without_clipping_too(seen, name):
         assert largest_difference(got["weights"], alone["weights"]) < 1e-6
 
 
-@pytest.mark.parametrize("name", EXACT + ROUNDED)
+@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
 def test_lora_trains_adapters_only(seen, name):
     alone = train_alone(updates=2, lora=True)
     start = tiny_model(lora=True).state_dict()
@@ -89,7 +108,7 @@ def test_lora_trains_adapters_only(seen, name):
     assert all(frozen[key].equal(start[key].to(frozen[key].dtype)) for key in frozen)
 
 
-@pytest.mark.parametrize("name", EXACT + ROUNDED)
+@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
 def test_shards_are_bounded_named_and_whole(seen, name):
     shards = seen[name]["shards"]
     start = tiny_model().state_dict()
@@ -101,7 +120,7 @@ def test_shards_are_bounded_named_and_whole(seen, name):
     assert largest_difference(shards["weights"], start) == 0.0  # fp32 digits, whatever the arithmetic
 
 
-@pytest.mark.parametrize("name", EXACT + ROUNDED)
+@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
 def test_resumes_exactly(seen, name):
     resumed = seen[name]["resumed"]
     assert largest_difference(resumed["saved"], resumed["loaded"]) == 0.0
@@ -109,14 +128,14 @@ def test_resumes_exactly(seen, name):
     assert largest_difference(resumed["resumed"]["weights"], resumed["uninterrupted"]["weights"]) == 0.0
 
 
-@pytest.mark.parametrize("name", EXACT + ROUNDED)
+@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
 def test_dropped_gradients_leave_no_trace(seen, name):
     dropped = seen[name]["dropped"]
     assert largest_difference(dropped["before"], dropped["after"]) == 0.0
     assert largest_difference(dropped["weights"], seen[name]["accumulated"]["weights"]) == 0.0
 
 
-@pytest.mark.parametrize("name", EXACT + ROUNDED)
+@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
 def test_weights_loaded_in_16_bits_have_float32_masters(seen, name):
     start, alone = tiny_model(dtype="bfloat16").state_dict(), train_alone(updates=3, dtype="bfloat16", lr=TINY_RATE)
     got = seen[name]["sixteen_bits"]
@@ -126,7 +145,7 @@ def test_weights_loaded_in_16_bits_have_float32_masters(seen, name):
     assert largest_difference(got["resumed"]["weights"], got["uninterrupted"]["weights"]) == 0.0
 
 
-@pytest.mark.parametrize("name", EXACT + ROUNDED)
+@pytest.mark.parametrize("name", cases(EXACT + ROUNDED))
 def test_one_broken_rank_refuses_the_step_everywhere(seen, name):
     diverged = seen[name]["diverged"]
     assert diverged["refused"] == [True, True]
