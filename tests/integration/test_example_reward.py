@@ -47,6 +47,7 @@ def run(environment: dict[str, str], folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(environment, tmp_path):
     tests = str(FOLDER / "tests")
     run(environment, tmp_path, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", tests)

@@ -33,7 +33,8 @@ _PRELOAD = (
     "transformers.generation.utils",
     "transformers.models.llama.modeling_llama",
     "rlhf_core.seed",
-    "rlhf_core.training",
+    "rlhf_core.training.session",
+    "rlhf_colossalai.ddp",
 )
 """Not Ray itself: its C++ half reads the environment when it is imported."""
 TAKEN = b"+"
@@ -85,7 +86,8 @@ def quick_workers() -> Iterator[None]:
 def serve(listener_number: int) -> None:
     """Fork a worker for every stub that asks, until standard input closes; then end those that run."""
     for name in _PRELOAD:
-        importlib.import_module(name)
+        with suppress(ImportError):  # a plugin that is not installed here
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     listener = socket.socket(fileno=listener_number)

@@ -28,7 +28,9 @@ MARK = "RLHF_TEST_PROCESSES"
 """Environment variable of all that tests start; a process inherits the mark of who started it, with its own behind."""
 _END_SECONDS = 60.0
 _FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload(["rlhf_core.training", "torch", "transformers.models.llama.modeling_llama"])
+_FORKS.set_forkserver_preload(
+    ["torch", "transformers.models.llama.modeling_llama", "peft", "rlhf_core.training.session", "rlhf_colossalai.ddp"]
+)
 
 
 def wait_until(done: Callable[[], Any], what: str, *, every_seconds: float = 0.05) -> None:

@@ -23,6 +23,7 @@ def log(folder: Path, step: int) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_offline_runs_land_in_the_folder_under_one_id_and_without_secrets(tmp_path: Path):
     wandb = pytest.importorskip("wandb")
     try:

@@ -171,12 +171,12 @@ ELSEWHERE = {
     "a user, landlock of Linux 6.2": ("landlock", USER, OLD_LANDLOCK),
     "root, landlock": ("landlock", 0, ""),
 }
-QUICK = ("a user, namespaces",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "user", "before"),
-    [pytest.param(*each, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, each in ELSEWHERE.items()],
+    [pytest.param(*each, id=name) for name, each in ELSEWHERE.items()],
 )
 def test_as_others_with_an_interpreter_that_all_may_run(mode, user, before, outside):
     if os.geteuid() != 0:

@@ -104,7 +104,8 @@ def test_two_meet_and_a_dead_one_is_named():
     assert "strategy.timeout_seconds" in outputs[0]
 
 
-@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_one_is_named_and_not_waited_for(stopped):
     """Nor does the store keep anybody, which rank 0 holds where no launcher does."""
     processes = start_two(STOPS, STOPPED=str(stopped))

@@ -180,6 +180,7 @@ def test_the_marker_is_known():
 """
 
 
+@pytest.mark.slow
 def test_a_project_that_tests_no_plugin_pays_nothing(tmp_path):
     (tmp_path / "test_light.py").write_text(LIGHT)
     assert "PASSED test_light.py::test_nothing_heavy_is_loaded" in run_pytest(tmp_path)

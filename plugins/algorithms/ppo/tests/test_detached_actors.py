@@ -192,6 +192,7 @@ def test_the_pages_examples(pair: tuple[Any, Any], tmp_path: Path) -> None:
     assert all(torch.equal(loaded[name], critic[name]) for name in critic)
 
 
+@pytest.mark.slow
 def test_after_twenty_adapter_syncs_the_makers_policy_is_the_trainers(start: Callable[..., Any]) -> None:
     maker = start(
         ExperienceMakerHolder,
@@ -303,6 +304,7 @@ def test_a_trainer_killed_inside_a_sync_leaves_the_maker_usable(
     assert all(torch.equal(trained[name], received[name]) for name in trained)
 
 
+@pytest.mark.slow
 def test_it_learns(pair: tuple[Any, Any], reward_log: Path) -> None:
     """On from where the tests above left it."""
     maker, trainer = pair

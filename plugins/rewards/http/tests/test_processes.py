@@ -124,6 +124,7 @@ def test_wrong_input_is_told_without_a_traceback(arguments, said):
         CliRunner().invoke(serve_reward, [*arguments, "--port", "0"], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_the_command_is_listed_and_a_taken_port_is_exit_2(serve):
     served = serve("length", "--port", "0")
     command = [sys.executable, "-c", "from rlhf_cli.main import main; main()"]

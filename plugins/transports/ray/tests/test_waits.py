@@ -76,6 +76,7 @@ def test_a_coordinator_that_is_killed_ends_the_run_and_a_resume_goes_on(
     check_samples(tmp_path / "ray")
 
 
+@pytest.mark.slow
 def test_makers_wait_for_a_slow_trainer_and_nothing_is_dropped(
     tmp_path: Path, run_file: RunFile, faults: Callable[[str], Path], check_samples: Callable[[Path], None]
 ) -> None:
