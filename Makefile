@@ -10,7 +10,7 @@ MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml require
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym train test soak lint format docs bench
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium train test soak lint format docs bench
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -35,6 +35,9 @@ setup-vllm: setup  ## add vLLM's CPU build for the engine vllm; torch, transform
 setup-reasoning-gym: setup  ## add Reasoning Gym for the prompts and the reward of that name; one part needs a C compiler
 	@$(PIP) -r requirements/reasoning-gym.txt
 
+setup-gymnasium: setup  ## add Gymnasium for the environment of that name
+	@$(PIP) -r requirements/gymnasium.txt
+
 train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
@@ -43,7 +46,7 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 test: setup  ## every test that takes seconds and needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: setup-reasoning-gym  ## the tests that take minutes
+soak: setup-reasoning-gym setup-gymnasium  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts

@@ -67,6 +67,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "guess-number": "rlhf-environments",
         "tools": "rlhf-environments",
         "conversation": "rlhf-environments",
+        "gymnasium": "rlhf-gymnasium",
     },
     "advantages": {
         "group-normalised": "rlhf-group",

@@ -1,0 +1,67 @@
+"""`gymnasium`: one episode of an environment of that library, in text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_core.components import EnvironmentContext
+from rlhf_core.environments import EpisodeTruncated, Outcome, Policy, Task
+
+from .config import GymnasiumConfig
+from .game import Game
+from .thread import OwnThread
+
+
+class GymnasiumEnvironment:
+    """Made and reset with the task's seed, which all samples of a prompt share; closed when the episode ends."""
+
+    def __init__(self, config: GymnasiumConfig, base_folder: Path) -> None:
+        self._config = config
+        self._base_folder = base_folder
+
+    async def run(self, task: Task, policy: Policy) -> Outcome:
+        """Turns and steps until the library says `terminated` (done) or `truncated`, or a bound ends it."""
+        call = OwnThread(f"gymnasium-{task.sample_id}")
+        made: list[Game] = []
+
+        def close() -> None:
+            for game in made:
+                game.close()
+
+        def begin() -> str:
+            made.append(Game(self._config, self._base_folder))
+            return made[0].begin(task.seed)
+
+        try:
+            return await _play(made, await call(begin), call, policy)
+        finally:
+            call.end(close)
+
+
+async def _play(made: list[Game], text: str, call: OwnThread, policy: Policy) -> Outcome:
+    rewards: dict[int, float] = {}
+    num_invalid = 0
+    while True:
+        try:
+            reply = await policy.turn(text)
+        except EpisodeTruncated:
+            return _outcome(rewards, num_invalid, "truncated")
+        step = await call(made[0].step, reply.text)
+        rewards[reply.turn] = step.reward
+        num_invalid += not step.is_valid
+        if step.ended is not None or policy.remaining_turns < 1:
+            return _outcome(rewards, num_invalid, step.ended or "truncated")
+        text = step.text
+
+
+def _outcome(rewards: dict[int, float], num_invalid: int, status: str) -> Outcome:
+    return Outcome(
+        turn_rewards=rewards,
+        metrics={"invalid_actions": float(num_invalid)},
+        status="done" if status == "done" else "truncated",
+    )
+
+
+def build(config: GymnasiumConfig, context: EnvironmentContext) -> GymnasiumEnvironment:
+    """An environment for one episode."""
+    return GymnasiumEnvironment(config, context.base_folder)
