@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -95,14 +96,14 @@ class ProcessGroup:
                 alone = dist.HashStore()  # type: ignore[attr-defined]
                 dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=timeout)
             else:
-                # Under torchrun the agent may keep the store; the variables it set say so.
                 is_here = is_loopback(self.env.master_addr)
                 if is_here:
                     keep_to_loopback()
-                torchrun = self.env.launcher == "torchrun"
-                address = "env://" if torchrun else f"tcp://{self.env.master_addr}:{self.env.master_port}"
+                # torchrun's agent may keep the store; then every rank is a client of it.
+                is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+                address = "env://" if is_kept else f"tcp://{self.env.master_addr}:{self.env.master_port}"
                 rank, size = self.env.rank, self.env.world_size
-                if is_here and not torchrun:
+                if is_here and not is_kept:
                     assert self.env.master_port is not None
                     store = loopback_store(self.env.master_port, serves=rank == 0, world_size=size, timeout=timeout)
                     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

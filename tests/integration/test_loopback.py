@@ -56,11 +56,7 @@ def assert_loopback(seen):
     [
         ({}, ["--strategy", "ddp", "--num-processes", "2"]),
         ({}, ["--strategy", "fsdp", "--num-processes", "2"]),
-        pytest.param(
-            {"transport": {"name": "ray", "num_makers": 1, "num_trainers": 2}, "strategy": {"name": "ddp"}},
-            [],
-            marks=pytest.mark.xfail(reason="SECURITY.md: one port of rank 0 is open", strict=False),
-        ),
+        ({"transport": {"name": "ray", "num_makers": 1, "num_trainers": 2}, "strategy": {"name": "ddp"}}, []),
     ],
     ids=["ddp", "fsdp", "ray"],
 )
