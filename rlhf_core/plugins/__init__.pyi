@@ -1,3 +1,3 @@
 from .discovery import load as load
 from .discovery import resolve_build as resolve_build
-from .functions import load_function_file as load_function_file
+from .functions import function_of_file as function_of_file

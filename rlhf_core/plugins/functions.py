@@ -12,6 +12,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -69,6 +70,17 @@ def load_function_file(
         offered = [each for each, value in vars(module).items() if fits(value)]
         raise no_such_name(path, name, offered, where, kind)
     return path, found  # type: ignore[return-value]
+
+
+@cache
+def function_of_file(reference: str, base_folder: Path, spoken: str) -> Callable[..., Any]:
+    """The function that an option of a plugin names (`FILE.py:FUNCTION`, relative to `base_folder`).
+
+    The file is run once in a process. That it may be run was checked with the run's options. `spoken` and errors: see
+    `load_function_file`.
+    """
+    path, _, name = reference.rpartition(":")
+    return load_function_file(f"{base_folder / Path(path).expanduser()}:{name}", spoken=spoken)[1]
 
 
 def no_such_name(path: Path, name: str, offered: Sequence[str], where: str, kind: str = "function") -> PluginError:

@@ -21,7 +21,8 @@ def rollout_of(row: Row, sample: Played) -> Rollout:
     prompt = sample.prompt
     turns = list(row.turns)
     for number, place in row.turn_places.items():
-        turns[place] = replace(turns[place], reward=sample.turn_rewards.get(number, 0.0))
+        if reward := sample.turn_rewards.get(number, 0.0):
+            turns[place] = replace(turns[place], reward=reward)
     return Rollout(
         sample_id=sample.sample_id,
         prompt=row.text,

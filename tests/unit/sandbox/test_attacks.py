@@ -174,10 +174,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "user", "before"),
-    [pytest.param(*each, id=name) for name, each in ELSEWHERE.items()],
-)
+@pytest.mark.parametrize(("mode", "user", "before"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_as_others_with_an_interpreter_that_all_may_run(mode, user, before, outside):
     if os.geteuid() != 0:
         pytest.skip("only root may become somebody else")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.plugins import load_function_file
+from rlhf_core.plugins import function_of_file
 
 from .config import PYTHON, ToolsConfig
 from .python_tool import python_tool
@@ -27,15 +25,9 @@ def build(config: ToolsConfig, context: EnvironmentContext) -> Tools:
     Raises `PluginError` where a file has no such function, `ConfigError` where this machine has no sandbox.
     """
     found = {
-        name.rpartition(":")[2]: python_tool(config) if name == PYTHON else _function(name, context.base_folder)
+        name.rpartition(":")[2]: python_tool(config)
+        if name == PYTHON
+        else function_of_file(name, context.base_folder, "tool")
         for name in config.functions
     }
     return Tools(found)
-
-
-@cache
-def _function(name: str, base_folder: Path) -> Callable[..., Any]:
-    """Of `FILE.py:FUNCTION`; the file is run once in a process, not for each episode."""
-    path, _, function = name.rpartition(":")
-    _, found = load_function_file(f"{base_folder / Path(path).expanduser()}:{function}", spoken="tool")
-    return found

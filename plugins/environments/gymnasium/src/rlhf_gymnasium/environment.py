@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from rlhf_core.components import EnvironmentContext
 from rlhf_core.environments import EpisodeTruncated, Outcome, Policy, Task
@@ -54,11 +55,11 @@ async def _play(made: list[Game], text: str, call: OwnThread, policy: Policy) ->
         text = step.text
 
 
-def _outcome(rewards: dict[int, float], num_invalid: int, status: str) -> Outcome:
+def _outcome(rewards: dict[int, float], num_invalid: int, status: Literal["done", "truncated"]) -> Outcome:
     return Outcome(
         turn_rewards=rewards,
         metrics={"invalid_actions": float(num_invalid)},
-        status="done" if status == "done" else "truncated",
+        status=status,
     )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.plugins import load_function_file
+from rlhf_core.plugins import function_of_file
 
 from .actions import ReadAction, named, numbered
 from .config import GymnasiumConfig
@@ -77,7 +75,7 @@ class Game:
         from gymnasium.spaces import Discrete
 
         if self._config.read_action is not None:
-            return _function(self._config.read_action, self._base_folder)
+            return function_of_file(self._config.read_action, self._base_folder, "function")
         space: Any = self._environment.action_space
         if not isinstance(space, Discrete):
             raise ConfigError(
@@ -91,7 +89,7 @@ class Game:
     def _writer(self) -> WriteObservation:
         if ".py:" not in self._config.observation:
             return template(self._config.observation)
-        function = _function(self._config.observation, self._base_folder)
+        function = function_of_file(self._config.observation, self._base_folder, "function")
         return lambda observation, info, render: str(function(observation, info))
 
 
@@ -113,11 +111,3 @@ def _make(config: GymnasiumConfig) -> Any:
             where="environment.env_id and environment.kwargs",
             hint="kwargs are the options of the environment itself; some need more of Gymnasium to be installed",
         ) from error
-
-
-@cache
-def _function(name: str, base_folder: Path) -> Callable[..., Any]:
-    """Of `FILE.py:FUNCTION`; the file is run once in a process, not for each episode."""
-    path, _, function = name.rpartition(":")
-    _, found = load_function_file(f"{base_folder / Path(path).expanduser()}:{function}", spoken="function")
-    return found
