@@ -1,4 +1,4 @@
-"""Trying one plugin in this process: import it, build its schema, and run what its kind can do without a GPU.
+"""Tries one plugin in this process: imports it, builds its schema, and runs what its kind can do without a GPU.
 
 It is built with its default options. One that has none (a path, a URL) or that refuses them here is not broken, only
 not run: the verdict says why.
@@ -32,18 +32,18 @@ TrialStatus = Literal["ok", "not installed", "broken"]
 
 
 class TrialOutcome(NamedTuple):
-    """How one plugin does."""
+    """The verdict on one plugin."""
 
     status: TrialStatus
     detail: str
 
 
 class Wrong(Exception):
-    """The plugin ran and did what core cannot use; the text says what."""
+    """The plugin ran, but core cannot use its result; the text says why."""
 
 
 def try_plugin(ref: PluginRef) -> TrialOutcome:
-    """Everything that can be tried of it."""
+    """Import, schema, and a build and run with default options where possible."""
     try:
         check_clash(ref)
         return _try_component(ref) if ref.kind in KINDS else _try_other(ref)
@@ -102,7 +102,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    """Three made-up answers. One that raises may miss metadata that a run would bring; a wrong answer is wrong."""
+    """Score three made-up answers. A reward that raises may lack a run's metadata; an invalid result is `Wrong`."""
     from rlhf_core.contexts import reward_context
     from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
     from rlhf_core.testing.models import POLICY_PATH
@@ -139,7 +139,7 @@ def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -
 
 
 def _environment(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    """Some episodes in which random text is written. One whose `reset` raises may miss prompts; any other is wrong."""
+    """Play episodes with random text. An error in `reset` may come from missing prompts; any other is `Wrong`."""
     from rlhf_core.config.sections import EnvironmentConfig
     from rlhf_core.config.selected import Configured, SelectedEnvironment
     from rlhf_core.contexts import environment_context

@@ -1,4 +1,4 @@
-"""`rlhf config`: a run file as it will be used, whether it is right, and the schema of all of them."""
+"""`rlhf config`: show a resolved run file, check one, and print the JSON schema of run files."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
 
 
 def _show(sample: Mapping[str, Any]) -> None:
-    """A sample: a line of numbers, the prompt, and the answer or the turns of an episode; the text whole."""
+    """Print a sample: a line of numbers, the prompt, and the answer or an episode's turns, uncut."""
     rewards = sample.get("rewards") or {}
     facts = [
         f"#{sample.get('sample_id')}" + (f" branch {sample['branch']}" if sample.get("branch") else ""),

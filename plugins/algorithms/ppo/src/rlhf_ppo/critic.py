@@ -16,7 +16,7 @@ from transformers import AutoModel, PreTrainedModel
 from rlhf_core.models import Packing, is_lora, merged_weights, takes_packed_rows, write_transformers_folder
 
 PEFT_PREFIX = "base_model.model."
-"""What PEFT puts before the names of a model that it wraps."""
+"""Prefix that PEFT adds to the parameter names of a model it wraps."""
 _HEAD_FILE = "value_head.safetensors"
 
 
@@ -24,8 +24,8 @@ class Critic(nn.Module):
     """Value of the state after each token: forward gives [B, S] float32.
 
     The value of the state *before* response token t is read at position P + t - 1, with the same helper that slices
-    log-probs (`rlhf_core.functional.logprobs.response_values`). The head starts at zero, so a new critic says 0
-    everywhere and what it learns owes nothing to chance.
+    log-probs (`rlhf_core.functional.logprobs.response_values`). The head starts at zero, so a new critic predicts 0
+    everywhere, independent of the seed.
     """
 
     def __init__(self, trunk: nn.Module, hidden_size: int) -> None:

@@ -19,12 +19,12 @@ BLOCK = 64
 
 
 def round_up(num_tokens: int) -> int:
-    """To whole blocks."""
+    """Round up to whole blocks."""
     return -(-num_tokens // BLOCK) * BLOCK
 
 
 class StepIndex:
-    """Where the tokens of the current decoding step are written: computed once, used by every layer."""
+    """Cache positions that the current decoding step writes to; computed once, used by every layer."""
 
     def __init__(self) -> None:
         self.lengths = torch.zeros(0, dtype=torch.int64)

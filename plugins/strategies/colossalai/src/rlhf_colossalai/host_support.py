@@ -1,8 +1,8 @@
 """ColossalAI without a GPU: an accelerator whose compute device is the host.
 
 ColossalAI's `CpuAccelerator` raises wherever a stream, an event or a device is asked for, and its ZeRO code
-compares the accelerator's name with "cuda" to tell that a chunk is on the device that computes. Neither stands
-for anything on a host with one memory and one queue, so here they read as "already there" and "already done".
+compares the accelerator's name with "cuda" to tell that a chunk is on the device that computes. Neither means anything
+on a host with one memory and one queue, so here these calls do nothing.
 Nothing of this is used when there is a GPU.
 """
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class _HostQueue:
-    """A stream or an event of a device that does one thing after the other."""
+    """A stream or event of a device that runs everything in order."""
 
     def wait_stream(self, other: _HostQueue) -> None:
-        """Whatever `other` had to do is done."""
+        """Do nothing: the work of `other` is done."""
 
     def wait_event(self, event: _HostQueue) -> None:
-        """The event has happened."""
+        """Do nothing: the event has happened."""
 
     def synchronize(self) -> None:
         """Nothing is under way."""
