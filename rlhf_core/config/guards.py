@@ -62,7 +62,7 @@ class RollbackConfig(Section):
 
 
 class GuardsConfig(Section):
-    """What is watched while a run trains."""
+    """The guards of a run and their bounds."""
 
     non_finite: NonFiniteGuard = Field(default_factory=NonFiniteGuard)
     kl: KLGuard = Field(default_factory=KLGuard)

@@ -1,4 +1,4 @@
-"""KL penalty: estimators from samples of the policy, and what sets its coefficient.
+"""KL penalty: estimators from samples of the policy, and controllers of its coefficient.
 
 Estimators: Schulman 2020, "Approximating KL Divergence". Adaptive controller: Ziegler 2019, section 2.2.
 """
@@ -19,7 +19,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """The log-ratio as it may enter `exp`."""
+    """The log-ratio clamped for use in `exp`."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -55,7 +55,7 @@ class KLController(Protocol):
 
 
 class FixedKLController:
-    """A constant coefficient. Keeps no state: the run file alone decides it, also after a resume."""
+    """A constant coefficient. Stateless: the run file alone sets it, also after a resume."""
 
     def __init__(self, value: float) -> None:
         self._value = float(value)
@@ -65,7 +65,7 @@ class FixedKLController:
         return self._value
 
     def update(self, kl: float, num_samples: int) -> None:
-        """Nothing to learn from the measured KL."""
+        """Do nothing: the coefficient does not depend on the measured KL."""
 
     def state_dict(self) -> dict[str, float]:
         return {}

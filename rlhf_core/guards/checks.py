@@ -45,7 +45,7 @@ class OutOfBound(Guard):
 
 
 class Plateau(Guard):
-    """The mean reward of the episodes does not rise any more."""
+    """The mean reward of episodes has stopped rising."""
 
     def __init__(self, name: str, action: Action, *, episodes: int, min_improvement: float) -> None:
         super().__init__(name, action)
