@@ -18,7 +18,7 @@ _TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantag
 def default_tokens(device_type: str) -> int:
     """Most tokens of one forward pass where the user has set no bound.
 
-    On a CPU more tokens are no faster, and smaller batches of similar lengths have less padding; the GPU value fills one.
+    On a CPU more are no faster, and smaller batches of similar lengths have less padding; the GPU value fills a GPU.
     """
     return 1024 if device_type == "cpu" else 16384
 

@@ -75,6 +75,7 @@ def bind_function(
 
     where: the key of the run file, for errors. shared: options set beside the choice rather than in it (by their
     names there); the function must have them, and an option may be given in one of the two places only.
+
     Raises `PluginError` for a missing or invalid function, `ConfigError` for wrong options.
     """
     name, options = _split(choice, where)

@@ -34,7 +34,7 @@ class AdvantageInput:
         sums = masked_sum(self.rewards, self.mask, dim=-1)
         if self.sample_ids is None or self.scores is None:
             return sums
-        # Every row carries the score; what it has besides is its own tokens' KL.
+        # Every row carries the score, plus the KL of its own tokens.
         own = sums.double() - self.scores.double()
         return (self.scores.double() + sums_of_samples(own, self.sample_ids)).float()
 

@@ -36,7 +36,7 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KLEst
         return 0.5 * difference.square()
     if estimator == "k3":
         difference = clamp_log_ratio(difference)
-        # expm1 keeps the digits that exp(-d) - 1 loses near 0; what rounding leaves below 0 is cut.
+        # expm1 keeps the precision that exp(-d) - 1 loses near 0; rounding below 0 is clamped.
         return (torch.expm1(-difference) + difference).clamp(min=0.0)
     raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
 

@@ -1,8 +1,8 @@
 """Sums, means and variances under a mask, and the aggregation of per-token losses.
 
-Values under a False mask never reach a result or a gradient, NaN and infinity included: they are
-replaced with `where`, never multiplied by zero. An empty mask gives 0. Sums are accumulated in float64 and
-returned in the dtype of the values.
+Values under a False mask never reach a result or a gradient, NaN and infinity included: they are replaced with
+`where`, never multiplied by zero. An empty mask gives 0. Sums are accumulated in float64 and returned in the dtype of
+the values.
 """
 
 from __future__ import annotations

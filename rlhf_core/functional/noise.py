@@ -54,7 +54,7 @@ def uniforms(seed: int, sample_ids: Tensor, token_indices: Tensor) -> Tensor:
         (seed & _WORD, (seed >> 32) & _WORD),
     )
     bits = ((first >> 6) << 26) | (second >> 6)
-    # The half keeps both ends out; with 52 bits the sum is exact.
+    # Adding a half excludes both ends; with 52 bits the sum is exact.
     return (bits.double() + 0.5) * 2.0**-52
 
 
@@ -157,7 +157,7 @@ def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
         if looked_at == vocabulary or bool(reached[:, -1].all()):
             break
         looked_at = min(8 * looked_at, vocabulary)
-    # Rounding may leave a row a hair below its target with everything counted: then all is kept.
+    # Rounding may leave a row just below its target with all tokens counted: then all are kept.
     last = torch.where(reached.any(-1, keepdim=True), reached.int().argmax(-1, keepdim=True), looked_at - 1)
     return largest.gather(-1, last)
 

@@ -47,11 +47,12 @@ def off_policy_correction(
     """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks of tokens inside a range.
 
     cap: truncated importance sampling. level: the ratio of each token (Yao 2025), or of the whole sequence, the
-    product over its tokens, on each of them (Liu 2025, "When speed kills stability"): over all that were sampled,
-    those a range drops included, since it is the ratio of the answer's two probabilities.
+    product over its tokens, on each of them (Liu 2025, "When speed kills stability"): over all sampled tokens, also
+    those a range drops, since it is the ratio of the answer's two probabilities.
     token_range: a token whose ratio lies outside is dropped, one inside is weighted by its ratio (IcePop, Ling team
     2025), truncated at `cap` where there is one.
-    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside. Without `cap` and `token_range`, kept tokens have weight 1.
+    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside. Without `cap` and
+    `token_range`, kept tokens have weight 1.
     """
     difference = torch.where(mask, (trainer_log_probs - engine_log_probs).detach(), 0.0)
     ratio = clamp_log_ratio(difference).exp()

@@ -201,8 +201,8 @@ class HookRelay:
     def transform_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Let each plugin change the run file in turn; each sees the changes of those before it.
 
-        Order and wrappers are pluggy's. A wrapper's `yield` gives the results of the inner plugins in call order: each is a
-        whole run file, the last one their final result.
+        Order and wrappers are pluggy's. A wrapper's `yield` gives the results of the inner plugins in call order: each
+        is a whole run file, the last one their final result.
         """
         self._config = config
         answers = _checked(self.fire("transform_config", config=config), "a hookwrapper")
@@ -215,7 +215,7 @@ class HookRelay:
         complete = self._complete(event, arguments)
         try:
             self._callers[event](**complete)
-        except RlhfError as raised:  # a wrapper's; plain hooks were collected, so that all of them ran
+        except RlhfError as raised:  # from a wrapper; errors of plain hooks were collected, so that all of them ran
             self._failures.append(raised)
         finally:
             failures, self._failures = self._failures, outer
@@ -348,7 +348,7 @@ def _named_wrapper(function: Callable[..., Any], hook: str, who: str, collect: C
             inner.close()
             raise RuntimeError("yielded twice")
         except StopIteration as done:
-            if isinstance(answers, pluggy.Result):  # of a hookwrapper: it changes this, and returns nothing
+            if isinstance(answers, pluggy.Result):  # a hookwrapper changes this in place and returns nothing
                 return None
             if done.value is not None:
                 answers = done.value if isinstance(done.value, list) else [done.value]

@@ -1,6 +1,6 @@
 """`report.html`: one self-contained page about one run, or several beside each other, and its plots as PNG files.
 
-The page asks nothing of any network, runs only its own script (by its hash) and escapes all text of the runs.
+The page makes no network requests, runs only its own script (by its hash) and escapes all text of the runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NO_PLOTS = "Plots need matplotlib: pip install 'rlhf-core[report]', then: rlhf r
 def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Path:
     """Write the page, and a `plot-<name>.png` for each plot beside it. Returns the page's path.
 
-    `output` defaults to `report.html` in the (first) run folder. Missing keys and files leave their part out; without
-    matplotlib the page has a note in place of plots.
+    `output` defaults to `report.html` in the (first) run folder. Parts whose keys or files are missing are left out;
+    without matplotlib the page has a note in place of plots.
 
     Raises:
         UserInputError: no folder, or one that holds no run.
