@@ -1,7 +1,7 @@
 """Tries one plugin in this process: imports it, builds its schema, and runs what its kind can do without a GPU.
 
-It is built with its default options. One that has none (a path, a URL) or that refuses them here is not broken, only
-not run: the verdict says why.
+It is built with its default options. A plugin that needs an option without default (a path, a URL), or refuses the
+defaults here, is not broken but only not run; the verdict says why.
 """
 
 from __future__ import annotations

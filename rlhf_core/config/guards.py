@@ -1,4 +1,4 @@
-"""The section `guards` of a run file: what is watched, its bound, and what is done when it is crossed."""
+"""The section `guards` of a run file: watched values, their bounds, and the action when one is crossed."""
 
 from __future__ import annotations
 

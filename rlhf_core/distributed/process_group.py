@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..strategy import ReduceOp
 
 _ROLL_CALL_SECONDS = 1.0
-"""After an error, how long the remaining processes wait for one another's sign of life."""
+"""How long the remaining processes wait for one another to respond after an error."""
 _STORE_SECONDS = 1.0
 """Deadline of one request to the store."""
 _LEAVE_SECONDS = 5.0
@@ -41,7 +41,7 @@ _LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", 
 
 
 class LostRankError(DeadlineError):
-    """Other processes of the group gave no sign of life within the deadline."""
+    """Other processes of the group did not respond within the deadline."""
 
     ranks: tuple[int, ...] = ()
     """The lost ranks; empty where they cannot be determined."""

@@ -125,7 +125,7 @@ def cispo_policy_loss(
 ) -> PolicyLoss:
     """-stop_gradient(clip(ratio)) A log_prob (CISPO: MiniMax-M1 2025, equations 4 and 5).
 
-    The weight is clipped, not the gradient: every token goes on learning.
+    The weight is clipped, not the gradient: every token keeps contributing.
     """
     ratio = importance_ratio(log_probs, old_log_probs, mask).detach()
     weight = ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)

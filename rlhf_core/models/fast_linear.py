@@ -57,7 +57,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 def fast_linears(*models: nn.Module) -> Iterator[None]:
     """Context in which the `nn.Linear`s of `models` multiply float32 CPU tensors by oneDNN; all else is unchanged.
 
-    Forward and backward of one computation belong into the same context: gradient checkpointing repeats the forward.
+    Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
     linears = [module for model in models for module in model.modules() if type(module) is nn.Linear]
     replaced = [linear for linear in linears if _is_plain(linear.weight) and "forward" not in vars(linear)]

@@ -51,6 +51,6 @@ def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Pat
 
 
 def _named(runs: Sequence[Run]) -> list[Run]:
-    """Runs whose folders share a name are told apart by their parents' names."""
+    """Give runs whose folders share a name unique names, by adding their parents' names."""
     names = [run.name for run in runs]
     return [run.renamed(f"{run.path.parent.name}/{run.name}") if names.count(run.name) > 1 else run for run in runs]

@@ -128,6 +128,6 @@ class RewardCombiner:
         return {} if self._moments is None else {"moments": self._moments.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`. A checkpoint made without normalisation starts the moments anew."""
+        """Restore `state_dict`. A checkpoint made without normalisation resets the moments."""
         if self._moments is not None and "moments" in state:
             self._moments.load_state_dict(state["moments"])

@@ -105,7 +105,7 @@ class RewardRunner:
     def start(self, rollouts: Sequence[Rollout]) -> Callable[[], list[float | None]]:
         """Begin scoring; the returned callable waits for the scores, None where the sample is to be dropped.
 
-        It raises `RewardError` where the policy says `fail`.
+        It raises `RewardError` under `on_failure: fail`.
         """
         keys = self._keys(rollouts)
         known = self._cache.get(key for key in keys if key is not None) if self._cache else {}

@@ -67,7 +67,7 @@ def save_run_state(
 
 
 def load_run_state(folder: Path, trained: Mapping[str, Trained], strategy: Strategy) -> RunState:
-    """Collective. Bring models, optimizers and schedules to where they were."""
+    """Collective. Restore models, optimizers and schedules."""
     state = read_run_state(folder)
     for role, model in trained.items():
         if not (folder / role).is_dir():

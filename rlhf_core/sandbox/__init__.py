@@ -10,8 +10,8 @@ Two modes. `namespaces` (Linux 5.12 or newer with user namespaces, `/proc` inclu
   limited in bytes and files, that is discarded with it.
 - processes: it sees only its own, can signal and trace no other, and is ended with all its descendants.
 - network: it has none, and no socket can be opened; shared memory, message queues and kernel keys are off.
-- rights: it is no user of the machine's but `nobody` (started as root) or the user without any capability in a
-  namespace of its own (started as a user); set-uid programs give it nothing; it gets no environment and no open file.
+- rights: it runs as `nobody` (started as root) or as the user without any capability in a separate namespace (started
+  as a user); set-uid programs give it no rights; it inherits no environment and no open file.
 - resources: wall-clock time, processor time and memory (over all its processes), processes, file size, output.
 
 Not kept out: what a hole in the kernel gives; how fast the machine is, its kernel's version and its processors; timing

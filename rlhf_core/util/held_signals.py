@@ -1,4 +1,4 @@
-"""Signals that wait while something is done that must not be left half done."""
+"""Delays signals during an operation that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM wait, and are sent again after it; outside the main thread none does.
+    """Context that delays SIGINT and SIGTERM until its end; has no effect outside the main thread.
 
-    For what takes a moment: nobody can stop it meanwhile.
+    For short operations only, since they cannot be stopped.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -21,8 +21,8 @@ from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, encode_pair, p
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
     """Make the algorithm; where the run's tokenizer has no pad token other than EOS, add one.
 
-    transformers reads the score at the rightmost token that is not padding. Every text ends in EOS, so with a pad
-    token of its own that is the last real token, here and for whoever loads the saved folder.
+    transformers reads the score at the rightmost token that is not padding. Every text ends in EOS, so with a separate
+    pad token that is the last real token, here and for any loader of the saved folder.
     """
     tokenizer = context.tokenizer
     if tokenizer.eos_token_id is None:

@@ -41,8 +41,8 @@ class Critic(nn.Module):
     def from_pretrained(cls, path_or_model: str | Path | nn.Module, *, dtype: torch.dtype = torch.float32) -> Critic:
         """A critic on a copy of a causal LM's trunk, or on the trunk in a folder.
 
-        The model may carry a LoRA adapter: the copy then has one of its own, and its base stays frozen. A folder that
-        `save_pretrained` of a critic wrote brings its head along.
+        If the model has a LoRA adapter, the copy gets its own and its base stays frozen. A folder written by a critic's
+        `save_pretrained` includes the head.
         """
         if isinstance(path_or_model, nn.Module):
             given: Any = path_or_model

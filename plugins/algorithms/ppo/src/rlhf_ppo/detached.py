@@ -239,7 +239,7 @@ class DetachedPPOTrainer(DetachedPPOTrainerBase):
     those of all trainers of the process group.
     eval_performance: print throughput when a fit ends.
     update_lora_weights: send only the LoRA weights; `sync_models_to_remote_makers` always sends all.
-    temperature: what the makers sample at; None takes what they say of themselves.
+    temperature: sampling temperature of the makers; None takes the one that they report.
     micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
     max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
     """

@@ -99,7 +99,7 @@ class StopRule:
         self._may_end_stop: dict[int, bool] = {}
 
     def reason(self, row: Row) -> FinishReason | None:
-        """Why `row` ends with its last sampled token; None when it goes on."""
+        """Why `row` ends with its last sampled token; None when it continues."""
         if row.token_ids[-1] in self._eos_ids or self._at_stop_text(row.token_ids):
             return "stop"
         return "length" if len(row.token_ids) >= row.limit else None

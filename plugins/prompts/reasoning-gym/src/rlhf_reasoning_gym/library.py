@@ -26,7 +26,7 @@ class UnknownTask(ValueError):
 
 
 def make_dataset(task: str, options: Mapping[str, Any], *, seed: int = 0, size: int = 1) -> Any:
-    """The library's dataset of a task. Raises `UnknownTask`, and what the library says of wrong options."""
+    """The library's dataset of a task. Raises `UnknownTask`, and the library's errors about wrong options."""
     import reasoning_gym
     from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import DATASETS

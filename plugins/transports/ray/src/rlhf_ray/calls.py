@@ -38,7 +38,7 @@ class ActorLostError(RlhfError):
 
 
 def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.0) -> Any:
-    """Call the coordinator, which answers within `wait_seconds` by itself. Raises what it raised or that it is gone."""
+    """Call the coordinator, which answers within `wait_seconds` itself. Raises its error, or that it is gone."""
     return answer(getattr(coordinator, method).remote(*arguments), method, wait_seconds)
 
 
@@ -49,9 +49,9 @@ def answer(reference: Any, method: str, wait_seconds: float = 0.0) -> Any:
 
 
 def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> list[Any]:
-    """The answers, in order. Raises what an actor raised, with its name on it, `ActorLostError` or `DeadlineError`.
+    """The answers, in order. Raises an actor's error with its name added, `ActorLostError` or `DeadlineError`.
 
-    doing: what is waited for, as in "to take a batch".
+    doing: the awaited action, as in "to take a batch".
     """
     deadline = time.monotonic() + timeout_seconds
     answers = []
@@ -125,7 +125,7 @@ def _reason(error: BaseException) -> str:
 
 
 def get_named_actor(name: str) -> Any | None:
-    """The living actor of that name in this namespace (or in RAY_NAMESPACE); None where there is none."""
+    """The live actor of that name in this namespace (or in RAY_NAMESPACE); None where there is none."""
     try:
         return ray.get_actor(name, namespace=os.environ.get("RAY_NAMESPACE"))
     except ValueError:

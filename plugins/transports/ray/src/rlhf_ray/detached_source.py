@@ -39,7 +39,7 @@ class FitPlan:
 
 
 class BufferSource:
-    """Episodes of batches. The first pass trains on a batch as soon as it is there; later ones shuffle what it took.
+    """Episodes of batches. The first pass trains on a batch as soon as it arrives; later passes shuffle those batches.
 
     `draw` returns a batch, or the reason why none will come.
     """

@@ -97,7 +97,7 @@ class DetachedTrainer(ABC):
         """Take `total_steps` batches from the buffer, and send the weights after every `update_steps` of them.
 
         Each `update_steps` batches are an episode, trained on `train_epochs` times. When all makers are done or gone
-        and no whole batch is left, raises `RlhfError` with what they said; what was trained stays.
+        and no whole batch is left, raises `RlhfError` with their reports; the training so far is kept.
         """
         plan = FitPlan(total_steps, update_steps, train_epochs)
         source = BufferSource(plan, self._draw, self._seed)

@@ -70,7 +70,7 @@ class MakerSync:
         """
         self.makers = makers
         self.report: SyncReport | None = None
-        """Of the last version."""
+        """Report of the last version."""
         self._strategy = strategy
         self._trained = {role: trained[role] for role in ("policy", "critic") if role in trained}
         self._adapters = adapters

@@ -73,8 +73,8 @@ _SharedBatches: Any = ray.remote(  # type: ignore[call-overload]  # Ray's types 
 class DetachedReplayBuffer:
     """Forms batches of `sample_batch_size` samples in the order of their arrival; safe between threads.
 
-    Makers append from other actors, the trainer samples in its own. With `limit` > 0 whoever appends blocks while
-    `limit` whole batches wait; nothing is dropped. Experience is kept in CPU memory.
+    Makers append from other actors, the trainer samples in its own. With `limit` > 0 an append blocks while `limit`
+    whole batches wait; nothing is dropped. Experience is kept in CPU memory.
 
     It lives in the process that made it until it is passed to another one (as an argument of a Ray task or actor, or
     in an object): then an actor of that process holds the entries, and all processes share it. A copy is the same
