@@ -72,7 +72,7 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
         return TrialOutcome("ok", f"{summary} (not run: {error.message})")
     except (PluginError, Wrong):
         raise
-    except Exception as error:  # a stranger's plugin may raise anything
+    except Exception as error:  # a third-party plugin may raise anything
         raise Wrong(f"running it: {type(error).__name__}: {error}") from error
     return TrialOutcome("ok", summary)
 
@@ -114,7 +114,7 @@ def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
         answer = reward(rollouts)
         if inspect.isawaitable(answer):
             answer = asyncio.run(_awaited(answer))
-    except Exception as error:  # a stranger's reward may raise anything
+    except Exception as error:  # a third-party reward may raise anything
         raise UserInputError(f"made-up answers: {type(error).__name__}: {error}") from error
     try:
         bad = [score.reason for score in read_scores(answer, len(rollouts)) if isinstance(score, BadScore)]

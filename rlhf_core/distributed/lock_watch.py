@@ -82,9 +82,9 @@ class LockWatch:
         try:  # which a handler of a signal could not wait for
             os.write(self._told, line)
         except BlockingIOError:
-            self._process.kill()  # it does not listen, and must not end this process for what it did not hear
+            self._process.kill()  # it is stuck, and must not end this process for messages it missed
         except BrokenPipeError:
-            return  # it was ended: deadlines hold all the same where Python's lock is free
+            return  # it was ended: deadlines still work while the GIL is free
 
     def _close(self, owner: int) -> None:
         if os.getpid() == owner:  # and not a fork of it

@@ -127,7 +127,7 @@ class ProcessGroup:
             return
         _let_gloo_settle()
         if self._owned:
-            # Nobody closes its connections while another still uses them; after a loss nobody is waited for.
+            # No process closes connections that another still uses; after a loss there is no wait.
             seconds = 0.0 if self._has_lost_ranks else _LEAVE_SECONDS
             self._absent_after(seconds, f"rlhf/{self._number}/leaving")
             dist.destroy_process_group()

@@ -209,7 +209,7 @@ def _bound_names(scope: ast.AST) -> Iterator[str]:
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, (*_Function, ast.ClassDef)):
             yield node.name
-            continue  # its body is a scope of its own
+            continue  # its body is a separate scope
         if isinstance(node, ast.Lambda):
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -44,7 +44,7 @@ class JsonlSource:
         return len(self._offsets)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        # Opened anew each time: no descriptor to share between threads, copy to another process, or close.
+        # Reopened each time: no descriptor to share between threads, copy to another process, or close.
         with self._path.open("rb") as file:
             file.seek(self._offsets[index])
             return parse_line(file.readline(), self._path, index + 1)

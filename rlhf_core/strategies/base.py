@@ -243,7 +243,7 @@ class StrategyBase(GroupStrategy):
                     dist.broadcast(tensor, src=0)
 
     def _on_main_after(self, action: Callable[[], None]) -> None:
-        """Run `action` on every rank (it may gather); a failure on any rank is raised on all."""
+        """Run `action` on every rank (it may gather); a `CheckpointError` on any rank is raised on all."""
         error: CheckpointError | None = None
         try:
             action()

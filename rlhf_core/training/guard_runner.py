@@ -37,7 +37,7 @@ class RollBack(Exception):
 
 
 class GuardRunner:
-    """Calls the guards on rank 0 after each update and applies their verdict on every rank."""
+    """Fires `rlhf_verdict` on rank 0 after each update and applies the verdict on every rank."""
 
     def __init__(self, strategy: Strategy, hooks: HookRelay, config: GuardsConfig, folder: RunFolder) -> None:
         self._strategy = strategy

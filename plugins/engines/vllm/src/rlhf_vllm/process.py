@@ -105,7 +105,7 @@ class VllmProcess:
     def _send(self, message: Any) -> None:
         try:
             self._connection.send(message)
-        except OSError:  # closed here, or broken by the process's end: its last message says why
+        except OSError:  # closed here, or by the process's end, whose last message gives the reason
             self._receive("the last message of the vLLM process", END_SECONDS)
             raise self._death() from None
 

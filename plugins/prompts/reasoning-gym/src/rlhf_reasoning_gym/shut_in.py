@@ -25,7 +25,7 @@ def score_apart(dataset: Any, job: Mapping[str, Any], seconds: float) -> float:
     child = os.fork()
     if child == 0:
         try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is no score
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # ignore what it prints
             told = score(dataset, job["task"], job["entry"], job["answer"])
             os.write(write, json.dumps(told).encode())
         finally:
