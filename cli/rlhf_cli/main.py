@@ -98,7 +98,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """A bug keeps its traceback: in the run's log where there is one (`error.run_log`), else here."""
+    """Report a bug with its traceback: in the run's log if there is one (`error.run_log`), else on stderr."""
     if told := full_disk(error):
         _say(str(told))
         return told.exit_code

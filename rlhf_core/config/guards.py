@@ -18,7 +18,7 @@ _ACTION = (
 
 
 class NonFiniteGuard(Section):
-    """A loss, gradient or reward that is NaN or infinite. The update it appears in is never made."""
+    """A loss, gradient or reward that is NaN or infinite. Its update is never made."""
 
     action: Grave = Field(
         "stop", description="skip: leave out this update; stop: end the run; rollback: to the last good checkpoint."

@@ -74,7 +74,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 def parse_reward(text: str) -> dict[str, Any]:
     """An entry of `rewards` from `NAME[:weight]` or `FILE.py:FUNCTION[:weight]`.
 
-    Raises `ConfigError` on a weight that is no finite number.
+    Raises `ConfigError` on a weight that is not a finite number.
     """
     name, colon, weight = text.rpartition(":")
     is_function = name.endswith(".py") and weight.isidentifier()

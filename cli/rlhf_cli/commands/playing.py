@@ -26,7 +26,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRequest:
-    """An environment as asked for on the command line."""
+    """An environment chosen on the command line."""
 
     name: str | None
     overrides: tuple[str, ...]

@@ -15,7 +15,7 @@ BatchT = TypeVar("BatchT", bound="MovableBatch")
 
 
 class MaskableItem(Item, Protocol):
-    """An item that can stand in for another without counting."""
+    """An item with a masked copy that does not count."""
 
     def masked(self: ItemT) -> ItemT: ...
 

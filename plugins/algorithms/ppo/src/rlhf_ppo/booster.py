@@ -1,6 +1,6 @@
 """A ColossalAI `Booster` that the user made, seen as a `Strategy`.
 
-Nothing of ColossalAI is imported: whatever has a Booster's methods (`backward`, `no_sync`, `save_model`, …) is one.
+ColossalAI is not imported: any object with a Booster's methods (`backward`, `no_sync`, `save_model`, …) is one.
 Models and optimizers have been through `booster.boost` already, so this never wraps anything itself.
 """
 
@@ -26,7 +26,7 @@ from rlhf_core.util import group_into_shards, load_tree, save_tree, state_dict_s
 
 _METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer", "load_optimizer")
 _SHARDING = frozenset({"GeminiPlugin"})
-"""Plugins whose models are not whole in one process."""
+"""Plugins that shard models across processes."""
 _REFUSED = {"TorchFSDPPlugin": "fsdp"}
 """Plugins that cannot pass weights to an engine -> our strategy that replaces them."""
 _NOT_ON_A_CPU = {"LowLevelZeroPlugin": "low-level-zero", "GeminiPlugin": "gemini"}

@@ -45,7 +45,7 @@ class TrainerCheckpoints:
         """By the name of its folder: `policy` is what transformers loads."""
 
     def save(self, state: RunState, progress: Mapping[str, Any]) -> Path:
-        """Write `step-<state.step>`; `progress` is where the loaders stand. Returns the folder."""
+        """Write `step-<state.step>`; `progress` is the position of the loaders. Returns the folder."""
         partial = self._folder / f".partial-step-{state.step}"
         self._strategy.run_on_main(lambda: _discard(self._store.begin(state.step)))
         try:

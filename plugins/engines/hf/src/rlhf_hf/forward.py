@@ -18,7 +18,7 @@ def base_module(module: nn.Module) -> nn.Module:
 
 
 class ModelForward:
-    """One forward pass with explicit positions, and logits only where they are asked for."""
+    """One forward pass with explicit positions, and logits only where requested."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -110,7 +110,7 @@ def _program() -> str:
 
 
 def build(config: ReasoningGymReward, context: object) -> Reward:
-    """The reward with its options. Raises `ConfigError` where this machine cannot give the sandbox asked for."""
+    """The reward with its options. Raises `ConfigError` where this machine does not support the chosen sandbox."""
     if lacking := missing(config.sandbox):
         other = "say sandbox: landlock for the weaker mode" if config.sandbox == "namespaces" else "use a newer Linux"
         raise ConfigError(lacking, where="reasoning-gym", hint=f"allow user namespaces here, or {other}")

@@ -45,7 +45,7 @@ def score_apart(dataset: Any, job: Mapping[str, Any], seconds: float) -> float:
 
 
 def main() -> None:
-    """Score everything that was asked for."""
+    """Score all answers in the job."""
     order = json.loads(sys.stdin.read())
     datasets = {}
     scores = []

@@ -85,7 +85,7 @@ def _lines(text: str) -> list[str]:
 
 
 def build(config: CodeExecutionConfig, context: object) -> Reward:
-    """The reward with its options. Raises `ConfigError` where this machine cannot give the sandbox asked for."""
+    """The reward with its options. Raises `ConfigError` where this machine does not support the chosen sandbox."""
     if lacking := missing(config.sandbox):
         raise ConfigError(lacking, where="code-execution", hint=_what_else(config.sandbox))
     if config.sandbox == "landlock":

@@ -65,7 +65,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
         )
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Stage 2 reduces every micro-batch, since it keeps no whole gradient."""
+        """Stage 2 reduces every micro-batch, since it never holds a full gradient."""
         if is_last or self._config.stage == 2:
             return nullcontext()
         context: AbstractContextManager[Any] = self._optimizer_of(model).no_sync()

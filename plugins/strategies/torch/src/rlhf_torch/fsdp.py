@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class FsdpStrategy(StrategyBase):
-    """Each process keeps 1/N of every tensor; a block is whole only while it computes."""
+    """Each process keeps 1/N of every tensor; a block is gathered only while it computes."""
 
     def __init__(self, config: FsdpConfig, device: torch.device) -> None:
         precision = resolve_precision(config.precision, device, on_cpu="fp32")

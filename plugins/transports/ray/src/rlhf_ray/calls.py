@@ -160,9 +160,9 @@ class NamedActors:
         self._lock = threading.Lock()
 
     def handle(self, name: str) -> Any:
-        """The actor. Raises `DeadlineError` when none of that name appears in time.
+        """The actor's handle. Raises `DeadlineError` when no actor of that name appears in time.
 
-        One that was lost is not waited for: `ActorLostError`, unless another has taken its name.
+        There is no wait for a lost actor: `ActorLostError`, unless another has taken its name.
         """
         with self._lock:
             if name not in self._handles:

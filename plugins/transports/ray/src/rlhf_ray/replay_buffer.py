@@ -117,7 +117,7 @@ class DetachedReplayBuffer:
     ) -> Experience:
         """Take the oldest whole batch, padded to its longest sample, on a device; waits until there is one.
 
-        worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not told apart.
+        worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not distinguished.
         timeout_seconds: of this call; None takes the buffer's. Raises `DeadlineError` when no batch comes.
         """
         deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
