@@ -15,7 +15,7 @@ INTERRUPT_FILE = "RLHF_INTERRUPT_FILE"
 """Environment variable: a file whose appearance asks this process to stop, set by the launcher of several."""
 _NOT_HEARD = (
     "error: two signals were not heard, since something holds Python's lock: the process is ended\n"
-    "  -> a reward with isolate: true can be ended by itself"
+    "  -> a reward or an environment with isolate: true can be ended by itself"
 )
 logger = logging.getLogger("rlhf")
 

@@ -63,8 +63,9 @@ def play_text(
         player = build_environment_player(environment, answering, tokenizer, sampling=sampling, seed=seed)
         encoder = PromptEncoder(tokenizer, text_as_chat=bool(prompts and tokenizer.chat_template))
         encoded = [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts or [""])]
-        played = player.play([(prompt, prompt.position) for prompt in encoded], PhaseTimes())
-        episodes = sorted(played, key=lambda each: each.sample_id)
+        with closing(player):
+            played = player.play([(prompt, prompt.position) for prompt in encoded], PhaseTimes())
+            episodes = sorted(played, key=lambda each: each.sample_id)
     return [
         SampleRecord.of(
             rollout_of(row, each), episode=0, rewards=rewards_of(each, {}), score=each.reward, plays=True
@@ -105,8 +106,9 @@ def evaluate_folder(
                 scorer=scorer,
                 hooks=HookRelay(),
             )
-            prompts = _read_prompts(prompts_file, tokenizer, num_prompts)
-            items = [item for group in maker.make(prompts) for item in group.items if item.branch == 0]
+            with closing(maker):
+                prompts = _read_prompts(prompts_file, tokenizer, num_prompts)
+                items = [item for group in maker.make(prompts) for item in group.items if item.branch == 0]
     names = [*([] if environment is None else [ENVIRONMENT]), *scorer.weights]
     means = {name: sum(item.rewards[name] for item in items) / max(1, len(items)) for name in names}
     counts = {"num_prompts": float(len(prompts)), "num_scored": float(len(items))}

@@ -23,6 +23,12 @@ Ask = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Complet
 """Have the engine sample one turn, which the given texts end besides the run's."""
 
 
+OVER = "the episode is over"
+NO_FORK = "fork() comes after a turn: before the first, there is nothing to share"
+Record = dict[tuple[int, int], tuple[GenerationRequest, tuple[str, ...], Completion]]
+"""Turns that were sampled, by branch and offset: an episode that is lost and made again is not sampled anew."""
+
+
 class Clock(Protocol):
     """Rests while the policy answers: an environment's deadline is for its own time."""
 
@@ -50,7 +56,11 @@ class Rules:
 class Episode:
     """The rows, bounds and counts of one episode."""
 
-    def __init__(self, rules: Rules, chat: ChatFormat, task: Task, ask: Ask, clock: Clock) -> None:
+    def __init__(
+        self, rules: Rules, chat: ChatFormat, task: Task, ask: Ask, clock: Clock, record: Record | None = None
+    ) -> None:
+        """record: what was sampled for it already, where it is made again; goes on to be kept. None keeps none."""
+        self._record = record
         self.rules = rules
         self.chat = chat
         self.task = task
@@ -74,15 +84,21 @@ class Episode:
     def check_open(self) -> None:
         """Raise `RuntimeError` after `close`."""
         if self._closed:
-            raise RuntimeError("the episode is over")
+            raise RuntimeError(OVER)
 
     async def ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         """Have the engine sample a turn; the environment's clock rests meanwhile."""
+        known = None if self._record is None else self._record.get((request.branch, request.offset))
+        if known is not None and known[:2] == (request, stop):
+            return known[2]
         asked = asyncio.ensure_future(self._ask(request, stop))
         self._asking.add(asked)
         asked.add_done_callback(self._asking.discard)
         with self._clock.answering():
-            return await asked
+            completion = await asked
+        if self._record is not None:
+            self._record[request.branch, request.offset] = (request, stop, completion)
+        return completion
 
     def policy(self) -> EpisodePolicy:
         """The policy in the episode's first branch."""
@@ -103,6 +119,12 @@ class Episode:
         if not bounds:
             bounds.append(self.remaining_turns * self.rules.sampling.max_new_tokens)
         return max(0, min(bounds))
+
+    @property
+    def tokens_a_turn(self) -> int | None:
+        """Longest turn, where the number of turns is all that bounds the response; None where something else does."""
+        bounded = self.rules.options.max_tokens is not None or self.rules.context_tokens is not None
+        return None if bounded else self.rules.sampling.max_new_tokens
 
     def end_of_turn(self, row: Row) -> tuple[str, ...]:
         """The text that ends a turn of a conversation, which a base model's engine does not know for an end."""
@@ -189,6 +211,16 @@ class EpisodePolicy:
     def remaining_tokens(self) -> int:
         return self._episode.remaining_tokens(self._row)
 
+    @property
+    def tokens_a_turn(self) -> int | None:
+        """See `Episode.tokens_a_turn`."""
+        return self._episode.tokens_a_turn
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether there is something to share, and no turn that is still waited for."""
+        return self._row is not None and self._answered
+
     async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
         """See `Policy.turn`."""
         episode = self._episode
@@ -254,7 +286,7 @@ class EpisodePolicy:
     def fork(self) -> EpisodePolicy:
         """See `Policy.fork`. Before the first turn there is nothing to share: both begin with the prompt."""
         if self._row is None or not self._answered:
-            raise ValueError("fork() comes after a turn: before the first, there is nothing to share")
+            raise ValueError(NO_FORK)
         return EpisodePolicy(self._episode, self._episode.fork(self._row))
 
 
