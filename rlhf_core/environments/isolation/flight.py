@@ -135,13 +135,12 @@ class Flight:
             case TurnAsked():
                 if message.turn in self._turns:
                     raise BadMessage("asked for one turn twice")
-                # A task begins in the next turn of the loop; forks wait for that, too, so that all keep their order.
+                # A task begins in the next turn of the loop; what follows waits for that, too, so all keep their order.
                 self._turns[message.turn] = self._loop.create_task(self._turn(message))
             case ForkAsked():
                 self._loop.call_soon(self._fork, message)
             case TurnLeft():
-                if (turn := self._turns.get(message.turn)) is not None:
-                    turn.cancel()
+                self._loop.call_soon(self._leave, message)
             case Ended():
                 self._end(
                     Outcome(
@@ -169,6 +168,10 @@ class Flight:
                 self._process.send("answer", self._number, asked.turn, answer)
         finally:
             self._turns.pop(asked.turn, None)
+
+    def _leave(self, left: TurnLeft) -> None:
+        if (turn := self._turns.get(left.turn)) is not None:
+            turn.cancel()
 
     def _fork(self, asked: ForkAsked) -> None:
         policy = self._branches.get(asked.branch)

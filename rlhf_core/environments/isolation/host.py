@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import pickle
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from ...distributed.child_process import default_memory_limit_bytes
@@ -104,7 +104,7 @@ class Sitting:
             yield await self._shared_process()
             return
         async with self._one_at_a_time:
-            process = await self._attach(self._environments.new_process())
+            process = await self._attach(self._environments.new_process)
             try:
                 yield process
             finally:
@@ -121,10 +121,11 @@ class Sitting:
     async def _shared_process(self) -> EnvironmentProcess:
         starting = self._shared
         if starting is None or (starting.done() and (starting.cancelled() or _is_gone(starting))):
-            starting = self._shared = asyncio.ensure_future(self._attach(self._environments.take_process()))
+            starting = self._shared = asyncio.ensure_future(self._attach(self._environments.take_process))
         return await asyncio.shield(starting)
 
-    async def _attach(self, process: EnvironmentProcess) -> EnvironmentProcess:
+    async def _attach(self, take: Callable[[], EnvironmentProcess]) -> EnvironmentProcess:
+        process = take()
         self._processes.add(process)
         await process.attach()
         return process
