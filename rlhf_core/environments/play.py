@@ -104,8 +104,8 @@ class EnvironmentPlayer:
 
     def _next_round(self, session: _Session) -> list[_Turn]:
         """The turns to sample next; none when all episodes have ended."""
-        if not self._waits and not session.wait_for_all(PATIENCE_SECONDS):
-            self._waits = True
+        while not self._waits and not session.wait_for_all(PATIENCE_SECONDS):
+            self._waits = not session.is_starting  # a process that starts says nothing of the environment's calls
         return session.take_turns(self._rules.options.timeout_seconds)
 
     def _answer(
@@ -216,6 +216,11 @@ class _Session:
                 raise self._error
             played, self._played = self._played, []
         return played
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a process of the environments is being started."""
+        return self._sitting is not None and self._sitting.is_starting
 
     def wait_for_all(self, seconds: float) -> bool:
         """Whether every open episode has asked for its turns within so many seconds."""

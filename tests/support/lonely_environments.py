@@ -180,6 +180,7 @@ class Wanders:
         return "0"
 
     def step(self, reply):
+        time.sleep(0.1)  # until the others sleep
         if self.task.sample_id == 0:
             re.match("(a|aa)+$", "a" * 100 + "b")
         time.sleep(0.2)

@@ -91,6 +91,12 @@ class Sitting:
         """Samples that may have ended a process; each is played by itself from then on."""
         self._one_at_a_time = asyncio.Lock()
         self._processes: set[EnvironmentProcess] = set()
+        self._num_starting = 0
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a process is on its way. From any thread."""
+        return self._num_starting > 0
 
     async def make(self, call: Caller) -> Environment:
         """An environment for one try at an episode. `call` has the clock of it."""
@@ -125,9 +131,13 @@ class Sitting:
         return await asyncio.shield(starting)
 
     async def _attach(self, take: Callable[[], EnvironmentProcess]) -> EnvironmentProcess:
-        process = take()
-        self._processes.add(process)
-        await process.attach()
+        self._num_starting += 1
+        try:
+            process = take()
+            self._processes.add(process)
+            await process.attach()
+        finally:
+            self._num_starting -= 1
         return process
 
     def _end(self, process: EnvironmentProcess) -> None:

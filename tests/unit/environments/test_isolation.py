@@ -1,10 +1,13 @@
-"""Environments in a process of their own: the same episodes, whatever form they have; and what ends one that does harm."""
+"""Environments in a process of their own: the same episodes in every form; and what ends one that does harm."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import subprocess
+import sys
+import time
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from rlhf_core.build import build_environment_player
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
+from rlhf_core.environments import play as play_module
 from rlhf_core.errors import EpisodeError, PluginError
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.episodes import episode_tokenizer
@@ -28,7 +32,9 @@ START = 30.0
 
 def section(name, **options):
     problems = Problems()
-    environment = resolve_environment({"name": f"{FILE}:{name}" if name[0].isupper() else name, **options}, problems)
+    environment = resolve_environment(
+        {"name": f"{FILE}:{name}" if name.isidentifier() and name[0].isupper() else name, **options}, problems
+    )
     problems.raise_if_any("environment")
     return environment
 
@@ -103,7 +109,9 @@ def test_errors_are_those_without_it(fault, caplog):
         caplog.clear()
         with pytest.raises(EpisodeError) as raised:
             play(section("Faulty", isolate=isolate, retries=1), answer=fault)
-        told.append((str(raised.value), raised.value.where, raised.value.hint, [each.message for each in caplog.records]))
+        told.append(
+            (str(raised.value), raised.value.where, raised.value.hint, [each.message for each in caplog.records])
+        )
         # Where an object is named, its address is not the same.
     assert [each[1:3] for each in told] == [told[0][1:3]] * 2
     if fault != "no text":
@@ -138,8 +146,9 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize("fault", HARM)
-@pytest.mark.parametrize("name", ["Faulty", "FaultyInLoop"])
+@pytest.mark.parametrize(
+    ("name", "fault"), [*(("Faulty", fault) for fault in HARM), ("FaultyInLoop", "os._exit"), ("FaultyInLoop", "lock")]
+)
 def test_one_that_does_harm_fails_alone(name, fault, caplog):
     """The others are made again: none is lost, and their rewards and tokens are what they would have been."""
     well = play(section("Faulty", isolate=False))
@@ -152,6 +161,34 @@ def test_one_that_does_harm_fails_alone(name, fault, caplog):
     (told,) = [record for record in caplog.records if "attempt" in record.message]
     assert re.search(HARM[fault], told.message)
     assert "sample 1" in told.message
+
+
+def test_so_does_one_that_holds_the_lock_in_reset():
+    options = {"timeout_seconds": 0.5, "on_failure": "drop", "where": "reset"}
+    found = play(section("Faulty", isolate=True, **options), answer="lock")
+    assert [len(each.rows) for each in found] == [1, 0, 1, 1]
+
+
+def test_so_does_a_tool_that_is_given_what_a_model_wrote(tmp_path, caplog):
+    """Of a file, in the environment `tools`, whose own default it is to be in a process of its own."""
+    file = tmp_path / "tools.py"
+    file.write_text(
+        'import re\ndef match(pattern: str) -> str:\n    """Match."""\n    '
+        'return str(re.match(pattern, "a" * 100 + "b"))\n'
+    )
+    call = '<tool_call>{"name": "match", "arguments": {"pattern": "%s"}}</tool_call>'
+    tokenizer = episode_tokenizer(chat=True)
+
+    def answer(request, version):
+        pattern = "(a|aa)+$" if request.sample_id == 1 else "(a)+b$"
+        return [*(tokenizer.encode(call % pattern, add_special_tokens=False) if request.offset == 0 else []), 2]
+
+    environment = section("tools", functions=[f"{file}:match"], timeout_seconds=0.5, on_failure="zero")
+    with caplog.at_level(logging.WARNING):
+        found = play(environment, engine=FakeEngine(answer=answer), tokenizer=tokenizer, max_new_tokens=100)
+    assert [each.measured["failed"] for each in found] == [0, 1, 0, 0]
+    assert "<re.Match object" in found[0].rows[0].turns[1].text
+    assert "sample 1: tool match gave no answer within 0.5 s" in caplog.text
 
 
 @pytest.mark.parametrize("fault", ["os._exit", "lock"])
@@ -173,7 +210,7 @@ def test_a_retry_may_go_well(tmp_path):
 
 def test_where_several_run_each_is_played_alone():
     """Sample 0 holds the lock while others sleep: nobody can tell whose fault it is, and only one of them fails."""
-    found = play(section("Wanders", isolate=True, on_failure="zero", timeout_seconds=1.0), samples=3)
+    found = play(section("Wanders", isolate=True, on_failure="zero", timeout_seconds=0.8), samples=3)
     assert [each.measured["failed"] for each in found] == [1, 0, 0]
     assert [each.reward for each in found] == [0.0, 1.0, 1.0]
 
@@ -188,6 +225,28 @@ def test_one_process_is_kept_from_play_to_play_and_ends_with_the_player():
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_slow_start_is_no_slow_call(tmp_path, monkeypatch):
+    """Rounds stay those of environments that do not wait, whatever its module takes to be imported."""
+    file = tmp_path / "slow.py"
+    file.write_text(FILE.read_text())
+    environment = section(f"{file}:Counts", isolate=True)
+    file.write_text(f"{FILE.read_text()}\ntime.sleep(0.5)\n")
+    seen = []
+
+    def wait(session, seconds):
+        settled = true_wait(session, seconds)
+        seen.append((settled, session.is_starting))
+        return settled
+
+    true_wait = play_module._Session.wait_for_all
+    monkeypatch.setattr(play_module._Session, "wait_for_all", wait)
+    monkeypatch.setattr(play_module, "PATIENCE_SECONDS", 0.05)
+    with closing(player_of(environment)) as player:
+        assert len(list(player.play([(make_prompt(0), number) for number in range(4)], PhaseTimes()))) == 4
+        assert (False, True) in seen
+        assert player._waits == ((False, False) in seen)
 
 
 def test_it_loads_no_heavy_library():
@@ -205,6 +264,42 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
     file.write_text("import os\nos._exit(5)\n")
     with pytest.raises(EpisodeError, match="its constructor ended its process with exit code 5"):
         play(environment_of(environment, on_failure="fail"))
+
+
+_PARENT = """
+import os, sys, time
+from rlhf_core.distributed.child_process import ChildProcess
+child = ChildProcess("rlhf_core.environments.isolation.inside.worker", [sys.argv[1]], descriptors=[int(sys.argv[1])])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_the_run_that_started_it(tmp_path):
+    """Killed at once, whatever its process does: here it waits for a first message."""
+    with (tmp_path / "slots").open("wb") as slots:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", _PARENT, str(slots.fileno())],
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[slots.fileno()],
+        )
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert _lives(pid)
+        parent.kill()
+    deadline = time.monotonic() + START
+    while _lives(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _lives(pid)
+
+
+def _lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def environment_of(environment, **options):
