@@ -76,7 +76,8 @@ def both(name, *, samples=4, answer=None, engine=FakeEngine, plays=1, **options)
         ("GivesUp", {}),
     ],
 )
-def test_episodes_are_those_without_it(name, options):
+def test_episodes_are_those_without_it(name, options, monkeypatch):
+    monkeypatch.setattr(play_module, "PATIENCE_SECONDS", START)  # on a busy machine, too, a round waits for all
     (here, asked), (there, asked_there) = both(name, **options)
     assert [asdict(each) for each in there] == [asdict(each) for each in here]
     assert asked_there == asked, "the engine was asked for other turns, or for them in other rounds"
