@@ -101,6 +101,7 @@ class EnvironmentProcess(asyncio.Protocol):
             self._ready = loop.create_future()
             self._write(self._first)
             self._first = None
+            self._look()
             try:
                 await asyncio.wait_for(self._ready, START_SECONDS)
             except asyncio.TimeoutError:
@@ -115,7 +116,8 @@ class EnvironmentProcess(asyncio.Protocol):
                 raise
             finally:
                 self._ready = None
-        self._look()
+        else:
+            self._look()
 
     def detach(self) -> None:
         """Let go of the loop; it has no passengers. What it says from now on waits."""
@@ -126,7 +128,8 @@ class EnvironmentProcess(asyncio.Protocol):
     @property
     def is_usable(self) -> bool:
         """Whether it can be attached again: it lives, and holds no more memory than it may."""
-        return not self.is_over and self._child.exit_code() is None and self._child.resident_bytes() <= self._limit
+        lives = not (self.is_over or self._flood) and self._child.exit_code() is None
+        return lives and self._child.resident_bytes() <= self._limit
 
     def send(self, command: Command, *values: object) -> None:
         """Tell it something, together with all else of this turn of the loop. Raises what pickling raises."""
@@ -209,7 +212,7 @@ class EnvironmentProcess(asyncio.Protocol):
         if self._loop is None:
             return
         if (used := self._child.resident_bytes()) > self._limit:
-            self.fail(f"took {used:,} bytes of memory, more than its limit of {self._limit:,}", may_be_a_leak=True)
+            self._failed(f"took {used:,} bytes of memory, more than its limit of {self._limit:,}", may_be_a_leak=True)
             return
         self._watch = self._loop.call_later(_LOOK_SECONDS, self._look)
 
@@ -225,19 +228,20 @@ class EnvironmentProcess(asyncio.Protocol):
             for frame in self._frames.feed(data):
                 self._take(frame)
         except BadMessage as error:
-            self._failed_to_talk(str(error))
+            self._failed(str(error))
 
-    def _failed_to_talk(self, what: str) -> None:
+    def _failed(self, what: str, *, may_be_a_leak: bool = False) -> None:
+        """While its code is imported, or an episode's code runs."""
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(
                 PluginError(
-                    f"its process {what}",
+                    f"when it was imported in a process of its own, it {what}",
                     where=f"environment {self._name}",
                     hint="see what its module does when it is imported, or say environment.isolate: false",
                 )
             )
         else:
-            self.fail(what)
+            self.fail(what, may_be_a_leak=may_be_a_leak)
 
     def _take(self, frame: bytes) -> None:
         self._unanswered += 1
@@ -265,4 +269,4 @@ class EnvironmentProcess(asyncio.Protocol):
 
     def _died(self) -> None:
         if not self.is_over:
-            self._failed_to_talk(self._flood or self._child.death())
+            self._failed(self._flood or self._child.death())

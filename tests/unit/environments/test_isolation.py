@@ -267,6 +267,25 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
         play(environment_of(environment, on_failure="fail"))
 
 
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("raise OSError('no')", "fails to run: OSError: no"),
+        ("import os; os._exit(5)", "in a process of its own, it ended its process with exit code 5"),
+        ("kept = bytearray(b'x') * 500_000_000; time.sleep(600)", "it took .* bytes of memory"),
+        ("while True: print('x' * 1_000_000)", "it printed more than 8,388,608 bytes"),
+    ],
+)
+def test_a_module_that_does_harm_when_it_is_imported_ends_the_run_by_name(tmp_path, code, told):
+    file = tmp_path / "game.py"
+    file.write_text(FILE.read_text())
+    environment = section(f"{file}:Counts", isolate=True, on_failure="drop", memory_limit_bytes=300_000_000)
+    file.write_text(f"{FILE.read_text()}\n{code}\n")
+    with pytest.raises(PluginError, match=told) as raised:
+        play(environment)
+    assert raised.value.where == ("environment Counts" if " it " in f" {told}" else f'environment "{file}:Counts"')
+
+
 _PARENT = """
 import os, sys, time
 from rlhf_core.distributed.child_process import ChildProcess
