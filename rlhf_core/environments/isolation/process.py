@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import tempfile
 from typing import Protocol
 
@@ -30,6 +31,9 @@ _PONG_SECONDS = 1.0
 """So long one that can go on may take to say so."""
 _MAX_UNANSWERED = 100_000
 """Messages that it may write without being told anything."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class Passenger(Protocol):
@@ -186,6 +190,15 @@ class EnvironmentProcess(asyncio.Protocol):
         passengers = dict(self.passengers)
         self.passengers.clear()
         self.end()
+        if passengers and len(suspects) != 1:
+            logger.warning(
+                "environment %s: its process %s; %d episodes whose code ran then are played again one by one, %d others "
+                "in a new process",
+                self._name,
+                what,
+                len(suspects),
+                len(passengers) - len(suspects),
+            )
         for number, passenger in passengers.items():
             if suspects == {number}:
                 passenger.blame(what)

@@ -209,11 +209,12 @@ def test_a_retry_may_go_well(tmp_path):
     assert {sample for sample, _ in again} <= {1}, "what was sampled for the others was sampled again"
 
 
-def test_where_several_run_each_is_played_alone():
+def test_where_several_run_each_is_played_alone(caplog):
     """Sample 0 holds the lock while others sleep: nobody can tell whose fault it is, and only one of them fails."""
     found = play(section("Wanders", isolate=True, on_failure="zero", timeout_seconds=0.8), samples=3)
     assert [each.measured["failed"] for each in found] == [1, 0, 0]
     assert [each.reward for each in found] == [0.0, 1.0, 1.0]
+    assert "environment Wanders: its process does not go on; 3 episodes whose code ran then are played" in caplog.text
 
 
 def test_one_process_is_kept_from_play_to_play_and_ends_with_the_player():
@@ -268,22 +269,26 @@ def test_code_that_cannot_be_imported_ends_the_run_whatever_the_policy(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "where", "told"),
     [
-        ("raise OSError('no')", "fails to run: OSError: no"),
-        ("import os; os._exit(5)", "in a process of its own, it ended its process with exit code 5"),
-        ("kept = bytearray(b'x') * 500_000_000; time.sleep(600)", "it took .* bytes of memory"),
-        ("while True: print('x' * 1_000_000)", "it printed more than 8,388,608 bytes"),
+        ("raise OSError('no')", 'environment "{file}:Counts"', "fails to run: OSError: no"),
+        (
+            "import os; os._exit(5)",
+            "environment Counts",
+            "in a process of its own, it ended its process with exit code 5",
+        ),
+        ("kept = bytearray(b'x') * 500_000_000; time.sleep(600)", "environment Counts", "it took .* bytes of memory"),
+        ("while True: print('x' * 1_000_000)", "environment Counts", "it printed more than 8,388,608 bytes"),
     ],
 )
-def test_a_module_that_does_harm_when_it_is_imported_ends_the_run_by_name(tmp_path, code, told):
+def test_a_module_that_does_harm_when_it_is_imported_ends_the_run_by_name(tmp_path, code, where, told):
     file = tmp_path / "game.py"
     file.write_text(FILE.read_text())
     environment = section(f"{file}:Counts", isolate=True, on_failure="drop", memory_limit_bytes=300_000_000)
     file.write_text(f"{FILE.read_text()}\n{code}\n")
     with pytest.raises(PluginError, match=told) as raised:
         play(environment)
-    assert raised.value.where == ("environment Counts" if " it " in f" {told}" else f'environment "{file}:Counts"')
+    assert raised.value.where == where.format(file=file)
 
 
 _PARENT = """
