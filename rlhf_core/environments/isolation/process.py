@@ -192,8 +192,8 @@ class EnvironmentProcess(asyncio.Protocol):
         self.end()
         if passengers and len(suspects) != 1:
             logger.warning(
-                "environment %s: its process %s; %d episodes whose code ran then are played again one by one, %d others "
-                "in a new process",
+                "environment %s: its process %s; %d episodes whose code ran then are played again one by one, %d other "
+                "ones in a new process",
                 self._name,
                 what,
                 len(suspects),
