@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import random
 import re
 import stat
 import sys
@@ -215,3 +216,29 @@ def _scribble():
                 os.write(number, b"\xff\xff\xff\xff nothing that can be read")
         except OSError:
             continue
+
+
+class Storm:
+    """Five turns; now and then, at random places of a sample, one of four kinds of harm, or an error if `calm`."""
+
+    def __init__(self, *, calm: bool = False):
+        self.calm = calm
+
+    def reset(self, task):
+        self.random = random.Random(task.sample_seed)
+        return str(self.random.randrange(10))
+
+    def step(self, reply):
+        drawn = self.random.random()
+        if self.calm and drawn < 0.06:
+            raise OSError("no luck")
+        if drawn < 0.02:
+            os._exit(7)
+        if drawn < 0.03:
+            re.match("(a|aa)+$", "a" * 100 + "b")
+        if drawn < 0.04:
+            time.sleep(600)
+        if drawn < 0.06:
+            raise OSError("no luck")
+        time.sleep(self.random.choice([0, 0, 0.01, 0.05]))
+        return str(reply.turn), self.random.random(), reply.turn == 4

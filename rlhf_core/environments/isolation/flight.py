@@ -56,6 +56,8 @@ class Flight:
         Raises `EnvironmentFault` or an `RlhfError` as its environment does, `EpisodeLost` where its process ended and
         it is to be made again.
         """
+        if self._process.is_over:  # it ended while this one was on its way to it
+            raise EpisodeLost
         policy = self._branches[0]
         opening = Opening(policy.remaining_turns, policy.remaining_tokens, policy.tokens_a_turn)
         try:

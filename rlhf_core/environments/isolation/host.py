@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from ...distributed.child_process import default_memory_limit_bytes
 from ...errors import ConfigError
@@ -178,6 +179,6 @@ class IsolatedEnvironment:
         assert isinstance(policy, EpisodePolicy)
         self._clock.stop()
         async with self._sitting.seat(task.sample_id) as process:
-            suspected = lambda: self._sitting.suspect(task.sample_id)  # noqa: E731 - two words in place of a partial
+            suspected = partial(self._sitting.suspect, task.sample_id)
             flight = Flight(process, self._sitting.number(), self._clock, policy, suspected)
             return await flight.outcome(task)
