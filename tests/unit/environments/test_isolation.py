@@ -139,8 +139,8 @@ def test_text_that_is_none_is_its_environments_fault():
 HARM = {
     "os._exit": "step ended its process with exit code 7",
     "segfault": "step crashed: its process was ended by SIGSEGV",
-    "lock": "step gave no answer within 0.5 s",
-    "sleep": "step gave no answer within 0.5 s",
+    "lock": "step gave no answer within 1 s",
+    "sleep": "step gave no answer within 1 s",
     "memory": "step took .* bytes of memory, more than its limit of 400,000,000",
     "print": "step printed more than 8,388,608 bytes within 10 s",
     "scribble": "step wrote a message of 4,294,967,295 bytes",
@@ -153,7 +153,7 @@ HARM = {
 def test_one_that_does_harm_fails_alone(name, fault, caplog):
     """The others are made again: none is lost, and their rewards and tokens are what they would have been."""
     well = play(section("Faulty", isolate=False))
-    options = {"timeout_seconds": 0.5 if "answer" in HARM[fault] else START, "memory_limit_bytes": 400_000_000}
+    options = {"timeout_seconds": 1.0 if "answer" in HARM[fault] else START, "memory_limit_bytes": 400_000_000}
     with caplog.at_level(logging.WARNING):
         found = play(section(name, isolate=True, on_failure="zero", **options), answer=fault)
     assert [each.measured["failed"] for each in found] == [0, 1, 0, 0]
@@ -165,7 +165,7 @@ def test_one_that_does_harm_fails_alone(name, fault, caplog):
 
 
 def test_so_does_one_that_holds_the_lock_in_reset():
-    options = {"timeout_seconds": 0.5, "on_failure": "drop", "where": "reset"}
+    options = {"timeout_seconds": 1.0, "on_failure": "drop", "where": "reset"}
     found = play(section("Faulty", isolate=True, **options), answer="lock")
     assert [len(each.rows) for each in found] == [1, 0, 1, 1]
 
@@ -184,18 +184,18 @@ def test_so_does_a_tool_that_is_given_what_a_model_wrote(tmp_path, caplog):
         pattern = "(a|aa)+$" if request.sample_id == 1 else "(a)+b$"
         return [*(tokenizer.encode(call % pattern, add_special_tokens=False) if request.offset == 0 else []), 2]
 
-    environment = section("tools", functions=[f"{file}:match"], timeout_seconds=0.5, on_failure="zero")
+    environment = section("tools", functions=[f"{file}:match"], timeout_seconds=1.0, on_failure="zero")
     with caplog.at_level(logging.WARNING):
         found = play(environment, engine=FakeEngine(answer=answer), tokenizer=tokenizer, max_new_tokens=100)
     assert [each.measured["failed"] for each in found] == [0, 1, 0, 0]
     assert "<re.Match object" in found[0].rows[0].turns[1].text
-    assert "sample 1: tool match gave no answer within 0.5 s" in caplog.text
+    assert "sample 1: tool match gave no answer within 1 s" in caplog.text
 
 
 @pytest.mark.parametrize("fault", ["os._exit", "lock"])
 def test_it_ends_the_run_where_the_policy_says_so(fault):
     with pytest.raises(EpisodeError, match=HARM[fault]) as raised:
-        play(section("Faulty", isolate=True, timeout_seconds=0.5), answer=fault)
+        play(section("Faulty", isolate=True, timeout_seconds=1.0), answer=fault)
     assert raised.value.where == "environment Faulty, sample 1"
 
 
@@ -211,7 +211,7 @@ def test_a_retry_may_go_well(tmp_path):
 
 def test_where_several_run_each_is_played_alone(caplog):
     """Sample 0 holds the lock while others sleep: nobody can tell whose fault it is, and only one of them fails."""
-    found = play(section("Wanders", isolate=True, on_failure="zero", timeout_seconds=0.8), samples=3)
+    found = play(section("Wanders", isolate=True, on_failure="zero", timeout_seconds=1.0), samples=3)
     assert [each.measured["failed"] for each in found] == [1, 0, 0]
     assert [each.reward for each in found] == [0.0, 1.0, 1.0]
     assert "environment Wanders: its process does not go on; 3 episodes whose code ran then are played" in caplog.text
