@@ -19,6 +19,7 @@ from rlhf_core.build import build_environment_player
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.environments import play as play_module
+from rlhf_core.environments.isolation import process as process_module
 from rlhf_core.errors import EpisodeError, PluginError
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.episodes import episode_tokenizer
@@ -28,6 +29,12 @@ from rlhf_core.types import PhaseTimes, SamplingParams
 FILE = Path(lonely_environments.__file__)
 START = 30.0
 """A deadline that is never reached."""
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch):
+    """For a process that does not go on to say so: one that could and is late is then only played more carefully."""
+    monkeypatch.setattr(process_module, "_PONG_SECONDS", 0.2)
 
 
 def section(name, **options):
