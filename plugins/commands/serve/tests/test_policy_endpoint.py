@@ -1,0 +1,332 @@
+"""What an agent asks at its episode's endpoint, and the rows that come of it."""
+
+import asyncio
+import json
+import socket
+
+import openai
+import pytest
+from agents import ADD, CALL, USER, Speaks, agent, ask, client_of, episodes, result, said
+from chat_templates import chat_tokenizer
+from playing import driven, play, play_one, rollouts
+
+from rlhf_core.environments import Outcome
+from rlhf_core.errors import EpisodeError, PluginError
+from rlhf_core.testing.models import tiny_tokenizer
+
+TOKENIZER = chat_tokenizer("qwen2")
+
+
+def decoded(ids, tokenizer=TOKENIZER):
+    return tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def sampled(row):
+    return [token for token, own in zip(row.ids, row.mask, strict=True) if own]
+
+
+def test_a_call_is_a_turn_and_the_next_one_continues_it():
+    async def run(client, task, policy):
+        first = await ask(client, [USER])
+        assert first.choices[0].message.content == "hello"
+        assert (first.choices[0].finish_reason, first.model_extra["rlhf"]["turn"]) == ("stop", 0)
+        again = {"role": "user", "content": "and?"}
+        second = await ask(client, [USER, said(first), again], max_tokens=3)
+        assert (second.choices[0].finish_reason, second.usage.completion_tokens) == ("length", 3)
+        assert second.usage.prompt_tokens == first.usage.total_tokens + len(TOKENIZER("\n")["input_ids"]) + len(
+            TOKENIZER("<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
+        )
+        return 2.0
+
+    (played,) = episodes(run, ["hello", "tin in er"])
+    (row,) = played.rows
+    (rollout,) = rollouts(played)
+    assert played.reward == 2.0 and played.measured["num_turns"] == 2
+    assert rollout.messages == (USER,)
+    assert [turn.role for turn in rollout.turns] == ["policy", "environment", "policy"]
+    assert decoded(row.ids).startswith("hello<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n")
+    assert decoded(sampled(row)).startswith("hello<|im_end|>t")
+
+
+def test_tool_calls_are_read_and_their_results_continue_the_call():
+    async def run(client, task, policy):
+        first = await ask(client, [USER], tools=[ADD])
+        choice = first.choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.\n")
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})
+        message = said(first)
+        second = await ask(client, [USER, message, result(message, "3")], tools=[ADD])
+        assert second.choices[0].message.content == "3"
+
+    (played,) = episodes(run, [f"Let me see.\n{CALL}", "3"])
+    (row,) = played.rows
+    assert decoded(sampled(row)) == f"Let me see.\n{CALL}<|im_end|>3<|im_end|>"
+    assert "<tool_response>\n3\n</tool_response>" in decoded(row.ids)
+    assert '"name": "add"' in row.text
+    assert rollouts(played)[0].turns[0].tool_calls[0].name == "add"
+
+
+def test_a_call_that_cannot_be_read_stays_text_and_is_counted():
+    broken = '<tool_call>\n{"name": 1}\n</tool_call>'
+
+    async def run(client, task, policy):
+        found = (await ask(client, [USER], tools=[ADD])).choices[0]
+        assert (found.message.content, found.message.tool_calls, found.finish_reason) == (broken, None, "stop")
+
+    (played,) = episodes(run, [broken])
+    assert played.measured["bad_tool_calls"] == 1
+
+
+def test_a_client_that_edits_its_history_opens_a_branch():
+    async def run(client, task, policy):
+        first = await ask(client, [USER])
+        edited = {"role": "assistant", "content": "no"}
+        await ask(client, [USER, edited, USER])
+        await ask(client, [USER, said(first), USER])
+
+    (played,) = episodes(run, ["hello"])
+    assert [row.branch for row in played.rows] == [0, 1]
+    assert [sum(turn.role == "policy" for turn in row.turns) for row in played.rows] == [2, 1]
+    assert "assistant\nno<|im_end|>" in played.rows[1].text
+    assert (
+        played.rows[1].prompt_ids
+        == TOKENIZER.apply_chat_template(
+            [USER, {"role": "assistant", "content": "no"}, USER], add_generation_prompt=True
+        )["input_ids"]
+        or played.rows[1].text.count("hello") == 2
+    )
+
+
+def test_two_calls_that_continue_one_share_its_tokens_once():
+    async def run(client, task, policy):
+        first = said(await ask(client, [USER]))
+        await ask(client, [USER, first, {"role": "user", "content": "one"}])
+        await ask(client, [USER, first, {"role": "user", "content": "two"}])
+
+    (played,) = episodes(run, ["hello", "ll", "er"])
+    one, two = played.rows
+    assert decoded(sampled(one)) == "hello<|im_end|>ll<|im_end|>"
+    assert decoded(sampled(two)) == "er<|im_end|>"
+    assert one.ids[: two.num_shared] == two.ids[: two.num_shared] and two.num_shared == 2
+    assert "two" in decoded(two.ids) and "one" not in decoded(two.ids)
+
+
+def test_where_history_is_cut_each_turn_is_a_branch():
+    async def run(client, task, policy):
+        first = said(await ask(client, [USER]))
+        await ask(client, [USER, first, USER])
+
+    thought = "<think>\nhe\n</think>\n\nhello"
+    (played,) = episodes(run, [thought], family="qwen3", history="branch")
+    assert [len(row.turns) for row in played.rows] == [1, 1]
+    assert "he\n</think>" not in played.rows[1].text
+    (kept,) = episodes(run, [thought], family="qwen3", history="append")
+    assert len(kept.rows) == 1 and kept.rows[0].ids.count(chat_tokenizer("qwen3").eos_token_id) >= 2
+
+
+def test_calls_at_the_same_time_are_branches():
+    async def run(client, task, policy):
+        found = await asyncio.gather(*(ask(client, [{"role": "user", "content": text}]) for text in ("one", "two")))
+        first, second = map(said, found)
+        await asyncio.gather(
+            ask(client, [{"role": "user", "content": "one"}, first, USER]),
+            ask(client, [{"role": "user", "content": "two"}, second, USER]),
+        )
+
+    (played,) = episodes(run, ["hello"])
+    assert sorted(row.branch for row in played.rows) == [0, 1]
+    assert {row.conversation[0]["content"] for row in played.rows} == {"one", "two"}
+    assert [len(row.turn_ends) for row in played.rows] == [2, 2]
+
+
+def test_one_server_serves_every_episode_each_by_its_own_key():
+    seen = {}
+
+    async def run(task, policy):
+        endpoint = await policy.endpoint()
+        assert endpoint == await policy.endpoint() and endpoint.api_key not in repr(endpoint)
+        seen[task.sample_id] = endpoint
+        async with client_of(policy) as client:
+            await ask(client, [USER])
+        return Outcome()
+
+    played = play(driven(run), samples=3, tokenizer=TOKENIZER, engine=speaker(), max_new_tokens=8)
+    assert len({endpoint.base_url for endpoint in seen.values()}) == 1
+    assert len({endpoint.api_key for endpoint in seen.values()}) == 3
+    assert [len(each.rows) for each in played] == [1, 1, 1]
+    port = int(seen[0].base_url.split(":")[2].split("/")[0])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_a_stop_text_ends_a_reply_and_stays_with_the_policy():
+    async def run(client, task, policy):
+        first = await ask(client, [USER], stop=["ll"])
+        assert first.choices[0].message.content == "he"
+        await ask(client, [USER, said(first), USER])
+
+    engine = Speaks(TOKENIZER, ["hell"])
+    (played,) = episodes(run, engine=engine)
+    assert engine.stops == [("ll",), ()]
+    assert decoded(sampled(played.rows[0])[:1]) == "hell"
+    assert len(played.rows) == 1
+
+
+def test_a_stream_has_the_same_answer():
+    async def run(client, task, policy):
+        chunks = [
+            chunk
+            async for chunk in await ask(
+                client, [USER], tools=[ADD], stream=True, stream_options={"include_usage": True}
+            )
+        ]
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        content = "".join(delta.content or "" for delta in deltas)
+        (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
+        assert (content, call.function.name) == ("Let me see.\n", "add")
+        assert chunks[-2].choices[0].finish_reason == "tool_calls" and chunks[-1].usage.completion_tokens > 3
+        message = {"role": "assistant", "content": content, "tool_calls": [call.model_dump(exclude={"index"})]}
+        await ask(client, [USER, message, result(message, "3")], tools=[ADD])
+
+    (played,) = episodes(run, [f"Let me see.\n{CALL}", "3"])
+    assert len(played.rows) == 1
+
+
+def test_plain_text_is_continued_likewise():
+    async def run(client, task, policy):
+        first = (await client.completions.create(model="policy", prompt="3+4=")).choices[0].text
+        again = await client.completions.create(model="policy", prompt=f"3+4={first};")
+        chunks = [c async for c in await client.completions.create(model="policy", prompt="1", stream=True)]
+        assert again.usage.prompt_tokens > 5 and "".join(c.choices[0].text for c in chunks) == first
+
+    (played,) = episodes(run, ["hello"])
+    first, other = played.rows
+    assert (first.text, first.messages) == ("3+4=", None)
+    assert decoded(first.ids) == "hello<|im_end|>;hello<|im_end|>"
+    assert other.text == "1"
+
+
+def test_turns_of_the_environment_and_of_the_endpoint_are_turns_of_one_episode():
+    async def run(client, task, policy):
+        reply = await policy.turn("hello")
+        completion = await ask(client, [USER])
+        assert (reply.turn, completion.model_extra["rlhf"]["turn"]) == (0, 1)
+        assert policy.remaining_turns == 6
+
+    (played,) = episodes(run, ["hello"])
+    assert len(played.rows) == 2
+
+
+def test_a_bound_is_told_and_the_episode_is_truncated():
+    async def turns(client, task, policy):
+        while True:
+            await ask(client, [USER])
+
+    (played,) = episodes(turns, max_turns=2)
+    assert (played.measured["truncated"], played.measured["failed"], len(played.rows)) == (1.0, 0.0, 2)
+
+    codes = []
+
+    async def tokens(client, task, policy):
+        messages = [USER]
+        try:
+            while True:
+                messages += [said(await ask(client, messages)), USER]
+        except openai.BadRequestError as error:
+            codes.append((error.code, error.status_code))
+
+    (played,) = episodes(tokens, context_tokens=100, max_turns=50)
+    assert codes == [("context_length_exceeded", 400)]
+    assert played.measured["truncated"] == 0.0, "the environment went on and said done"
+    assert played.rows[0].ids[-1] == TOKENIZER.eos_token_id or played.rows[0].finish_reason == "length"
+
+
+def test_what_an_agent_raises_by_itself_fails_the_episode():
+    async def run(client, task, policy):
+        await ask(client, [USER])
+        raise ValueError("lost its way")
+
+    with pytest.raises(EpisodeError, match="lost its way"):
+        episodes(run)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"messages": []}, "messages has to be"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "wizard"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content has to be"),
+        ({"messages": [USER], "n": 2}, "n is not supported"),
+        ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [USER], "max_tokens": 0}, "max_tokens"),
+        ({"messages": [USER], "tools": [{"type": "web"}]}, "tools"),
+        ({"messages": [USER], "temperature": "hot"}, "temperature"),
+        ({"messages": [USER], "stop": [1]}, "stop"),
+    ],
+    ids=str,
+)
+def test_a_bad_body_is_told_what_is_wrong_and_costs_no_turn(body, says):
+    async def run(client, task, policy):
+        with pytest.raises(openai.BadRequestError, match=says) as caught:
+            await client.post("/chat/completions", body=body, cast_to=object)
+        assert caught.value.type == "invalid_request_error"
+        assert policy.remaining_turns == 8
+        await ask(client, [USER])
+
+    (played,) = episodes(run)
+    assert len(played.rows) == 1
+
+
+def test_a_model_without_a_chat_template_is_asked_for_text_only():
+    async def run(client, task, policy):
+        with pytest.raises(openai.BadRequestError, match="chat messages"):
+            await ask(client, [USER])
+        await client.completions.create(model="policy", prompt="31>")
+
+    played = play_one(agent(run), tokenizer=tiny_tokenizer())
+    assert [row.prompt_ids for row in played.rows] == [(7, 5, 14)]
+
+
+def test_after_its_end_an_episode_is_not_answered():
+    kept = []
+
+    async def run(task, policy):
+        endpoint = await policy.endpoint()
+        kept.append((endpoint, policy))
+        if len(kept) == 1:
+            async with client_of(policy) as client:
+                await ask(client, [USER])
+            return Outcome()
+        while not ended(kept[0][1]):
+            await asyncio.sleep(0.01)
+        first = kept[0][0]
+        async with openai.AsyncOpenAI(base_url=first.base_url, api_key=first.api_key, max_retries=0) as late:
+            with pytest.raises(openai.AuthenticationError):
+                await ask(late, [USER])
+        with pytest.raises(RuntimeError, match="the episode is over"):
+            await kept[0][1].endpoint()
+        async with client_of(policy) as client:
+            await ask(client, [USER])
+        return Outcome(reward=1.0)
+
+    played = play(driven(run), samples=2, tokenizer=TOKENIZER, max_new_tokens=8, concurrency=2, engine=speaker())
+    assert sorted(each.reward for each in played) == [0.0, 1.0]
+
+
+def ended(policy):
+    return policy._episode.is_over
+
+
+def speaker():
+    return Speaks(TOKENIZER, ["hello"])
+
+
+def test_without_a_server_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setattr("rlhf_core.plugins.discovery.entry_points", lambda **kwargs: ())
+
+    async def run(client, task, policy):
+        raise AssertionError("unreachable")
+
+    with pytest.raises(PluginError, match=r"(?s)no endpoint server .*pip install rlhf-serve"):
+        episodes(run)
