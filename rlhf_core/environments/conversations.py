@@ -7,12 +7,11 @@ text continues a text likewise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, DataError, EpisodeError
-from .contract import EpisodeTruncated, Reply, Tool
+from .contract import EpisodeTruncated, Messages, Reply, Tool
 from .endpoint import Answer, Call, CallRefused, ChatMessage
 from .endpoint_messages import before_stop, reply_message, template_messages
 from .row import Mark, Row
@@ -105,7 +104,7 @@ class Conversations:
         messages = template_messages(call.messages, self._episode.chat.tool_format)
         return self._episode.open_chat(tuple(messages), call.tools)
 
-    def _new(self, call: Call, earlier: Answered) -> Sequence[dict[str, str]] | str | None:
+    def _new(self, call: Call, earlier: Answered) -> Messages:
         """What the call adds to what it continues."""
         if call.text is not None:
             return call.text[earlier.length :] or None

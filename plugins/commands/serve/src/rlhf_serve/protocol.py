@@ -105,9 +105,10 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
 def _message(given: Any) -> ChatMessage:
     if not isinstance(given, dict):
         raise _invalid("each of messages has to be an object")
-    role = _ROLES.get(given.get("role", ""))  # type: ignore[arg-type]
+    named = given.get("role")
+    role = _ROLES.get(named) if isinstance(named, str) else None
     if role is None:
-        raise _invalid(f"no message has the role {given.get('role')!r:.100}; one of {', '.join(_ROLES)}")
+        raise _invalid(f"no message has the role {named!r:.100}; one of {', '.join(_ROLES)}")
     if given.get("function_call") is not None:
         raise _invalid("function_call is of an older protocol: use tool_calls")
     calls = given.get("tool_calls") if role == "assistant" else None
@@ -139,7 +140,7 @@ def _content(given: Any) -> str:
 def _tool_call(given: Any) -> ToolCall:
     function = given.get("function") if isinstance(given, dict) else None
     name = _name_of(function)
-    if name is None:
+    if name is None or not isinstance(function, dict):
         raise _invalid('each of tool_calls has to be {"type": "function", "function": {"name": …, "arguments": …}}')
     arguments = function.get("arguments")
     try:
