@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.sections import LoraConfig, ModelConfig
+from pydantic import ValidationError
+
+from ..config.sections import ModelConfig
 from ..environments.chat import ChatFormat
 from ..environments.endpoint import Answer, Call, CallRefused
 from ..environments.endpoint_messages import reply_message, template_messages
@@ -50,7 +52,7 @@ class ChosenModel:
 def choose_model(path: str, *, best: bool = False, device: str = "auto") -> ChosenModel:
     """The weights of a run folder, or a model folder, hub name or `builtin:NAME`.
 
-    Of a run: its final model, before that its newest checkpoint, or with `best` the one that `checkpoint.best` chose.
+    Of a run that is done: its final model, of another its newest checkpoint; with `best`, what `checkpoint.best` chose.
     No code that a run folder names is run. Raises `UserInputError`.
     """
     folder = RunFolder(Path(path))
@@ -59,20 +61,24 @@ def choose_model(path: str, *, best: bool = False, device: str = "auto") -> Chos
             raise UserInputError("only a run has a best checkpoint", where="--best", hint="give a run folder")
         return ChosenModel(config=ModelConfig(path=path, device=device))
     folder.refuse_oddities()
-    if folder.model.is_dir() and not best:
-        return ChosenModel(config=ModelConfig(path=str(folder.model), device=device))
+    final = ChosenModel(config=ModelConfig(path=str(folder.model), device=device)) if folder.model.is_dir() else None
+    if final is not None and not best and folder.read_json(folder.summary).get("status") == "done":
+        return final
     checkpoint = _best(folder) if best else CheckpointStore(folder.checkpoints, keep=1).newest()
     if checkpoint is None:
+        if final is not None:
+            return final
         raise UserInputError(
             "this run has written no model and no checkpoint yet",
             where=path,
             hint="wait for one: checkpoint.every_episodes says when they are written",
         )
     model = folder.read_config().get("model")
-    if not isinstance(model, dict) or not isinstance(model.get("path"), str):
-        raise DataError("does not say which model the run trains", where=str(folder.config))
-    lora = None if model.get("lora") is None else LoraConfig.model_validate(model["lora"])
-    config = ModelConfig(path=model["path"], lora=lora, device=device)
+    given = model if isinstance(model, dict) else {}
+    try:
+        config = ModelConfig.model_validate({"path": given.get("path"), "lora": given.get("lora"), "device": device})
+    except ValidationError as error:
+        raise DataError("does not say which model the run trains", where=str(folder.config)) from error
     return ChosenModel(config=config, weights=checkpoint / "policy")
 
 

@@ -21,7 +21,8 @@ OpenEndpoint = Callable[[Answering], Awaitable[Endpoint]]
 class Endpoints:
     """On one event loop. The server starts with the first endpoint and ends with `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_connections: int) -> None:
+        self._limits = ServerLimits(max_connections=max_connections)
         self._keys = Keys()
         self._server: EndpointServer | None = None
         self._starting = asyncio.Lock()
@@ -31,7 +32,7 @@ class Endpoints:
         """An endpoint of his own. Raises `PluginError` where no server is installed."""
         async with self._starting:
             if self._server is None:
-                self._server = await find_server()(self._keys.find, host=LOOPBACK, port=0, limits=ServerLimits())
+                self._server = await find_server()(self._keys.find, host=LOOPBACK, port=0, limits=self._limits)
         return Endpoint(base_url=self._server.base_url, api_key=self._keys.add(owner))
 
     def end(self, endpoint: Endpoint) -> None:

@@ -38,6 +38,8 @@ _TELL_SECONDS = 0.01
 _SPARE_THREADS = 32
 """Calls that hang keep their threads; so many may before others wait for one."""
 _POLL_SECONDS = 0.2
+_CONNECTIONS, _CONNECTIONS_EACH = 256, 8
+"""Of agents that drive themselves, at the endpoints of all episodes; and for each more that is played at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class _Session:
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(_Watched(self._loop_waits))
-        self._endpoints = Endpoints()
+        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * rules.options.concurrency)
         self._workers = Workers(self._loop, rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
         self._thread = threading.Thread(target=self._serve, name=f"environment {name}", daemon=True)
         self._hand(self._start, self._open)

@@ -77,6 +77,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     },
     "policy_losses": {"clip": "rlhf-group", "gspo": "rlhf-group", "cispo": "rlhf-group"},
     "endpoints": {"openai": "rlhf-serve"},
+    "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},
 }
 """Distribution that brings each plugin of this project: only for telling a user what to install."""
 

@@ -3,18 +3,29 @@
 import asyncio
 import json
 import socket
+import threading
 
 import openai
+import psutil
 import pytest
 from agents import ADD, CALL, USER, Speaks, agent, ask, client_of, episodes, result, said
 from chat_templates import chat_tokenizer
 from playing import driven, play, play_one, rollouts
+from running import PATIENCE_SECONDS
 
 from rlhf_core.environments import Outcome
 from rlhf_core.errors import EpisodeError, PluginError
+from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer
 
 TOKENIZER = chat_tokenizer("qwen2")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """Whatever became of its episodes, a player leaves nothing that listens."""
+    yield
+    assert not [each for each in psutil.Process().net_connections("inet") if each.status == psutil.CONN_LISTEN]
 
 
 def decoded(ids, tokenizer=TOKENIZER):
@@ -218,6 +229,53 @@ def test_turns_of_the_environment_and_of_the_endpoint_are_turns_of_one_episode()
     assert len(played.rows) == 2
 
 
+@pytest.mark.parametrize("earlier", [0, 1], ids=["the first call", "a later one"])
+def test_a_call_that_its_client_gave_up_may_be_made_again(earlier):
+    """It leaves no branch and costs no turn."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(Speaks):
+        def generate(self, requests, sampling):
+            if len(self.stops) == earlier:
+                inside.set()
+                assert go_on.wait(PATIENCE_SECONDS)
+            yield from super().generate(requests, sampling)
+
+    async def run(client, task, policy):
+        messages = [USER]
+        for _ in range(earlier):
+            messages += [said(await ask(client, messages)), USER]
+        given_up = asyncio.create_task(ask(client, messages))
+        while not inside.is_set():
+            await asyncio.sleep(0.01)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        while policy.remaining_turns < 8 - earlier:
+            await asyncio.sleep(0.01)
+        go_on.set()
+        await ask(client, messages)
+
+    (played,) = episodes(run, engine=Waits(TOKENIZER, ["hello"]))
+    (row,) = played.rows
+    assert (row.branch, played.measured["num_turns"]) == (0, 1 + earlier)
+    assert [turn.role for turn in row.turns] == ["policy", "environment", "policy"][: 1 + 2 * earlier]
+
+
+def test_episodes_played_again_are_the_same():
+    async def run(client, task, policy):
+        messages = [USER]
+        for _ in range(1 + task.sample_seed % 3):
+            messages += [said(await ask(client, messages)), {"role": "user", "content": str(task.seed)}]
+        await ask(client, messages[:1])
+
+    def play_all():
+        engine = FakeEngine(vocabulary=range(20, 80))
+        played = episodes(run, engine=engine, samples=6, max_new_tokens=12)
+        return [(row.sequence, row.branch, row.turn_ends) for each in played for row in each.rows]
+
+    assert play_all() == play_all()
+
+
 def test_a_bound_is_told_and_the_episode_is_truncated():
     async def turns(client, task, policy):
         while True:
@@ -239,7 +297,7 @@ def test_a_bound_is_told_and_the_episode_is_truncated():
     (played,) = episodes(tokens, context_tokens=100, max_turns=50)
     assert codes == [("context_length_exceeded", 400)]
     assert played.measured["truncated"] == 0.0, "the environment went on and said done"
-    assert played.rows[0].ids[-1] == TOKENIZER.eos_token_id or played.rows[0].finish_reason == "length"
+    assert len(played.rows) == 1 and played.rows[0].turns[-1].role == "policy"
 
 
 def test_what_an_agent_raises_by_itself_fails_the_episode():

@@ -1,6 +1,7 @@
 """A model that is served: from a folder, and from what a run has written."""
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -123,6 +124,25 @@ def test_of_a_run_the_newest_model_is_served_or_the_best(run_folder, tmp_path):
             return await complete(client, "31>", seed=3)
 
     assert asyncio.run(answer(going_on)) == asyncio.run(answer(run_folder))
+    newer = {**json.loads((run_folder / "summary.json").read_text()), "status": "running"}
+    shutil.copytree(run_folder, tmp_path / "resumed")
+    (tmp_path / "resumed" / "summary.json").write_text(json.dumps(newer))
+    assert choose_model(str(tmp_path / "resumed")).label == str(tmp_path / "resumed" / "checkpoints" / "step-4")
+
+
+def test_a_checkpoint_of_adapters_is_served_with_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "build_report", lambda folders: None)
+    model = {"path": "builtin:tiny-digits", "device": "cpu", "lora": {"r": 4}}
+    changes = {"model": model, "checkpoint": {"every_episodes": 1}, "optimizer": {"lr": 0.1}}
+    folder = train(tiny_run(changes), output=tmp_path / "run").run_folder
+
+    async def answer():
+        async with client_of(folder, max_new_tokens=8) as client:
+            return [await complete(client, "31>", seed=seed) for seed in range(4)]
+
+    final = asyncio.run(answer())
+    shutil.rmtree(folder / "model")
+    assert choose_model(str(folder)).weights is not None and asyncio.run(answer()) == final
 
 
 def test_what_is_not_there_is_told(run_folder, tmp_path, tiny):
@@ -146,6 +166,12 @@ def test_the_key_is_not_written_to_a_log(capsys, monkeypatch, tiny):
     monkeypatch.delenv("SERVE_KEY", raising=False)
     assert run(["serve", str(tiny), "--api-key-env", "SERVE_KEY"]) == 2
     assert "SERVE_KEY is not set" in capsys.readouterr().err
+
+
+def test_without_the_distribution_it_is_said_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr("rlhf_core.plugins.discovery.entry_points", lambda **kwargs: ())
+    assert run(["serve", "runs/first"]) == 2
+    assert "pip install rlhf-serve" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_told(capsys, monkeypatch, tiny):
