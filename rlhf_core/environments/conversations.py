@@ -88,8 +88,11 @@ class Conversations:
             row = earlier.row
             is_free = row.mark == earlier.end and not any(each is row for each in self._busy)
             if not is_free:
-                row = self._episode.fork(row, earlier.end)
-            return self._episode.go_on(row, self._new(call, earlier)), earlier.end
+                row = row.fork(len(self._episode.rows), earlier.end)
+            goes_on = self._episode.go_on(row, self._new(call, earlier))
+            if goes_on is row and not is_free:
+                self._episode.add(row)
+            return goes_on, earlier.end
         except (DataError, ConfigError, EpisodeError) as error:
             raise CallRefused(400, "invalid_request", error.message) from error
 

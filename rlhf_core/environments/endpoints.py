@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import cast
 
 from ..errors import PluginError
@@ -14,8 +13,6 @@ from .endpoint import LOOPBACK, Answering, EndpointServer, Keys, StartServer
 
 SERVER = "openai"
 """The protocol that is served; any distribution may bring its server."""
-
-OpenEndpoint = Callable[[Answering], Awaitable[Endpoint]]
 
 
 class Endpoints:

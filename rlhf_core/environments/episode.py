@@ -16,7 +16,7 @@ from .chat import ChatFormat
 from .contract import Endpoint, EpisodeTruncated, Messages, Reply, Task, Tool
 from .conversations import Conversations
 from .endpoint import Answering
-from .row import Mark, Row
+from .row import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,10 +82,9 @@ class Episode:
     def close(self) -> None:
         """No turn is sampled any more: the episode is over, whether its environment knows or not."""
         self._closed = True
-        if self._endpoint is not None:
-            self._endpoint.cancel()
-            if self._endpoint.done() and not self._endpoint.cancelled() and self._endpoint.exception() is None:
-                self._endpoints.end(self._endpoint.result())
+        opened = self._endpoint
+        if opened is not None and not (opened.cancel() or opened.cancelled() or opened.exception()):
+            self._endpoints.end(opened.result())
         for asked in self._asking:
             asked.cancel()
 
@@ -206,12 +205,12 @@ class Episode:
     def open_text(self, text: str, ids: tuple[int, ...] | None = None) -> Row:
         """A row that begins with a plain text; `ids` where they are known."""
         ids = self.rules.encoder.encode(text) if ids is None else ids
-        return self._add(Row(branch=len(self.rows), text=text, prompt_ids=ids, messages=None))
+        return self.add(Row(branch=len(self.rows), text=text, prompt_ids=ids, messages=None))
 
     def open_chat(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> Row:
         """A row that begins with a whole conversation."""
         text, ids = self.chat.open(messages, tools)
-        return self._add(
+        return self.add(
             Row(
                 branch=len(self.rows),
                 text=text,
@@ -222,7 +221,8 @@ class Episode:
             )
         )
 
-    def _add(self, row: Row) -> Row:
+    def add(self, row: Row) -> Row:
+        """A new row. Raises `EpisodeError` where it has nothing to continue."""
         if not row.prompt_ids:
             raise EpisodeError(
                 "the first turn has nothing to continue: neither the prompt nor the environment gave a text",
@@ -259,9 +259,9 @@ class Episode:
         thinking = any(turn.role == "policy" and "</think>" in turn.text for turn in row.turns)
         return self.chat.check(row.tools).cuts(new, thinking=thinking)
 
-    def fork(self, row: Row, at: Mark | None = None) -> Row:
-        """A row that begins with what stood in `row` at a place, or with all."""
-        return self._add(row.fork(len(self.rows), at))
+    def fork(self, row: Row) -> Row:
+        """A row that begins with all that stands in `row`."""
+        return self.add(row.fork(len(self.rows)))
 
 
 class EpisodePolicy:

@@ -136,6 +136,21 @@ def test_where_history_is_cut_each_turn_is_a_branch():
     assert len(kept.rows) == 1 and kept.rows[0].ids.count(chat_tokenizer("qwen3").eos_token_id) >= 2
 
 
+def test_where_history_is_cut_a_second_continuation_is_a_branch_without_a_gap():
+    async def run(client, task, policy):
+        first = said(await ask(client, [USER]))
+        for text in ("one", "two"):
+            await ask(client, [USER, first, {"role": "user", "content": text}])
+
+    engine = Speaks(chat_tokenizer("qwen3"), ["<think>\nhe\n</think>\n\nhello"])
+    (played,) = episodes(run, family="qwen3", engine=engine, history="branch")
+    assert (
+        [request.branch for call in engine.calls for request in call]
+        == [row.branch for row in played.rows]
+        == [0, 1, 2]
+    )
+
+
 def test_calls_at_the_same_time_are_branches():
     async def run(client, task, policy):
         found = await asyncio.gather(*(ask(client, [{"role": "user", "content": text}]) for text in ("one", "two")))

@@ -127,6 +127,7 @@ def test_a_connection_brings_many_requests_also_at_once():
         ({"Content_Length": None}, 411),
         ({"Content_Length": None, "Transfer_Encoding": "chunked", "body": b""}, 411),
         ({"body": b" " * 2000}, 413),
+        ({"method": "GET", "path": "/v1/models"}, 413),
         ({"body": b"", "length": 10**17}, 413),
     ],
     ids=str,
@@ -140,6 +141,27 @@ def test_what_is_refused_before_it_is_read(change, status):
         assert body["error"]["message"] and body["error"]["type"] == "invalid_request_error"
         assert connection.recv(1) == b""
     assert owner.calls == []
+
+
+@pytest.mark.parametrize("change", [{"method": "HEAD"}, {"method": "CONNECT"}, {"Upgrade": "websocket"}, {"key": "no"}])
+def test_unusual_requests_are_answered_like_others(change, caplog):
+    with serving(Owner()) as (port, _), connect(port) as connection:
+        connection.sendall(request(**{"method": "HEAD", "body": b"", **change}))
+        assert connection.recv(65536).startswith((b"HTTP/1.1 401 ", b"HTTP/1.1 405 "))
+    assert not caplog.records
+
+
+def test_a_call_that_fails_is_told(caplog):
+    class Fails(Owner):
+        async def answer(self, call):
+            raise ZeroDivisionError("secret")
+
+    with serving(Fails()) as (port, _), connect(port) as connection:
+        for _ in range(2):
+            connection.sendall(request())
+            status, _, body = response(connection)
+            assert (status, body["error"]["type"]) == (500, "server_error") and "secret" not in body["error"]["message"]
+    assert "secret" in caplog.text
 
 
 def test_the_client_is_told_of_a_large_body_and_of_a_wrong_key():

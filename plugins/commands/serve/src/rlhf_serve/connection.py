@@ -56,6 +56,7 @@ class HttpConnection:
         self._limits = limits
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._deadline: float | None = None
+        self._wants_body = True
 
     async def next_head(self) -> Head | None:
         """The next request; None where the client closed the connection in between.
@@ -70,6 +71,7 @@ class HttpConnection:
             return None
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in event.headers}
         path = event.target.decode("latin-1").partition("?")[0]
+        self._wants_body = event.method != b"HEAD"
         return Head(event.method.decode("latin-1"), path, headers)
 
     async def body(self) -> bytes:
@@ -106,7 +108,8 @@ class HttpConnection:
         """A whole response; with `closes` the last one. Raises `ClientLeft`."""
         ends = [("connection", "close")] if closes else []
         given = [("content-type", JSON), ("content-length", str(len(body))), *headers, *ends]
-        await self._send(h11.Response(status_code=status, headers=given), h11.Data(data=body), h11.EndOfMessage())
+        content = [h11.Data(data=body)] if self._wants_body else []
+        await self._send(h11.Response(status_code=status, headers=given), *content, h11.EndOfMessage())
 
     async def stream(self, events: Iterable[bytes]) -> None:
         """A response event by event. Raises `ClientLeft`."""

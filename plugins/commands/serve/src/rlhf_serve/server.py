@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import h11
 
-from rlhf_core.environments import Answering, CallRefused, EndpointServer, FindKey
+from rlhf_core.environments import Answer, Answering, Call, CallRefused, EndpointServer, FindKey
 from rlhf_core.errors import UserInputError
 from rlhf_core.util import ServerLimits
 
@@ -90,11 +90,13 @@ class Server:
         try:
             owner = self._owner(head)
             if head.path == MODELS_PATH:
+                if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
+                    raise CallRefused(413, "request_too_large", f"{MODELS_PATH} takes no body")
                 await connection.body()
                 await connection.respond(200, models_body(self._model))
                 return
             asked = await self._asked(connection, head)
-            answer = await connection.while_it_stays(owner.answer(asked.call))
+            answer = await connection.while_it_stays(_answer_of(owner, asked.call))
         except CallRefused as refused:
             again = [("retry-after", "1")] if refused.status == 503 else []
             await connection.respond(
@@ -134,6 +136,17 @@ class Server:
                 return read(await connection.body())
         except asyncio.TimeoutError as error:
             raise CallRefused(503, "busy", "too many large requests at once") from error
+
+
+async def _answer_of(owner: Answering, call: Call) -> Answer:
+    """What the owner answers. Raises `CallRefused`, whatever he raises."""
+    try:
+        return await owner.answer(call)
+    except CallRefused:
+        raise
+    except Exception as error:
+        logger.exception("a call failed")
+        raise CallRefused(500, "internal_error", f"it could not be answered ({type(error).__name__})") from error
 
 
 async def start(
