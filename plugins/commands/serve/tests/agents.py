@@ -11,6 +11,7 @@ from playing import Reworded, driven, play
 
 from rlhf_core.environments import Outcome
 
+TOKENIZER = chat_tokenizer("qwen2")
 USER = {"role": "user", "content": "hello"}
 ADD = {
     "type": "function",
@@ -75,3 +76,18 @@ def said(completion):
 def result(message, content):
     """A tool's answer to the first call of a message."""
     return {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": content}
+
+
+def speaker():
+    """A policy that says hello."""
+    return Speaks(TOKENIZER, ["hello"])
+
+
+def decoded(ids, tokenizer=TOKENIZER):
+    """With special tokens."""
+    return tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def sampled(row):
+    """The ids that the policy chose and that count."""
+    return [token for token, own in zip(row.ids, row.mask, strict=True) if own]
