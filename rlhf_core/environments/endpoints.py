@@ -44,7 +44,10 @@ class Endpoints:
 
 def find_server() -> StartServer:
     """What starts the server. Raises `PluginError` saying what to install."""
-    ref = find("endpoints", SERVER)
+    try:
+        ref = find("endpoints", SERVER)
+    except PluginError as error:
+        raise PluginError(error.message, where="policy.endpoint()", hint=error.hint) from error
     start = import_target(ref)
     if not callable(start):
         raise PluginError(f"{ref.target} is a {type(start).__name__}, which starts no server", where=ref.label)

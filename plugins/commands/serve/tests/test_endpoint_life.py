@@ -185,5 +185,5 @@ def test_without_a_server_it_is_said_what_to_install(monkeypatch):
     async def run(client, task, policy):
         raise AssertionError("unreachable")
 
-    with pytest.raises(PluginError, match=r"(?s)no endpoint server .*pip install rlhf-serve"):
+    with pytest.raises(PluginError, match=r"(?s)policy\.endpoint\(\): no endpoint server .*pip install rlhf-serve"):
         episodes(run)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import openai
 import pytest
 from agents import (
     ADD,
@@ -153,6 +154,19 @@ def test_calls_at_the_same_time_are_branches():
     assert sorted(row.branch for row in played.rows) == [0, 1]
     assert {row.conversation[0]["content"] for row in played.rows} == {"one", "two"}
     assert [len(row.turn_ends) for row in played.rows] == [2, 2]
+
+
+def test_a_blocking_client_plays_on_a_thread():
+    async def run(client, task, policy):
+        endpoint = await policy.endpoint()
+
+        def work():
+            with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as blocking:
+                return blocking.chat.completions.create(model=endpoint.model, messages=[USER]).choices[0].message
+
+        assert (await asyncio.to_thread(work)).content == "hello"
+
+    assert len(episodes(run, samples=2)) == 2
 
 
 def test_a_stop_text_ends_a_reply_and_stays_with_the_policy():
