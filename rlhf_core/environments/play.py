@@ -23,6 +23,7 @@ from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
 from .attempt import Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
+from .endpoints import Endpoints
 from .episode import Episode, Rules
 from .workers import Workers
 
@@ -37,6 +38,8 @@ _TELL_SECONDS = 0.01
 _SPARE_THREADS = 32
 """Calls that hang keep their threads; so many may before others wait for one."""
 _POLL_SECONDS = 0.2
+_CONNECTIONS, _CONNECTIONS_EACH = 256, 8
+"""Of agents that drive themselves, at the endpoints of all episodes; and for each more that is played at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,7 @@ class _Session:
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(_Watched(self._loop_waits))
+        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * rules.options.concurrency)
         self._workers = Workers(self._loop, rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
         self._thread = threading.Thread(target=self._serve, name=f"environment {name}", daemon=True)
         self._hand(self._start, self._open)
@@ -303,7 +307,7 @@ class _Session:
             self._end(played, None)
 
     def _episode(self, task: Task, clock: Clock) -> Episode:
-        return Episode(self._rules, self._chat, task, self._ask, clock)
+        return Episode(self._rules, self._chat, task, self._ask, clock, self._endpoints)
 
     async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())
@@ -333,6 +337,7 @@ class _Session:
             self._start(1)
 
     def _stop(self) -> None:
+        self._endpoints.close()
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         # One more turn of the loop lets them end.
