@@ -166,6 +166,9 @@ class Playable(Protocol):
     @property
     def num_turns(self) -> int: ...
 
+    @property
+    def was_refused(self) -> bool: ...
+
     def policy(self) -> Policy: ...
 
 
@@ -264,6 +267,13 @@ async def run_environment(make: Make, call: Caller, episode: Playable, clock: Ca
         outcome = await environment.run(episode.task, policy)
     except EpisodeTruncated:
         return Outcome(status="truncated")
+    except (RlhfError, EpisodeLost):
+        raise
+    except Exception as error:
+        if not episode.was_refused:
+            raise
+        logger.info("sample %d is truncated: the endpoint refused a call, and %s", episode.task.sample_id, said(error))
+        return Outcome(status="truncated")
     except (SystemExit, KeyboardInterrupt) as error:  # raised on, they would end the loop of all episodes
         raise EnvironmentFault(said(error)) from error
     return _checked(outcome, episode)
@@ -315,7 +325,8 @@ def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
             hint="see whether the prompt and the first observation leave room for an answer; "
             "environment.on_failure: drop leaves such episodes out",
         )
-    for row in rows:
+    for number, row in enumerate(rows):
+        row.branch = number  # one whose only call was given up by its client has left a gap
         row.drop_last_observation()
     if outcome.status == "truncated":
         rows[-1].finish_reason = "length"

@@ -22,6 +22,7 @@ from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
 from .attempt import Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
+from .endpoints import Endpoints
 from .episode import Episode, Record, Rules
 from .idle import WatchedSelector
 from .isolation.host import IsolatedEnvironments, Sitting
@@ -36,6 +37,8 @@ _PROBE_SECONDS = 5.0
 _TELL_SECONDS = 0.01
 """Answers that come within so short a time go to the environments together."""
 _POLL_SECONDS = 0.2
+_CONNECTIONS, _CONNECTIONS_EACH = 256, 8
+"""Of agents that drive themselves, at the endpoints of all episodes; and for each more that is played at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,7 @@ class _Session:
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._loop_waits))
+        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * rules.options.concurrency)
         self._workers = Workers(self._loop, rules.options.concurrency + SPARE_THREADS, f"environment {name}")
         self._thread = threading.Thread(target=self._serve, name=f"environment {name}", daemon=True)
         self._hand(self._start, self._open)
@@ -314,7 +318,8 @@ class _Session:
             self._end(played, None)
 
     def _episode(self, task: Task, clock: Clock, record: Record) -> Episode:
-        return Episode(self._rules, self._chat, task, self._ask, clock, record if self._sitting else None)
+        kept = record if self._sitting else None
+        return Episode(self._rules, self._chat, task, self._ask, clock, self._endpoints, kept)
 
     async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())
@@ -344,6 +349,7 @@ class _Session:
             self._start(1)
 
     def _stop(self) -> None:
+        self._endpoints.close()
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         if self._sitting is not None:

@@ -15,6 +15,7 @@ from .messages import (
     BadMessage,
     Doing,
     Ended,
+    EndpointAsked,
     Failed,
     ForkAsked,
     OfEpisode,
@@ -139,6 +140,8 @@ class Flight:
                     raise BadMessage("asked for one turn twice")
                 # A task begins in the next turn of the loop; what follows waits for that, too, so all keep their order.
                 self._turns[message.turn] = self._loop.create_task(self._turn(message))
+            case EndpointAsked():
+                self._turns.setdefault(message.turn, self._loop.create_task(self._endpoint(message)))
             case ForkAsked():
                 self._loop.call_soon(self._fork, message)
             case TurnLeft():
@@ -163,6 +166,19 @@ class Flight:
                 return self._process.fail("asked for a turn in a branch that is not there")
             try:
                 reply: object = await policy.turn(asked.messages, asked.tools, asked.stop)
+            except Exception as error:  # what a policy raises is for its environment
+                reply = told_error(error)
+            if not (self._outcome.done() or self._process.is_over):
+                answer = Answer(reply, policy.remaining_tokens, policy.can_fork)
+                self._process.send("answer", self._number, asked.turn, answer)
+        finally:
+            self._turns.pop(asked.turn, None)
+
+    async def _endpoint(self, asked: EndpointAsked) -> None:
+        policy = self._branches[0]
+        try:
+            try:
+                reply: object = await policy.endpoint()
             except Exception as error:  # what a policy raises is for its environment
                 reply = told_error(error)
             if not (self._outcome.done() or self._process.is_over):

@@ -99,6 +99,15 @@ class TurnAsked(_Message):
     stop: list[str]
 
 
+class EndpointAsked(_Message):
+    """An endpoint is asked for (`Policy.endpoint`)."""
+
+    say: Literal["endpoint"] = "endpoint"
+    episode: int
+    turn: int
+    """A number that the answer bears, of the same count as those of turns."""
+
+
 class TurnLeft(_Message):
     """Nobody waits for a turn any more."""
 
@@ -136,7 +145,7 @@ class Failed(_Message):
     error: ErrorTold | None = None
 
 
-OfEpisode = Doing | TurnAsked | TurnLeft | ForkAsked | Ended | Failed
+OfEpisode = Doing | TurnAsked | EndpointAsked | TurnLeft | ForkAsked | Ended | Failed
 FromChild = Annotated[Ready | Broken | Pong | OfEpisode, Field(discriminator="say")]
 _FROM_CHILD: TypeAdapter[Ready | Broken | Pong | OfEpisode] = TypeAdapter(FromChild)
 
@@ -156,7 +165,7 @@ class Answer:
     """A turn's reply or error, and what the proxy of its branch has to know after it."""
 
     reply: Any
-    """A `Reply`, or what `told_error` gave."""
+    """A `Reply`, an `Endpoint`, or what `told_error` gave."""
     remaining_tokens: int
     can_fork: bool
 

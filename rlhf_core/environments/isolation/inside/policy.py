@@ -6,9 +6,9 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
-from ...contract import Messages, Reply, Task, Tool
+from ...contract import Endpoint, Messages, Reply, Task, Tool
 from ...episode import NO_FORK, OVER
-from ..messages import Answer, ForkAsked, OfEpisode, Opening, TurnAsked, TurnLeft, error_as_told
+from ..messages import Answer, EndpointAsked, ForkAsked, OfEpisode, Opening, TurnAsked, TurnLeft, error_as_told
 
 
 class RemoteEpisode:
@@ -19,13 +19,21 @@ class RemoteEpisode:
         self.number = number
         self.task = task
         self.opening = opening
-        self.num_turns = 0
+        self.num_asked = 0
         """Turns of the policy that were asked for and not refused."""
         self.tell = tell
         self.branches = itertools.count(1)
+        self.was_refused = False
+        """The run knows, and decides, what follows from a call at the endpoint that was refused."""
         self._turns = itertools.count()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._has_endpoint = False
         self._is_over = False
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that may have been taken. At an endpoint nobody here sees them; the run looks again."""
+        return self.opening.remaining_turns if self._has_endpoint else self.num_asked
 
     def policy(self) -> RemotePolicy:
         """The policy in the episode's first branch."""
@@ -64,7 +72,27 @@ class RemoteEpisode:
                 stop=list(stop),
             )
         )
-        self.num_turns += 1
+        number = self.num_asked
+        self.num_asked += 1
+        try:
+            return await self._answer(turn)
+        except asyncio.CancelledError:
+            if self.num_asked == number + 1:
+                self.num_asked = number
+            raise
+
+    async def endpoint(self) -> Endpoint:
+        """Have the run open an endpoint. What is asked there is not counted here: the run keeps the bounds."""
+        self.check_open()
+        turn = next(self._turns)
+        self.tell(EndpointAsked(episode=self.number, turn=turn))
+        answer = await self._answer(turn)
+        if isinstance(answer.reply, Endpoint):
+            self._has_endpoint = True
+            return answer.reply
+        raise error_as_told(answer.reply)
+
+    async def _answer(self, turn: int) -> Answer:
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = waiting
         try:
@@ -88,7 +116,7 @@ class RemotePolicy:
 
     @property
     def remaining_turns(self) -> int:
-        return max(0, self._episode.opening.remaining_turns - self._episode.num_turns)
+        return max(0, self._episode.opening.remaining_turns - self._episode.num_asked)
 
     @property
     def remaining_tokens(self) -> int:
@@ -107,8 +135,12 @@ class RemotePolicy:
         self._remaining_tokens, self._can_fork = answer.remaining_tokens, answer.can_fork
         if isinstance(answer.reply, Reply):
             return answer.reply
-        self._episode.num_turns -= 1  # refused: it was not a turn
+        self._episode.num_asked -= 1  # refused: it was not a turn
         raise error_as_told(answer.reply)
+
+    async def endpoint(self) -> Endpoint:
+        """See `Policy.endpoint`."""
+        return await self._episode.endpoint()
 
     def fork(self) -> RemotePolicy:
         """See `Policy.fork`."""
