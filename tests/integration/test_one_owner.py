@@ -236,7 +236,8 @@ main.main([])
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.usefixtures("sighup_not_ignored")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("when", ["threads", "exit"])
 def test_however_many_signals_come_the_code_is_130(name, when):
     """Also while threads end; and where Python gives up its handlers, signals have none to fall back to."""
