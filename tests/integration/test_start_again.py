@@ -213,9 +213,12 @@ def test_the_best_follows_a_fall_back(tmp_path):
 
 def test_what_a_kill_left_half_written_is_gone_after_the_next_start(tmp_path):
     half = tmp_path / "run/checkpoints/.partial-step-2"
+    beside = [tmp_path / "run" / name for name in (".manifest.json.4711.tmp", "checkpoints/.last.4711.tmp")]
     start(EACH, tmp_path / "run")
     half.mkdir()
+    for path in beside:
+        path.write_text("{")
     stopped_again = {**EACH, "train": {**TRAIN, "episodes": 3}}
     with pytest.raises(RlhfError, match="stopped by the test"):
         start(stopped_again, tmp_path / "run", resume="auto", hooks=[Fail(2)])
-    assert not half.exists()
+    assert not [path for path in (half, *beside) if path.exists()]
