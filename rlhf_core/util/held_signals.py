@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM wait, and are sent again after it; outside the main thread none does.
+    """Within the block SIGINT, SIGTERM and a SIGHUP that is not ignored wait, and are sent again after it; outside the main thread none does.
 
     For what takes a moment: nobody can stop it meanwhile.
     """
@@ -19,7 +19,8 @@ def held_signals() -> Iterator[None]:
         yield
         return
     held: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
     before = {number: signal.signal(number, lambda number, frame: held.append(number)) for number in numbers}
     try:
         yield

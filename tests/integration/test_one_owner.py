@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -208,6 +209,34 @@ def test_the_launcher_leaves_nothing_in_the_folder_for_temporary_files(tmp_path,
     with pytest.raises(RlhfError, match="stopped by the test"):
         start(TWO, tmp_path / "run", num_processes=2)
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_third_signal_kills_the_processes_that_the_second_asked_to_end(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    ended = []
+
+    def launch(*arguments):
+        sleeping = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)", arguments[-1]]
+        rank = subprocess.Popen(sleeping, env={**os.environ, "RANK": "0"}, stdout=subprocess.PIPE)
+        try:
+            rank.stdout.readline()
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            ended.append(rank.wait(PATIENCE_SECONDS))
+            raise
+        finally:
+            rank.kill()
+            rank.communicate()
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda config, entrypoint: launch)
+    with pytest.raises(KeyboardInterrupt):
+        start(TWO, tmp_path / "run", num_processes=2)
+    assert ended == [-signal.SIGKILL]
+    assert summary(tmp_path / "run")["status"] == "interrupted"
+    assert not list((tmp_path / "tmp").glob("rlhf-*"))
 
 
 THREE_SIGNALS = """

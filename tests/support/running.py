@@ -157,6 +157,7 @@ def _forked(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # what the process that it was forked from has found
     function(*arguments)
 
 
