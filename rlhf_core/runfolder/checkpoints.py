@@ -123,7 +123,7 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _remove(self, step: int) -> None:
-        """Under another name, so that no checkpoint is left half removed; what is left of it, the next start removes."""
+        """Take its name first: no checkpoint is left half removed. What a kill leaves of it, the next start removes."""
         removed = self._folder / f".partial-step-{step}-removed"
         with suppress(OSError):
             self.path(step).rename(removed)

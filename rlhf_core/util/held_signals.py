@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Within the block SIGINT, SIGTERM and a SIGHUP that is not ignored wait, and are sent again after it; outside the main thread none does.
+    """Within the block SIGINT, SIGTERM and a SIGHUP that is not ignored wait, and are sent again after it.
 
-    For what takes a moment: nobody can stop it meanwhile.
+    For what takes a moment: nobody can stop it meanwhile. Outside the main thread none waits.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

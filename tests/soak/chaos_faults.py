@@ -226,9 +226,11 @@ def _command(chain: Chain, text: str) -> str:
     if not session.wait_for(session.has_begun, "its summary"):
         raise Missed
     try:
-        return box.wait(box.send(parse_command(text.split())), seconds=HEARTBEAT_SECONDS * 5, is_running=lambda: (
-            folder.is_in_use and not session.is_over
-        ))
+        return box.wait(
+            box.send(parse_command(text.split())),
+            seconds=HEARTBEAT_SECONDS * 5,
+            is_running=lambda: folder.is_in_use and not session.is_over,
+        )
     except RlhfError as error:
         if "ended before" not in str(error):
             raise Wrong(f"control {text}: {error}") from error

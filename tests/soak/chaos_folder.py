@@ -62,9 +62,7 @@ def check_begun(folder: Path, untouched: Untouched, changed_at: int | None, dama
             raise Wrong(f"checkpoint {step}: {problem}")
 
 
-def _check_same(
-    name: str, found: Sequence[Line], expected: Sequence[Line], key: str, changed_at: int | None
-) -> None:
+def _check_same(name: str, found: Sequence[Line], expected: Sequence[Line], key: str, changed_at: int | None) -> None:
     if [line[key] for line in found] != [line[key] for line in expected[: len(found)]]:
         raise Wrong(f"{name} holds {[line[key] for line in found]}")
     for ours, theirs in zip(found[:changed_at], expected, strict=False):

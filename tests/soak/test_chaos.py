@@ -26,8 +26,7 @@ from quick_ray import worker_source
 COUNTS = {
     name: int(number)
     for name, _, number in (
-        each.partition("=")
-        for each in os.environ.get("RLHF_CHAOS_FAULTS", "local=850,ranks=120,ray=30").split(",")
+        each.partition("=") for each in os.environ.get("RLHF_CHAOS_FAULTS", "local=850,ranks=120,ray=30").split(",")
     )
 }
 SEED = int(os.environ.get("RLHF_CHAOS_SEED", "0"))
