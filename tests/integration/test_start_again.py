@@ -162,6 +162,18 @@ def test_a_run_none_of_whose_checkpoints_is_whole_does_not_start_again(tmp_path)
     assert len(lines(tmp_path / "run/metrics.jsonl")) == 4
 
 
+def test_a_run_that_ended_in_its_first_moment_has_no_config_whose_code_would_not_be_run(tmp_path, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlhf_core.entry.run_record.collect_manifest", stop)
+    with pytest.raises(KeyboardInterrupt):
+        start(EACH, tmp_path / "run")
+    assert not (tmp_path / "run/config.yaml").exists()
+    monkeypatch.undo()
+    assert start(EACH, tmp_path / "run", resume="auto").summary["status"] == "done"
+
+
 # What the checkpoint counts
 
 

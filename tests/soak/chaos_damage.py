@@ -125,8 +125,9 @@ def broken_record(chain: Chain) -> str:
     if not session.wait_for(session.has_begun, "its summary") and session.process.returncode in (1, 2):
         session.end(*((code, status) for code in (1, 2) for status in ("before", "failed")))
         chain.session = None
-        # Without the manifest's seal, files of code need to be trusted anew.
-        if path.name not in session.error and "--trust" not in session.error and "config" not in session.error:
+        # Without the manifest's seal, code needs to be trusted anew; what a config lacks is told by option.
+        named = (path.name, "--trust", f"{chain.folder}: a resume goes on with")
+        if not any(each in session.error for each in named):
             raise Wrong(f"refused without a word of {path.name}: {session.error}")
         path.write_bytes(content)
         said += ": refused"

@@ -31,9 +31,25 @@ _PIECES = (
         ":",
         ",",
     ),
-    *("null", "NaN", "1e999", "-", "/", "import os\n", "while True: pass\n", "\U0001f600", "0", "="),
+    *(
+        "\\",
+        '"',
+        ":",
+        ",",
+        "null",
+        "NaN",
+        "1e999",
+        "-",
+        "/",
+        "import os\n",
+        "while True: pass\n",
+        "\U0001f600",
+        "0",
+        "=",
+    ),
 )
 """What answers are made of, to rules that parse them."""
+_WHOLE = (b"", b"\x00" * 64, b"\xff\xfe", b"[" * 20000, b'{"a":' * 20000, b"9" * 6000, b"\xef\xbb\xbf{}")
 
 
 def made(schema: Mapping[str, Any], definitions: Mapping[str, Any], chance: random.Random, depth: int = 0) -> Any:

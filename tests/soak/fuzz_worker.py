@@ -12,7 +12,7 @@ import random
 import shutil
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -147,10 +147,8 @@ def _answers(place: Path, folder: Path, chance: random.Random) -> str | None:
     if chance.random() < 0.3:  # what somebody's reward gives back
         given = chance.choice(HOSTILE)
         scores = given if chance.random() < 0.3 else [chance.choice(HOSTILE) for _ in range(chance.randrange(4))]
-        try:
+        with suppress(RewardFault):
             read_scores(scores, 2)
-        except RewardFault:
-            pass
         return None
     rule = chance.choice(sorted(_RULES))
     rollouts = [make_rollout(completion=answer(chance), answer=chance.choice((answer(chance), "12", "{}")))]
