@@ -70,10 +70,10 @@ def test_whatever_strikes_a_run_a_resume_mends_it(name: str, folder: Path) -> No
     record = Record(folder / "faults.jsonl", name, SEED)
     with worker_source() if name == "ray" or COUNTS.get("ray") else nullcontext():
         untouched = untouched_run(folder / f"untouched-{name}", placement)
+        number = record.next_chain()
         while (left := COUNTS[name] - len(record.own())) > 0:
             failed = [line for line in record.own() if line.outcome == "failed"]
             assert len(failed) < _WORST, f"{len(failed)} failures, see {folder}"
-            number = record.next_chain()
             root = folder / f"{name}-{number}"
             shutil.rmtree(root, ignore_errors=True)
             chance = random.Random(f"{SEED}/{name}/{number}")
@@ -85,5 +85,6 @@ def test_whatever_strikes_a_run_a_resume_mends_it(name: str, folder: Path) -> No
             if not has_failed:
                 shutil.rmtree(root)
             record.add(number, made.struck)
+            number += 1
     failed = [line for line in record.own() if line.outcome == "failed"]
     assert not failed, f"{failed[:3]}; all are in {folder / 'faults.jsonl'}"
