@@ -11,15 +11,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM wait, and are sent again after it; outside the main thread none does.
+    """Within the block SIGINT, SIGTERM and a SIGHUP that is not ignored wait, and are sent again after it.
 
-    For what takes a moment: nobody can stop it meanwhile.
+    For what takes a moment: nobody can stop it meanwhile. Outside the main thread none waits.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     held: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
     before = {number: signal.signal(number, lambda number, frame: held.append(number)) for number in numbers}
     try:
         yield

@@ -71,8 +71,11 @@ def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> lis
 
 
 def explain(actor: str, error: BaseException) -> RlhfError:
-    """What an actor's call raised, as an error of this process that names the actor; its traceback goes to the log."""
-    if isinstance(error, RayTaskError):
+    """What an actor's call raised, as an error of this process that names the actor; its traceback goes to the log.
+
+    A run that was asked to stop has none.
+    """
+    if isinstance(error, RayTaskError) and not isinstance(error.cause, InterruptedRun):
         # Its text is the traceback, as it was there, with terminal colours.
         logger.error("[%s] failed:\n%s", actor, re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip())
     elif is_lost(error):
