@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .algorithm import Algorithm, RolloutAlgorithm
+from .components import EnvironmentContext
 from .config.resolve import ResolvedRun
 from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
 from .config.selected import Configured, SelectedEnvironment
@@ -24,7 +25,9 @@ from .contexts import (
     reward_context,
     strategy_context,
 )
+from .environments.attempt import Make
 from .environments.episode import Rules
+from .environments.isolation.host import IsolatedEnvironments
 from .environments.play import EnvironmentPlayer
 from .environments.shapes import new_environment
 from .environments.task import make_task
@@ -32,6 +35,7 @@ from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
 from .plugins.discovery import resolve_build
+from .plugins.recipe import Recipe
 from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
@@ -160,10 +164,8 @@ def build_environment_player(
     purpose: tasks of different purposes have different seeds. base_folder: of relative paths in its options; None is
     the working folder.
     """
-    context = environment_context(seed=seed, base_folder=base_folder)
-    make = resolve_build(environment.selected)
     return EnvironmentPlayer(
-        partial(new_environment, partial(make, environment.selected.config, context)),
+        _environments(environment, environment_context(seed=seed, base_folder=base_folder)),
         Rules(
             options=environment.options,
             tokenizer=tokenizer,
@@ -174,6 +176,19 @@ def build_environment_player(
         name=environment.name,
         engine=engine,
         task=partial(make_task, seed, purpose),
+    )
+
+
+def _environments(environment: SelectedEnvironment, context: EnvironmentContext) -> Make | IsolatedEnvironments:
+    """Made in this process, or in one of their own."""
+    selected = environment.selected
+    if not environment.isolate:
+        return partial(new_environment, partial(resolve_build(selected), selected.config, context))
+    return IsolatedEnvironments(
+        Recipe.of("environments", selected, selected.config, context),
+        name=environment.name,
+        concurrency=environment.options.concurrency,
+        memory_limit_bytes=environment.options.memory_limit_bytes,
     )
 
 

@@ -52,8 +52,9 @@ class Component:
     """The exact command that installs what `requires` names, where a plain `pip install NAME` will not do."""
     api_version: int = API_VERSION
     isolate: bool = False
-    """For a reward: whether it is run in a process of its own where the run file does not say. True for one that hands
-    model output to a library that cannot be stopped from inside: what a model wrote must not hang a run."""
+    """For a reward or an environment: whether it is run in a process of its own where the run file does not say. True
+    for one that hands model output to code that cannot be stopped from inside: what a model wrote must not hang a
+    run."""
     feeds: Literal["rollouts", "dataset"] = "rollouts"
     """For an algorithm: whether it learns from sampled answers, or from the lines of a dataset (no rewards needed)."""
     credits_turns: bool = False

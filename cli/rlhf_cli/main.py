@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import click
 
+from rlhf_core.distributed.interrupts import stop_signals
 from rlhf_core.errors import RlhfError, full_disk
 
 from .lazy import LazyCommand, RootGroup
@@ -49,7 +50,9 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 failed, 2 the input was wrong, 130 interrupted, however often."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in stop_signals():
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     atexit.register(_ignore_signals)
     try:
         code = run(argv)
@@ -62,13 +65,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _ignore_signals() -> None:
     """Ignore signals just before Python removes its handlers: a later signal would change the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
 def _exit_at_signals(code: int) -> None:
     """From here on a signal ends the process at once with `code`, even if threads or exit handlers still run."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, lambda number, frame: os._exit(code))
 
 

@@ -309,12 +309,6 @@ def resolve_environment(data: Any, problems: Problems, trust: FileTrust = EVERY_
     )
     if selected is None or core is None:
         return None
-    if core.isolate:
-        problems.add(
-            f"{ENVIRONMENT_SECTION}.isolate",
-            "environments cannot be kept in processes of their own yet: take it out; timeout_seconds and on_failure "
-            "hold without it, for all but code that holds Python's lock",
-        )
     options = EnvironmentConfig(**{key: getattr(core, key) for key in EnvironmentConfig.model_fields})
     return SelectedEnvironment(options, selected)
 

@@ -178,8 +178,13 @@ class EnvironmentConfig(Section):
     on_failure: Literal["fail", "zero", "drop"] = Field(
         "fail", description="An episode that still fails: end the run, score it 0, or leave it out."
     )
-    isolate: bool = Field(
-        False, description="Keep the environment in a process of its own. Not there yet: true is refused."
+    isolate: bool | None = Field(
+        None,
+        description="Keep the environment in a process of its own, which a deadline can end; null leaves it to the "
+        "environment: true for `tools`, false for most.",
+    )
+    memory_limit_bytes: Count | None = Field(
+        None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
     )
 
 

@@ -48,10 +48,17 @@ class SelectedEnvironment:
     selected: Configured
 
     @property
+    def isolate(self) -> bool:
+        """Whether it is kept in a process of its own: as the run file says, or the environment where it does not."""
+        given = self.options.isolate
+        return self.selected.component.isolate if given is None else given
+
+    @property
     def name(self) -> str:
         """Short, for errors: `./game.py:Game` is called Game."""
         return self.selected.name.rpartition(":")[2] or self.selected.name
 
     def to_mapping(self) -> dict[str, Any]:
         own = self.selected.to_mapping()
-        return {"name": own.pop("name"), **self.options.model_dump(mode="json"), **own}
+        core = {**self.options.model_dump(mode="json"), "isolate": self.isolate}
+        return {"name": own.pop("name"), **core, **own}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from .lock_watch import LockWatch, lock_watch
@@ -15,8 +17,9 @@ INTERRUPT_FILE = "RLHF_INTERRUPT_FILE"
 """Environment variable: a file whose appearance asks this process to stop, set by the launcher of several."""
 _NOT_HEARD = (
     "error: two signals were not heard, since something holds Python's lock: the process is ended\n"
-    "  -> a reward with isolate: true can be ended by itself"
+    "  -> a reward or an environment with isolate: true can be ended by itself"
 )
+_AGAIN_SECONDS = 0.05
 logger = logging.getLogger("rlhf")
 
 
@@ -24,6 +27,30 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     """The signals that ask a run to stop. A SIGHUP that is ignored already (`nohup`) stays so."""
     heard = (signal.SIGINT, signal.SIGTERM)
     return heard if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (*heard, signal.SIGHUP)
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Within the block, a KeyboardInterrupt that Python would drop is raised again a moment later.
+
+    A handler runs wherever the main thread is. What it raises inside a destructor or a callback is printed, and lost.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = before
 
 
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
@@ -37,6 +64,7 @@ class InterruptFlag:
         self._before: dict[int, _Handler] = {}
         self._watch: LockWatch | None = None
         self._wakeup_before = -1
+        self._kept = interrupts_kept()
 
     def __call__(self) -> bool:
         shared = os.environ.get(INTERRUPT_FILE)
@@ -44,6 +72,7 @@ class InterruptFlag:
 
     def __enter__(self) -> InterruptFlag:
         if threading.current_thread() is threading.main_thread():
+            self._kept.__enter__()
             self._watch = lock_watch()
             self._wakeup_before = self._watch.hear_signals(_NOT_HEARD)
             for number in stop_signals():
@@ -59,6 +88,8 @@ class InterruptFlag:
         for number, handler in self._before.items():
             if handler is not None:  # None: not set from Python, and cannot be set back from it
                 signal.signal(number, handler)
+        if self._watch is not None:
+            self._kept.__exit__(None, None, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._watch is not None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -20,9 +21,10 @@ from types import FrameType
 from typing import Any
 
 from ..config.resolve import ResolvedRun
-from ..distributed.interrupts import INTERRUPT_FILE, stop_signals
+from ..distributed.interrupts import INTERRUPT_FILE, interrupts_kept, stop_signals
 from ..distributed.loopback import loopback_store
 from ..errors import RlhfError
+from ..util.held_signals import held_signals
 from .rank_watch import watched_ranks
 
 _STORE_TIMEOUT = timedelta(seconds=60)
@@ -48,9 +50,9 @@ def run_in_processes(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    with tempfile.TemporaryDirectory(prefix="rlhf-launch-") as scratch:
+    with _scratch() as scratch:
         store = loopback_store(timeout=_STORE_TIMEOUT)
-        request = Path(scratch) / "request.json"
+        request = scratch / "request.json"
         request.write_text(
             json.dumps(
                 {
@@ -70,23 +72,27 @@ def run_in_processes(
             run_id=f"rlhf-{os.getpid()}",
             rdzv_backend="c10d",
             # A file, as a store of elastic's own would listen on all interfaces.
-            rdzv_endpoint=str(Path(scratch) / "rendezvous"),
+            rdzv_endpoint=str(scratch / "rendezvous"),
             rdzv_configs={"store_type": "file"},
             max_restarts=0,
             monitor_interval=0.2,
-            logs_specs=DefaultLogsSpecs(log_dir=str(Path(scratch) / "elastic")),
+            logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "elastic")),
             **_own_signals(LaunchConfig),
         )
-        interrupted = Path(scratch) / "interrupted"
+        interrupted = scratch / "interrupted"
         timeout_seconds = float(getattr(resolved.strategy.config, "timeout_seconds", _TIMEOUT_SECONDS))
-        watched = watched_ranks(request, timeout_seconds)
-        with _interrupts_as_file(interrupted), _environment(num_processes), _quiet_elastic(), watched:
+        with (
+            watched_ranks(request, timeout_seconds) as watch,
+            _interrupts_as_file(interrupted, watch.kill_all),
+            _environment(num_processes),
+            _quiet_elastic(),
+        ):
             try:
                 elastic_launch(config, sys.executable)("-m", "rlhf_core.entry.launched", str(request))
             except SignalException as error:
                 raise KeyboardInterrupt from error
             except ChildFailedError as error:
-                known = _first_error(Path(scratch))
+                known = _first_error(scratch)
                 if known is None and interrupted.exists():  # the signal met a process that was still starting
                     raise KeyboardInterrupt from None
                 raise known or _killed(error) from None
@@ -113,18 +119,38 @@ def _quiet_elastic() -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_as_file(path: Path) -> Iterator[None]:
-    """The first Ctrl-C asks all processes, through a file, to stop after the episode; the second stops at once."""
+def _scratch() -> Iterator[Path]:
+    """A folder for what is told between the processes of a run; no signal keeps it from being removed."""
+    scratch = Path(tempfile.mkdtemp(prefix="rlhf-launch-"))
+    try:
+        yield scratch
+    finally:
+        with held_signals():
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _interrupts_as_file(path: Path, kill_all: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C asks all processes, through a file, to stop after the episode; the second stops at once.
+
+    While elastic ends them for the second, a third kills them: raised there, it would leave them behind.
+    """
+    heard: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if path.exists():
+        heard.append(number)
+        if len(heard) == 1:
+            path.touch()
+        elif len(heard) == 2:
             raise KeyboardInterrupt
-        path.touch()
+        else:
+            kill_all()
 
     before = {number: signal.signal(number, handle) for number in stop_signals()}
     os.environ[INTERRUPT_FILE] = str(path)
     try:
-        yield
+        with interrupts_kept():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -18,15 +18,18 @@ from pathlib import Path
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 1.0
 """For a process that was only late to end by itself, once the others have given it up."""
+_END_SECONDS = 5.0
+_END_POLL_SECONDS = 0.02
 _AFTER_SUCCESS_SECONDS = 60.0
 """How much longer than the deadline rank 0 may take over what it writes when all ranks are done."""
 
 
 @contextmanager
-def watched_ranks(request: Path, timeout_seconds: float) -> Iterator[None]:
+def watched_ranks(request: Path, timeout_seconds: float) -> Iterator[RankWatch]:
     """Within, look after the processes started with the file `request`, beside which they say how they ended.
 
-    `timeout_seconds`: the longest that one of them waits for another. Linux only; elsewhere elastic's limits hold.
+    None of them is left at the end. `timeout_seconds`: the longest that one of them waits for another. Linux only;
+    elsewhere elastic's limits hold.
     """
     over = threading.Event()
     watch = RankWatch(request, timeout_seconds)
@@ -38,10 +41,11 @@ def watched_ranks(request: Path, timeout_seconds: float) -> Iterator[None]:
     thread = threading.Thread(target=look_until_over, name="rank-watch", daemon=True)
     thread.start()
     try:
-        yield
+        yield watch
     finally:
         over.set()
         thread.join()
+        watch.kill_all()
 
 
 class RankWatch:
@@ -71,6 +75,15 @@ class RankWatch:
             if now >= self._due.get(rank, now + 1):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """Kill every process that still runs, and wait a moment for their end."""
+        deadline = time.monotonic() + _END_SECONDS
+        while (running := self._running()) and time.monotonic() < deadline:
+            for pid in running.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_END_POLL_SECONDS)
 
     def _given_up(self) -> set[int]:
         """Ranks that others could not reach, as their errors say."""

@@ -57,7 +57,6 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
     """Write `config.yaml` and `manifest.json`; note what a resume changes, or what differs from `plan.origin`."""
     earlier = folder.read_json(folder.manifest)
     config = plan.resolved.to_mapping()
-    folder.write_config(config)
     manifest = collect_manifest(
         seed=plan.resolved.run.train.seed,
         command=full_command(),
@@ -66,6 +65,7 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
     )
     code = seal(folder.path, _files_run(plan.resolved))
     folder.write_manifest({**manifest, **code, "events": earlier.get("events", []) if plan.is_resumed else []})
+    folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted
     ControlBox(folder.control).clear()
     if plan.is_resumed:
         folder.add_event(

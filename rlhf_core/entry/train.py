@@ -161,6 +161,7 @@ def train_in(
         stack.enter_context(folder.logging())
         tell_resume(plan)
         begin_record(folder, plan)
+        folder.discard_half_written()
         CheckpointStore(folder.checkpoints, keep=1).discard_partial()
         if prepared.num_processes > 1:
             _launch(folder, prepared, plan.checkpoint)

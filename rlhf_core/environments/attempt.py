@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from ..config.sections import EnvironmentConfig
 from ..errors import DataError, EpisodeError, RlhfError
 from ..types import Prompt
 from ..util.printable import printable
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
-from .episode import Episode
+from .episode import Episode, Record
 from .metrics import OWN, RESERVED
 from .row import Row
 from .workers import Workers
@@ -57,6 +57,10 @@ class Clock:
         self.passed = asyncio.Event()
         self.doing = "run"
         """What the environment was asked for last."""
+        self.judge: Callable[[], Awaitable[bool]] | None = None
+        """Says, once the time is over, whether this environment is to blame, and ends it then; None: it is.
+
+        One in a process of its own may have been held up by another episode's."""
 
     def start(self) -> None:
         """The environment's time begins (again)."""
@@ -65,6 +69,11 @@ class Clock:
         self._until = self._loop.time() + self.seconds
         if self._timer is None:
             self._timer = self._loop.call_at(self._until, self._look)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is the environment's time."""
+        return self._until is not None
 
     def stop(self) -> None:
         """It ends."""
@@ -91,11 +100,25 @@ class Clock:
             self.start()
 
 
+class CallClock(Protocol):
+    """What is told of every call."""
+
+    doing: str
+
+    def start(self) -> None: ...
+
+
+class Jobs(Protocol):
+    """Where plain functions run (`Workers`)."""
+
+    def submit(self, job: Callable[[], Any]) -> asyncio.Future[Any]: ...
+
+
 class Caller:
     """Calls a stranger's function, plain or async, under the episode's clock."""
 
-    def __init__(self, clock: Clock, workers: Workers) -> None:
-        self._clock = clock
+    def __init__(self, clock: CallClock, workers: Jobs) -> None:
+        self.clock = clock
         self._workers = workers
 
     async def __call__(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -103,8 +126,8 @@ class Caller:
 
         Raises what the function does, or `EnvironmentFault` for what a coroutine must not raise.
         """
-        self._clock.doing = what
-        self._clock.start()
+        self.clock.doing = what
+        self.clock.start()
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         found, error = await self._workers.submit(partial(_outcome_of, function, *args, **kwargs))
@@ -119,20 +142,39 @@ def _outcome_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tupl
         return function(*args, **kwargs), None
     except BaseException as error:  # a stranger's function may raise anything, SystemExit included
         is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
-        return None, error if is_plain else EnvironmentFault(_said(error))  # type: ignore[return-value]
+        return None, error if is_plain else EnvironmentFault(said(error))  # type: ignore[return-value]
 
 
 class EnvironmentFault(Exception):
     """An environment did what none may; the text says what."""
 
 
+class EpisodeLost(Exception):
+    """The process that an episode was played in is gone, and not by the fault of this episode: it is made again."""
+
+
 Make = Callable[[Caller], Awaitable[Environment]]
 """A new environment for one episode, in the form that core drives; it calls a stranger's methods by the `Caller`."""
 
 
+class Playable(Protocol):
+    """The part of an `Episode` that its environment is run with."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def num_turns(self) -> int: ...
+
+    @property
+    def was_refused(self) -> bool: ...
+
+    def policy(self) -> Policy: ...
+
+
 async def play_episode(
     task: Task,
-    open_episode: Callable[[Task, Clock], Episode],
+    open_episode: Callable[[Task, Clock, Record], Episode],
     make: Make,
     options: EnvironmentConfig,
     workers: Workers,
@@ -142,12 +184,16 @@ async def play_episode(
 
     Raises `EpisodeError` where it still fails and `options.on_failure` is `fail`.
     """
-    for attempt in range(options.retries + 1):
+    attempt = 0
+    record: Record = {}
+    while attempt <= options.retries:
         clock = Clock(options.timeout_seconds)
-        episode = open_episode(task, clock)
+        episode = open_episode(task, clock, record)
         try:
-            outcome = await _within(clock, _run(make, Caller(clock, workers), episode, clock))
+            outcome = await _within(clock, run_environment(make, Caller(clock, workers), episode, clock))
             return _played(task, episode, outcome)
+        except EpisodeLost:
+            continue  # with the same record: what was sampled is not sampled again
         except (EpisodeError, DataError) as error:
             fault, hint = error.message, error.hint
         except RlhfError:
@@ -155,13 +201,15 @@ async def play_episode(
         except EnvironmentFault as error:
             fault, hint = f"{clock.doing} {error}", None
         except Exception as error:  # a stranger's environment may raise anything
-            fault, hint = f"{clock.doing} {_said(error)}", None
+            fault, hint = f"{clock.doing} {said(error)}", None
         finally:
             clock.stop()
             episode.close()
         where = f"environment {name}, sample {task.sample_id}"
         failure = EpisodeError(fault, where=where, hint=hint or "mend it, or set environment.on_failure: zero or drop")
-        logger.warning("%s (attempt %d of %d)", failure, attempt + 1, options.retries + 1)
+        attempt += 1
+        record = {}
+        logger.warning("%s (attempt %d of %d)", failure, attempt, options.retries + 1)
     if options.on_failure == "fail":
         raise failure
     if options.on_failure == "drop" or not any(row.turn_ends for row in episode.rows):
@@ -176,13 +224,12 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     `EpisodeError` where it was too slow or ended by a cancellation that nobody here asked for.
     """
     running = asyncio.ensure_future(run)
-    passed = asyncio.ensure_future(clock.passed.wait())
     try:
-        await asyncio.wait({running, passed}, return_when=asyncio.FIRST_COMPLETED)
+        while (too_slow := await _is_passed(clock, running)) and not (clock.judge is None or await clock.judge()):
+            clock.passed.clear()
     finally:
-        passed.cancel()
         running.cancel()
-    if clock.passed.is_set():
+    if too_slow:
         running.add_done_callback(_forget)
         raise EpisodeError(
             f"{clock.doing} gave no answer within {clock.seconds:g} s",
@@ -194,31 +241,50 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     return running.result()
 
 
+async def _is_passed(clock: Clock, running: asyncio.Future[Outcome]) -> bool:
+    """Wait until the run ends or the clock has passed; whether it has."""
+    passed: asyncio.Future[Any] = asyncio.ensure_future(clock.passed.wait())
+    try:
+        await asyncio.wait({running, passed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        passed.cancel()
+    return clock.passed.is_set()
+
+
 def _forget(task: asyncio.Task[Outcome]) -> None:
     """Take the error of a run that was left behind: it has been told of already."""
     if not task.cancelled():
         task.exception()
 
 
-async def _run(make: Make, call: Caller, episode: Episode, clock: Clock) -> Outcome:
+async def run_environment(make: Make, call: Caller, episode: Playable, clock: CallClock) -> Outcome:
+    """The outcome of an environment, checked. Raises what it raises, and `EnvironmentFault` for what none may do."""
     try:
         environment = await make(call)
-        policy: Policy = episode.policy()
+        policy = episode.policy()
         clock.doing = "run"
         clock.start()
         outcome = await environment.run(episode.task, policy)
     except EpisodeTruncated:
         return Outcome(status="truncated")
+    except (RlhfError, EpisodeLost):
+        raise
+    except Exception as error:
+        if not episode.was_refused:
+            raise
+        logger.info("sample %d is truncated: the endpoint refused a call, and %s", episode.task.sample_id, said(error))
+        return Outcome(status="truncated")
     except (SystemExit, KeyboardInterrupt) as error:  # raised on, they would end the loop of all episodes
-        raise EnvironmentFault(_said(error)) from error
+        raise EnvironmentFault(said(error)) from error
     return _checked(outcome, episode)
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """What an error says, as the end of a sentence about the call that raised it."""
     return f"raised {type(error).__name__}: {printable(str(error))}"
 
 
-def _checked(found: object, episode: Episode) -> Outcome:
+def _checked(found: object, episode: Playable) -> Outcome:
     """An outcome with plain numbers. Raises `EnvironmentFault` for what is none, or says that it failed."""
     if not isinstance(found, Outcome):
         raise EnvironmentFault(f"gave a {type(found).__name__}, not an Outcome")
@@ -259,7 +325,8 @@ def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
             hint="see whether the prompt and the first observation leave room for an answer; "
             "environment.on_failure: drop leaves such episodes out",
         )
-    for row in rows:
+    for number, row in enumerate(rows):
+        row.branch = number  # one whose only call was given up by its client has left a gap
         row.drop_last_observation()
     if outcome.status == "truncated":
         rows[-1].finish_reason = "length"

@@ -8,7 +8,6 @@ call of the environment has taken `PATIENCE_SECONDS`, the engine waits for nobod
 from __future__ import annotations
 
 import asyncio
-import selectors
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -23,8 +22,11 @@ from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
 from .attempt import Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
-from .episode import Episode, Rules
-from .workers import Workers
+from .endpoints import Endpoints
+from .episode import Episode, Record, Rules
+from .idle import WatchedSelector
+from .isolation.host import IsolatedEnvironments, Sitting
+from .workers import SPARE_THREADS, Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,9 +36,9 @@ PATIENCE_SECONDS = 1.0
 _PROBE_SECONDS = 5.0
 _TELL_SECONDS = 0.01
 """Answers that come within so short a time go to the environments together."""
-_SPARE_THREADS = 32
-"""Calls that hang keep their threads; so many may before others wait for one."""
 _POLL_SECONDS = 0.2
+_CONNECTIONS, _CONNECTIONS_EACH = 256, 8
+"""Of agents that drive themselves, at the endpoints of all episodes; and for each more that is played at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +59,15 @@ class EnvironmentPlayer:
 
     def __init__(
         self,
-        make: Make,
+        make: Make | IsolatedEnvironments,
         rules: Rules,
         *,
         name: str,
         engine: RolloutEngine,
         task: Callable[[Prompt, int], Task],
     ) -> None:
-        """name: how errors call the environment; task: of a prompt and a sample id."""
+        """make: makes environments here, or in a process of their own, which `close` ends; name: how errors call the
+        environment; task: of a prompt and a sample id."""
         self._make = make
         self._rules = rules
         self._name = name
@@ -78,6 +81,11 @@ class EnvironmentPlayer:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The policy's."""
         return self._rules.tokenizer
+
+    def close(self) -> None:
+        """End the process of its environments, where they have one. It may not be playing."""
+        if isinstance(self._make, IsolatedEnvironments):
+            self._make.close()
 
     def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
         """Play an episode for each (prompt, sample id); yields them as they end. Adds to `times`.
@@ -99,8 +107,8 @@ class EnvironmentPlayer:
 
     def _next_round(self, session: _Session) -> list[_Turn]:
         """The turns to sample next; none when all episodes have ended."""
-        if not self._waits and not session.wait_for_all(PATIENCE_SECONDS):
-            self._waits = True
+        while not self._waits and not session.wait_for_all(PATIENCE_SECONDS):
+            self._waits = not session.is_starting  # a process that starts says nothing of the environment's calls
         return session.take_turns(self._rules.options.timeout_seconds)
 
     def _answer(
@@ -171,13 +179,14 @@ class _Session:
         samples: Sequence[tuple[Prompt, int]],
         rules: Rules,
         chat: ChatFormat,
-        make: Make,
+        make: Make | IsolatedEnvironments,
         task: Callable[[Prompt, int], Task],
         name: str,
     ) -> None:
         self._rules = rules
         self._chat = chat
-        self._make = make
+        self._sitting: Sitting | None = make.open() if isinstance(make, IsolatedEnvironments) else None
+        self._make: Make = make if self._sitting is None else self._sitting.make  # type: ignore[assignment]
         self._task = task
         self._name = name
         self._changed = threading.Condition()
@@ -192,8 +201,9 @@ class _Session:
         self._turns: list[_Turn] = []
         self._played: list[Played] = []
         self._error: BaseException | None = None
-        self._loop = asyncio.SelectorEventLoop(_Watched(self._loop_waits))
-        self._workers = Workers(self._loop, rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
+        self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._loop_waits))
+        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * rules.options.concurrency)
+        self._workers = Workers(self._loop, rules.options.concurrency + SPARE_THREADS, f"environment {name}")
         self._thread = threading.Thread(target=self._serve, name=f"environment {name}", daemon=True)
         self._hand(self._start, self._open)
         self._thread.start()
@@ -210,6 +220,11 @@ class _Session:
                 raise self._error
             played, self._played = self._played, []
         return played
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a process of the environments is being started."""
+        return self._sitting is not None and self._sitting.is_starting
 
     def wait_for_all(self, seconds: float) -> bool:
         """Whether every open episode has asked for its turns within so many seconds."""
@@ -302,8 +317,9 @@ class _Session:
         else:
             self._end(played, None)
 
-    def _episode(self, task: Task, clock: Clock) -> Episode:
-        return Episode(self._rules, self._chat, task, self._ask, clock)
+    def _episode(self, task: Task, clock: Clock, record: Record) -> Episode:
+        kept = record if self._sitting else None
+        return Episode(self._rules, self._chat, task, self._ask, clock, self._endpoints, kept)
 
     async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())
@@ -333,8 +349,11 @@ class _Session:
             self._start(1)
 
     def _stop(self) -> None:
+        self._endpoints.close()
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
+        if self._sitting is not None:
+            self._sitting.leave()
         # One more turn of the loop lets them end.
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)
 
@@ -343,20 +362,3 @@ def _set_results(answered: Sequence[tuple[_Turn, Completion]]) -> None:
     for turn, completion in answered:
         if not turn.answer.done():
             turn.answer.set_result(completion)
-
-
-class _Watched(selectors.DefaultSelector):
-    """Tells when its loop has nothing left to do but to wait, and when that ends."""
-
-    def __init__(self, tell: Callable[[bool], None]) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is not None and timeout <= 0:
-            return super().select(timeout)
-        self._tell(True)
-        try:
-            return super().select(timeout)
-        finally:
-            self._tell(False)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 PATIENCE_SECONDS = 0.005
+SPARE_THREADS = 32
+"""Calls that hang keep their threads; so many may before others wait for one."""
 _LEAVE_SECONDS = 0.5
 """So long threads are waited for at the end; what still hangs then has failed long before."""
 

@@ -26,7 +26,7 @@ from .functions import class_component, function_component, load_function_file
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "commands")
+GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "endpoints", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
@@ -77,6 +77,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "reward-to-go": "rlhf-group",
     },
     "policy_losses": {"clip": "rlhf-group", "gspo": "rlhf-group", "cispo": "rlhf-group"},
+    "endpoints": {"openai": "rlhf-serve"},
+    "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},
 }
 """Distribution that brings each plugin of this project: only for telling a user what to install."""
 
@@ -91,6 +93,7 @@ _SINGULAR = {
     "advantages": "advantage estimator",
     "policy_losses": "policy loss",
     "hooks": "hook plugin",
+    "endpoints": "endpoint server",
     "commands": "command",
 }
 

@@ -1,6 +1,7 @@
 """A reward in processes of its own: one that hangs, leaks or crashes is ended and started again.
 
-What crosses between the processes goes over a private socket pair, never through a file.
+What crosses between the processes goes over a private socket pair, never through a file. Samples go there pickled;
+what comes back is JSON, since a reward that is fed hostile answers may write anything.
 """
 
 from __future__ import annotations
@@ -8,25 +9,22 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import Pipe
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
+from ..distributed.child_process import START_SECONDS, ChildProcess, default_memory_limit_bytes
 from ..types import Rollout
+from .answers import BadAnswer, read_answer
 from .threads import DeadlinePassed
 from .values import BadScore, RewardFault
 
-START_SECONDS = 300.0
-"""Deadline for a new process to import and build its reward (a neural reward loads weights)."""
 _POLL_SECONDS = 0.05
+_MAX_ANSWER_BYTES = 64 << 20
 _END_SECONDS = 2.0
 
 
@@ -111,39 +109,17 @@ class IsolatedReward:
             self._places.put(None)
 
 
-def default_memory_limit_bytes() -> int:
-    """Half of the memory this process may use: the machine's, or its control group's where that is less."""
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        path = Path("/sys/fs/cgroup") / name
-        text = path.read_text().strip() if path.exists() else ""
-        if text.isdigit():
-            limit = min(limit, int(text))
-    return limit // 2
-
-
 class _Worker:
     """One process and the connection to it."""
 
     def __init__(self) -> None:
-        self._connection, theirs = Pipe()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_core.rewards.worker", str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__,  # what a reward prints must not mix with the command's output
-                env=environment,
-                start_new_session=True,  # Ctrl-C is the run's to handle
-            )
-        finally:
-            theirs.close()
+        self._process = ChildProcess("rlhf_core.rewards.worker")
+        self._connection = Connection(self._process.connection.detach())
 
     def build(self, recipe: bytes) -> None:
         """Have the process make its reward. Raises `RewardFault` where it cannot."""
         self._connection.send_bytes(recipe)
-        kind, reason = self._receive(time.monotonic() + START_SECONDS, START_SECONDS, None)
+        kind, reason = self._receive(0, time.monotonic() + START_SECONDS, START_SECONDS, None)
         if kind != "ready":
             raise RewardFault(str(reason))
 
@@ -156,23 +132,27 @@ class _Worker:
         except BlockingIOError:
             raise DeadlinePassed(f"did not take the samples within {timeout_seconds:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
-            raise RewardFault(self._death()) from None
+            raise RewardFault(self._process.death()) from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise RewardFault(f"cannot be sent these samples: {error}") from error
-        return self._receive(deadline, timeout_seconds, memory_limit_bytes)
+        return self._receive(len(rollouts), deadline, timeout_seconds, memory_limit_bytes)
 
-    def _receive(self, deadline: float, timeout_seconds: float, memory_limit_bytes: int | None) -> tuple[str, Any]:
+    def _receive(
+        self, count: int, deadline: float, timeout_seconds: float, memory_limit_bytes: int | None
+    ) -> tuple[str, Any]:
         try:
             while not self._connection.poll(_POLL_SECONDS):
                 if memory_limit_bytes is not None and (used := self.resident_bytes()) > memory_limit_bytes:
                     raise RewardFault(f"took {used:,} bytes of memory, more than its limit of {memory_limit_bytes:,}")
                 if time.monotonic() > deadline:
                     raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s")
-            return self._connection.recv()  # type: ignore[no-any-return]
+            return read_answer(self._connection.recv_bytes(_MAX_ANSWER_BYTES), count)
         except BlockingIOError:
             raise DeadlinePassed(f"stopped in the middle of an answer for {timeout_seconds:g} s") from None
         except (EOFError, ConnectionResetError):
-            raise RewardFault(self._death()) from None
+            raise RewardFault(self._process.death()) from None
+        except (OSError, BadAnswer) as error:
+            raise RewardFault(f"wrote what is no answer: {error}") from None
 
     def _limit_transfers(self, seconds: float) -> None:
         """Bound each read and write: a process that hangs neither takes nor gives the rest of a message."""
@@ -184,20 +164,7 @@ class _Worker:
 
     def resident_bytes(self) -> int:
         """Resident memory of the process; 0 where the system does not tell."""
-        try:
-            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        except (OSError, IndexError):
-            return 0
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    def _death(self) -> str:
-        try:
-            code = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
-        if code < 0:
-            return f"crashed: its process was ended by {signal.Signals(-code).name}"
-        return f"ended its process with exit code {code}"
+        return self._process.resident_bytes()
 
     def kill(self) -> None:
         self._process.kill()
@@ -205,5 +172,4 @@ class _Worker:
     def end(self) -> None:
         """Kill the process; it holds nothing that needs an orderly end."""
         self._connection.close()
-        self._process.kill()
-        self._process.wait()
+        self._process.end()

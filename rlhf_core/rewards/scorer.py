@@ -7,29 +7,28 @@ overlaps generation. `RewardCombiner` (the trainer's part) makes one score of th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from ..components import RewardContext
 from ..config.sections import RewardCallOptions
 from ..errors import ConfigError
-from ..plugins.discovery import Selected, load, resolve_build
+from ..plugins.discovery import Selected, resolve_build
+from ..plugins.recipe import Recipe
 from ..types import Rollout
 from .cache import ScoreCache
 from .combiner import Combined, RewardCombiner
 from .runner import RewardRunner, RewardSpec
 from .threads import DaemonPool
 
-__all__ = ["Combined", "RewardCombiner", "RewardRecipe", "RewardScorer", "RewardSpec", "Scores", "reward_spec"]
+__all__ = ["Combined", "RewardCombiner", "RewardScorer", "RewardSpec", "Scores", "reward_spec"]
 
 Scores = list[dict[str, float] | None]
 """One entry a sample: raw score by reward name, or None where a reward's policy drops the sample."""
@@ -40,20 +39,6 @@ RESERVED_NAMES = frozenset(
 )
 """Names under `reward/` in the metrics that are not a reward's."""
 _MAX_SUBMISSIONS = 64
-
-
-@dataclass(frozen=True)
-class RewardRecipe:
-    """Makes an installed reward (or `FILE.py:FUNCTION`) anew, in whichever process it is unpickled."""
-
-    name: str
-    options: Mapping[str, Any]
-    context: RewardContext
-
-    def __call__(self) -> Callable[..., Any]:
-        selected = load("rewards", self.name)
-        config = selected.component.config.model_validate(dict(self.options))
-        return resolve_build(selected)(config, self.context)  # type: ignore[no-any-return]
 
 
 def reward_spec(
@@ -68,13 +53,12 @@ def reward_spec(
     """The spec of a selected reward with its checked options; it is built here unless it is to be isolated."""
     if call_options.isolate is None:
         call_options = call_options.model_copy(update={"isolate": selected.component.isolate})
-    options = config.model_dump()
     return RewardSpec(
         name=name or _short_name(selected),
         weight=weight,
         call_options=call_options,
         function=None if call_options.isolate else resolve_build(selected)(config, context),
-        recipe=RewardRecipe(selected.name, options, context),
+        recipe=Recipe.of("rewards", selected, config, context),
         plugin=f"{selected.distribution} {selected.version}",
         source=_source_digest(selected),
         options=config.model_dump(mode="json"),

@@ -14,7 +14,8 @@ from typing import Any
 
 from ..distributed.parent_watch import killed_with_parent
 from ..types import Rollout
-from .values import BadScore, RewardFault, read_scores
+from .answers import failed, ready, scored
+from .values import RewardFault, read_scores
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -25,7 +26,7 @@ def main(descriptor: int, parent: int) -> None:
     try:
         reward = _build(connection)
         while reward is not None:
-            connection.send(_score(reward, connection.recv(), loop))
+            connection.send_bytes(_score(reward, connection.recv(), loop))
     except (EOFError, BrokenPipeError):
         return  # the run is over
     finally:
@@ -40,24 +41,22 @@ def _build(connection: Connection) -> Callable[..., Any] | None:
     except EOFError:
         raise
     except Exception as error:  # told to the parent, which names the plugin
-        connection.send(("failed", f"cannot be built: {type(error).__name__}: {error}"))
+        connection.send_bytes(failed(f"cannot be built: {type(error).__name__}: {error}"))
         return None
-    connection.send(("ready", None))
+    connection.send_bytes(ready())
     return reward  # type: ignore[no-any-return]
 
 
-def _score(
-    reward: Callable[..., Any], rollouts: Sequence[Rollout], loop: asyncio.AbstractEventLoop
-) -> tuple[str, list[float | BadScore] | str]:
+def _score(reward: Callable[..., Any], rollouts: Sequence[Rollout], loop: asyncio.AbstractEventLoop) -> bytes:
     try:
         answer = reward(rollouts)
         if isinstance(answer, Awaitable):
             answer = loop.run_until_complete(answer)
-        return "scores", read_scores(answer, len(rollouts))
+        return scored(read_scores(answer, len(rollouts)))
     except RewardFault as fault:
-        return "failed", str(fault)
+        return failed(str(fault))
     except BaseException as error:  # a stranger's function may raise anything, KeyboardInterrupt included
-        return "failed", f"raised {type(error).__name__}: {error}"
+        return failed(f"raised {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,11 @@ class PolicyEvaluator:
         """Of this rank."""
         return len(self._prompts)
 
+    def close(self) -> None:
+        """Close the players."""
+        for maker in self._makers.values():
+            maker.close()
+
     def evaluate(self) -> dict[str, float]:
         """The metrics of `evaluation_metrics` over all prompts."""
         gathered = self._strategy.all_gather_objects((len(self._prompts), self.rows(0, len(self._prompts))))

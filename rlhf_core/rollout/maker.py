@@ -39,6 +39,10 @@ class Player(Protocol):
         """What became of each (prompt, sample id), in any order, each as soon as it is done. Adds to `times`."""
         ...
 
+    def close(self) -> None:
+        """End what it keeps between two plays."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
@@ -89,6 +93,10 @@ class PolicyExperienceMaker:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The policy's."""
         return self._player.tokenizer
+
+    def close(self) -> None:
+        """End what the player keeps, such as a process of environments. Engine and rewards are not its own."""
+        self._player.close()
 
     def take_times(self) -> PhaseTimes:
         """The times since the last call, and what the rewards cost meanwhile."""

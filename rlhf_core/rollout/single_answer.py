@@ -24,6 +24,9 @@ class SingleAnswers:
         self.tokenizer = tokenizer
         self._sampling = sampling
 
+    def close(self) -> None:
+        """It keeps nothing."""
+
     def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
         """Yield what was answered for each (prompt, sample id), each as soon as it is done. Adds to `times`."""
         prompts = {sample_id: prompt for prompt, sample_id in samples}

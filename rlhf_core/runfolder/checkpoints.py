@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
             raise write_error(final, error) from error
         for old in (step for step in self.steps()[: -self._keep] if step != best):
-            shutil.rmtree(self.path(old), ignore_errors=True)
+            self._remove(old)
         return final
 
     def abandon(self, step: int) -> None:
@@ -113,13 +114,20 @@ class CheckpointStore:
         except OSError as error:
             raise write_error(self._folder / _LAST, error) from error
         for newer in [s for s in self.steps() if s > step]:
-            shutil.rmtree(self._folder / f"step-{newer}", ignore_errors=True)
+            self._remove(newer)
         self.discard_partial()
 
     def discard_partial(self) -> None:
         """Remove partial checkpoints of a killed run."""
         for partial in self._folder.glob(".partial-step-*"):
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _remove(self, step: int) -> None:
+        """Take its name first: no checkpoint is left half removed. What a kill leaves of it, the next start removes."""
+        removed = self._folder / f".partial-step-{step}-removed"
+        with suppress(OSError):
+            self.path(step).rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def _name_best(self, best: int | None) -> None:
         if best is None:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, UserInputError
-from ..util.atomic import write_bytes
+from ..util.atomic import discard_half_written, write_bytes
 from ..util.jsonl import write_json
 from ..util.plain_files import oddity, open_unlinked
 from ..util.printable import PrintableFormatter
@@ -236,6 +236,11 @@ class RunFolder:
     @property
     def report(self) -> Path:
         return self.path / "report.html"
+
+    def discard_half_written(self) -> None:
+        """Remove what an owner that was killed had half written; for the owner, before it writes."""
+        for folder in (self.path, self.checkpoints):
+            discard_half_written(folder)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved run file (JSON-like values) without secrets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -110,5 +111,6 @@ def play_episodes(
         for position in range(num_prompts)
         for place in range(samples_per_prompt)
     ]
-    played = sorted(player.play(samples, PhaseTimes()), key=lambda each: each.sample_id)
+    with closing(player):
+        played = sorted(player.play(samples, PhaseTimes()), key=lambda each: each.sample_id)
     return PlayedEpisodes(played, tuple(engine.sampled))

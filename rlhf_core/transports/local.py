@@ -98,6 +98,7 @@ class _LocalParts:
                 evaluator = build_evaluator(
                     self._resolved, engine, inputs.tokenizer, scorer, prompts, self._strategy, inputs.eval_prompts
                 )
+                self._stack.callback(evaluator.close)
         return SessionParts(
             channel=channel,
             prompts=prompts,
@@ -133,6 +134,7 @@ class _LocalParts:
             hooks=self._request.hooks,
             reference_pass=scoring,
         )
+        self._stack.callback(maker.close)
         coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
             num_episodes=train.episodes, prompts_per_episode=train.prompts_per_episode, max_staleness=0
         )

@@ -22,6 +22,13 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def discard_half_written(folder: Path) -> None:
+    """Remove what processes that were killed in `replacing` have left beside the files of a folder."""
+    for beside in folder.glob(".*.tmp"):
+        if beside.name.split(".")[-2].isdigit():
+            beside.unlink(missing_ok=True)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically by one with `content`."""
     with replacing(path) as beside:

@@ -11,15 +11,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Context that delays SIGINT and SIGTERM until its end; has no effect outside the main thread.
+    """Context that delays SIGINT, SIGTERM and a SIGHUP that is not ignored until its end.
 
-    For short operations only, since they cannot be stopped.
+    For short operations only, since they cannot be stopped. Has no effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     held: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
     before = {number: signal.signal(number, lambda number, frame: held.append(number)) for number in numbers}
     try:
         yield

@@ -9,7 +9,6 @@ import pytest
 from rlhf_cli.main import run
 from rlhf_cli.run_arguments import RunArguments
 from rlhf_core.config.resolve import resolve
-from rlhf_core.errors import ConfigError
 
 GAMES = '''
 class Count:
@@ -100,9 +99,40 @@ def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games,
     assert told in capsys.readouterr().err
 
 
-def test_isolation_is_refused_until_it_is_there(tmp_path):
-    file = tmp_path / "game.py"
-    file.write_text(GAMES, encoding="utf-8")
-    asked = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": f"{file}:Count", "isolate": True}}
-    with pytest.raises(ConfigError, match=r"environment\.isolate"):
-        resolve(asked)
+def test_a_process_of_its_own_is_the_run_files_choice(games):
+    asked = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": f"{games}:Count"}}
+    for given, isolate in (({}, False), ({"isolate": True}, True), ({"isolate": False}, False)):
+        resolved = resolve({**asked, "environment": {**asked["environment"], **given}})
+        assert resolved.to_mapping()["environment"]["isolate"] is isolate
+
+
+COMPONENT = """
+from pydantic import BaseModel
+from rlhf_core.components import Component
+
+class Options(BaseModel, extra="forbid"):
+    pass
+
+class Says:
+    def reset(self, task):
+        return "12>"
+
+    def step(self, reply):
+        import os
+        if os.environ.get("ACME_DIES"):
+            os._exit(5)
+        return None, 1.0, True
+
+def build(config, context):
+    return Says()
+
+says = Component(summary="Says.", config=Options, build="acme_says:build", isolate=True)
+"""
+
+
+def test_one_that_asks_for_it_is_checked_in_a_process_of_its_own(install, capsys, monkeypatch):
+    install("acme", {"rlhf.environments": {"acme-says": "acme_says:says"}}, {"acme_says": COMPONENT})
+    assert run(["plugins", "check", "acme-says"]) == 0
+    monkeypatch.setenv("ACME_DIES", "1")
+    assert run(["plugins", "check", "acme-says"]) == 1
+    assert "step ended its process with exit code 5" in "".join(capsys.readouterr().out.split("\n"))

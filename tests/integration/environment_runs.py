@@ -23,6 +23,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "lora": {"algorithm": {"name": "grpo"}, "model": {"path": "builtin:tiny-digits", "lora": {"r": 4}}},
 }
 
+ISOLATED: dict[str, Any] = {"environment": {"name": f"{GAMES}:Branches", "isolate": True}}
+"""For the run `grpo-branches`."""
+
 DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "single": {"strategy": {"name": "single"}},
     "ddp": {"strategy": {"name": "ddp"}},
@@ -63,6 +66,8 @@ def make_runs(out: Path, deployment: str) -> None:
     with one_ray() if deployment == "ray" else nullcontext():
         for name in RUNS:
             train(run_file(name, deployment), output=out / f"{name}-{deployment}")
+        if deployment != "ddp":
+            train(run_file("grpo-branches", deployment, **ISOLATED), output=out / f"isolated-{deployment}")
         if deployment == "ray":
             (out / "dies").touch()
             environment = {"name": f"{GAMES}:CountDigits", "max_turns": 5, "dies_at": str(out / "dies")}

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -210,6 +211,34 @@ def test_the_launcher_leaves_nothing_in_the_folder_for_temporary_files(tmp_path,
     assert not list((tmp_path / "tmp").iterdir())
 
 
+def test_a_third_signal_kills_the_processes_that_the_second_asked_to_end(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    ended = []
+
+    def launch(*arguments):
+        sleeping = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)", arguments[-1]]
+        rank = subprocess.Popen(sleeping, env={**os.environ, "RANK": "0"}, stdout=subprocess.PIPE)
+        try:
+            rank.stdout.readline()
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            ended.append(rank.wait(PATIENCE_SECONDS))
+            raise
+        finally:
+            rank.kill()
+            rank.communicate()
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda config, entrypoint: launch)
+    with pytest.raises(KeyboardInterrupt):
+        start(TWO, tmp_path / "run", num_processes=2)
+    assert ended == [-signal.SIGKILL]
+    assert summary(tmp_path / "run")["status"] == "interrupted"
+    assert not list((tmp_path / "tmp").glob("rlhf-*"))
+
+
 THREE_SIGNALS = """
 import atexit, os, signal, sys, threading, time
 from rlhf_cli import main
@@ -236,7 +265,8 @@ main.main([])
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.usefixtures("sighup_not_ignored")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("when", ["threads", "exit"])
 def test_however_many_signals_come_the_code_is_130(name, when):
     """Also while threads end; and where Python gives up its handlers, signals have none to fall back to."""

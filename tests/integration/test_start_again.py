@@ -162,6 +162,18 @@ def test_a_run_none_of_whose_checkpoints_is_whole_does_not_start_again(tmp_path)
     assert len(lines(tmp_path / "run/metrics.jsonl")) == 4
 
 
+def test_a_run_that_ended_in_its_first_moment_has_no_config_whose_code_would_not_be_run(tmp_path, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlhf_core.entry.run_record.collect_manifest", stop)
+    with pytest.raises(KeyboardInterrupt):
+        start(EACH, tmp_path / "run")
+    assert not (tmp_path / "run/config.yaml").exists()
+    monkeypatch.undo()
+    assert start(EACH, tmp_path / "run", resume="auto").summary["status"] == "done"
+
+
 # What the checkpoint counts
 
 
@@ -213,9 +225,12 @@ def test_the_best_follows_a_fall_back(tmp_path):
 
 def test_what_a_kill_left_half_written_is_gone_after_the_next_start(tmp_path):
     half = tmp_path / "run/checkpoints/.partial-step-2"
+    beside = [tmp_path / "run" / name for name in (".manifest.json.4711.tmp", "checkpoints/.last.4711.tmp")]
     start(EACH, tmp_path / "run")
     half.mkdir()
+    for path in beside:
+        path.write_text("{")
     stopped_again = {**EACH, "train": {**TRAIN, "episodes": 3}}
     with pytest.raises(RlhfError, match="stopped by the test"):
         start(stopped_again, tmp_path / "run", resume="auto", hooks=[Fail(2)])
-    assert not half.exists()
+    assert not [path for path in (half, *beside) if path.exists()]

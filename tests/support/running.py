@@ -30,7 +30,16 @@ MARK = "RLHF_TEST_PROCESSES"
 _END_SECONDS = 60.0
 _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["torch", "transformers.models.llama.modeling_llama", "peft", "rlhf_core.training.session", "rlhf_colossalai.ddp"]
+    [
+        "torch",
+        "torch.distributed.launcher.api",
+        "transformers.models.llama.modeling_llama",
+        "peft",
+        "rlhf_core.training.session",
+        "rlhf_core.entry.launched",
+        "rlhf_cli.commands.train",
+        "rlhf_colossalai.ddp",
+    ]
 )
 
 
@@ -160,17 +169,18 @@ def _forked(
     os.environ.clear()
     os.environ.update(environment)
     os.fsync = fsync_of_pipes
+    tempfile.tempdir = None  # what the process that it was forked from has found
     function(*arguments)
 
 
-def _command(plots: bool, quick_ray: bool, *arguments: str) -> None:
+def _command(plots: bool, quick_ray: bool, quick_ranks: bool, *arguments: str) -> None:
     from rlhf_cli.main import main
     from rlhf_core import report
 
     if not plots:
         report.build_report = lambda folders: None
     sys.argv = ["rlhf", *arguments]
-    with _quick_workers() if quick_ray else nullcontext():
+    with _quick_workers() if quick_ray else nullcontext(), _quick_ranks() if quick_ranks else nullcontext():
         main()
 
 
@@ -180,12 +190,21 @@ def _quick_workers() -> AbstractContextManager[None]:
     return quick_workers()
 
 
-def rlhf(*arguments: object, plots: bool = False, quick_ray: bool = False, **options: Any) -> Forked:
+def _quick_ranks() -> AbstractContextManager[None]:
+    from quick_ranks import quick_ranks
+
+    return quick_ranks()
+
+
+def rlhf(
+    *arguments: object, plots: bool = False, quick_ray: bool = False, quick_ranks: bool = False, **options: Any
+) -> Forked:
     """The command with these arguments, started; plots take longer than a tiny run.
 
-    `quick_ray`: the Ray that it starts has its workers from the fixture `ray_worker_source`.
+    `quick_ray`: the Ray that it starts has its workers from the fixture `ray_worker_source`. `quick_ranks`: the
+    processes of `--num-processes` are forked, too.
     """
-    return Forked(_command, plots, quick_ray, *map(str, arguments), **options)
+    return Forked(_command, plots, quick_ray, quick_ranks, *map(str, arguments), **options)
 
 
 @contextmanager
@@ -209,7 +228,7 @@ def run_to_end(function: Callable[..., None], *arguments: Any, **options: Any) -
 
 def run_rlhf(*arguments: object, plots: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
     """The command with these arguments, to its end."""
-    return run_to_end(_command, plots, False, *map(str, arguments), **options)
+    return run_to_end(_command, plots, False, False, *map(str, arguments), **options)
 
 
 def run_all(*started: Forked) -> None:

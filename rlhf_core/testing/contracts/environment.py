@@ -42,7 +42,7 @@ class EnvironmentContract(ComponentContract):
     @classmethod
     def environment(cls, selected: Selected, config: BaseModel) -> SelectedEnvironment:
         """The environment with the options of this class, as a run has it."""
-        options = EnvironmentConfig(max_turns=cls.max_turns, timeout_seconds=cls.timeout_seconds)
+        options = EnvironmentConfig(max_turns=cls.max_turns, timeout_seconds=cls.timeout_seconds, isolate=False)
         configured = Configured(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
         return SelectedEnvironment(options, configured)
 
@@ -117,6 +117,15 @@ class EnvironmentContract(ComponentContract):
             options = environment.options.model_copy(update={"concurrency": 1})
             alone = self._play(SelectedEnvironment(options, environment.selected), folder)
             _same(episodes, alone, "played at once", "played one at a time")
+
+    def test_it_plays_in_a_process_of_its_own(
+        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+    ) -> None:
+        """`isolate: true` makes the environment anew in another process, from its name and options alone."""
+        options = environment.options.model_copy(update={"isolate": True})
+        isolated = self._play(SelectedEnvironment(options, environment.selected), folder)
+        if self.deterministic:
+            _same(episodes, isolated, "in this process", "in one of its own")
 
 
 def _by_branch(episodes: PlayedEpisodes) -> dict[tuple[int, int], list[Any]]:

@@ -23,6 +23,24 @@ def test_the_first_asks_and_the_second_stops(number):
     assert signal.getsignal(number) == before
 
 
+class InterruptedAtItsEnd:
+    """A signal that arrives while Python ends an object: what its handler raises there is dropped."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):  # room for the handler to run
+            pass
+
+
+def test_an_order_that_python_drops_is_heard_again(capfd):
+    with pytest.raises(KeyboardInterrupt), InterruptFlag() as flag:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert flag()
+        InterruptedAtItsEnd()
+        threading.Event().wait(PATIENCE_SECONDS)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_watch_that_something_has_ended_is_started_anew():
     watch = lock_watch()
     watch._process.kill()

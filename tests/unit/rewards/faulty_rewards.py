@@ -2,7 +2,10 @@
 
 import ctypes
 import os
+import pickle
 import re
+import stat
+import struct
 import sys
 import threading
 import time
@@ -89,6 +92,27 @@ def leaks(rollouts):
     block[::4096] = b"x" * len(block[::4096])  # memory that is never written to is not resident
     KEPT.append(block)
     return [float(len(KEPT))] * len(rollouts)
+
+
+class Touches:
+    """Where its pickle is read, a file is made."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def writes_a_pickle_in_place_of_an_answer(rollouts):
+    data = pickle.dumps(Touches(os.environ["RLHF_TEST_TOUCHED"]))
+    for number in range(3, 50):
+        try:
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.write(number, struct.pack("!i", len(data)) + data)
+        except OSError:
+            continue
+    time.sleep(600)
 
 
 def process_id(rollouts):

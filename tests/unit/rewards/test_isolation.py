@@ -7,6 +7,8 @@ import faulty_rewards as faulty
 import pytest
 
 from rlhf_core.errors import RewardError
+from rlhf_core.rewards.answers import BadAnswer, failed, read_answer, scored
+from rlhf_core.rewards.values import BadScore
 
 PATH = Path(faulty.__file__)
 MEGABYTE = 10**6
@@ -56,6 +58,27 @@ def test_one_process_is_kept_and_is_not_ours(isolated, rollouts):
 def test_what_fails_is_said(isolated, name, message):
     with pytest.raises(RewardError, match=message):
         isolated(name)
+
+
+def test_what_it_writes_is_never_unpickled(isolated, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLHF_TEST_TOUCHED", str(tmp_path / "touched"))
+    with pytest.raises(RewardError, match="wrote what is no answer: it cannot be read as JSON"):
+        isolated("writes_a_pickle_in_place_of_an_answer")
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"[", b"[" * 100_000, b"1", b'["scores", 1.0]', b'["scores", [1.0]]', b'["scores", [1.0, []]]x']
+)
+def test_an_answer_of_another_form_is_named(answer):
+    with pytest.raises(BadAnswer):
+        read_answer(answer, 2)
+
+
+def test_an_answer_comes_over_as_it_is():
+    scores = [0.1, BadScore("'good' (str) is no number")]
+    assert read_answer(scored(scores), 2) == ("scores", scores)
+    assert read_answer(failed("x" * 20_000), 2) == ("failed", "x" * 10_000)
 
 
 def test_the_run_survives_a_crash(isolated):

@@ -171,3 +171,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match="cannot write"):
         CheckpointStore(tmp_path / "checkpoints", keep=1).begin(1)
+
+
+def test_a_kill_while_an_old_one_is_removed_leaves_none_that_is_half(store, tmp_path, monkeypatch):
+    """Those that are to go have lost their names before their first file is removed."""
+    for step in (1, 2, 3):
+        write(store, step)
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)
+    write(store, 4)
+    assert store.steps() == [2, 3, 4]
+    store.discard_after(2)
+    assert store.steps() == [2]

@@ -314,6 +314,11 @@ class TestFailures:
         bug = explain("maker-1", ray.exceptions.RayTaskError("work", "Traceback", KeyError("k")).as_instanceof_cause())
         assert bug.message == "KeyError: 'k'"
 
+    def test_a_run_that_was_asked_to_stop_leaves_no_traceback(self, caplog: pytest.LogCaptureFixture) -> None:
+        raised = ray.exceptions.RayTaskError("fit", "Traceback", InterruptedRun("stopped after episode 1"))
+        assert isinstance(explain("trainer-0", raised.as_instanceof_cause()), InterruptedRun)
+        assert caplog.text == ""
+
 
 @pytest.mark.parametrize(
     ("transport", "algorithm", "cap"),

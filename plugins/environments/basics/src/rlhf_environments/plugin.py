@@ -26,4 +26,5 @@ tools = Component(
     summary="Functions of Python files as tools, and a Python interpreter in a sandbox; no reward of its own.",
     config=ToolsConfig,
     build="rlhf_environments.tools:build",
+    isolate=True,
 )

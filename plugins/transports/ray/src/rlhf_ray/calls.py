@@ -71,8 +71,11 @@ def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> lis
 
 
 def explain(actor: str, error: BaseException) -> RlhfError:
-    """Convert an actor call's error to one of this process that names the actor; logs the actor's traceback."""
-    if isinstance(error, RayTaskError):
+    """Convert an actor call's error to one of this process that names the actor; logs the actor's traceback.
+
+    A run that was asked to stop has none.
+    """
+    if isinstance(error, RayTaskError) and not isinstance(error.cause, InterruptedRun):
         # Its text is the remote traceback, with terminal colours.
         logger.error("[%s] failed:\n%s", actor, re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip())
     elif is_lost(error):

@@ -6,7 +6,7 @@ One thread calls `make`; another brings weights through `weights`. They meet at 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,11 +85,11 @@ class MakerWorker:
         return self._maker.take_times()
 
     def close(self) -> None:
-        """Free the engine and end the rewards' threads and processes."""
-        try:
-            self.engine.close()
-        finally:
-            self.scorer.close()
+        """Free the engine, and end the processes of the environment and the rewards' threads and processes."""
+        with ExitStack() as stack:
+            stack.callback(self.scorer.close)
+            stack.callback(self.engine.close)
+            stack.callback(self._maker.close)
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:

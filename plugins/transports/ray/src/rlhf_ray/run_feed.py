@@ -59,6 +59,8 @@ class RunFeed:
         with ExitStack() as stack:
             stack.callback(self._context.sender.flush)
             stack.callback(worker.close)
+            if self._parts.evaluator is not None:
+                stack.callback(self._parts.evaluator.close)
             alive = partial(self._coordinator.maker_alive.remote, self._name)
             stack.enter_context(Heartbeat(alive, every_seconds=self._poll_seconds))
             yield worker

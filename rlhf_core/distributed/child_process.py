@@ -1,0 +1,147 @@
+"""A process that serves this one over a private socket, and can be killed with all that it started.
+
+Isolated rewards and environments run in such processes. What they write is never unpickled here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO
+
+START_SECONDS = 300.0
+"""Deadline for a new process to import and build what it serves (a neural reward loads weights)."""
+_EXIT_SECONDS = 2.0
+"""So long a process that closed its connection may take to end."""
+_END_SECONDS = 10.0
+"""So long a killed process is waited for."""
+_LOOK_SECONDS = 0.01
+
+
+class ChildProcess:
+    """`python -m MODULE SOCKET PARENT ARGUMENTS…`: the child's end of the socket, this process's id, and the rest.
+
+    The child should begin with `killed_with_parent(PARENT)`. It is the leader of a session of its own: Ctrl-C does not
+    reach it, and whatever it starts is killed with it.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        *,
+        descriptors: Sequence[int] = (),
+        output: int | IO[str] | None = None,
+    ) -> None:
+        """descriptors: files that stay open in the child, by the same numbers. output: where it prints to; None is
+        this process's stderr. Raises `OSError` where the system starts no process."""
+        self.connection, theirs = socket.socketpair()
+        self._ended = threading.Event()
+        started: Future[subprocess.Popen[bytes]] = Future()
+        command = [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()), *arguments]
+        # On a thread that lasts as long as the child: the kernel ends a child with the thread that started it.
+        threading.Thread(
+            target=_hold,
+            args=(command, [theirs.fileno(), *descriptors], output, started, self._ended),
+            name=f"starter of {module}",
+            daemon=True,
+        ).start()
+        try:
+            self._process = started.result()
+        except BaseException:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def resident_bytes(self) -> int:
+        """Resident memory of the process; 0 where the system does not tell."""
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def exit_code(self) -> int | None:
+        """Of a process that has ended; that of one ended by a signal is negative. None where it has not."""
+        if self._process.returncode is not None or sys.platform == "darwin":
+            return self._process.poll()
+        # Its number is kept until `end`, so that no other process can be meant by it.
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def death(self) -> str:
+        """How a process ended that has closed its connection, as the end of a sentence. Waits a moment for it."""
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while (code := self.exit_code()) is None:
+            if time.monotonic() > deadline:
+                return "closed its connection"
+            time.sleep(_LOOK_SECONDS)
+        if code < 0:
+            return f"crashed: its process was ended by {signal.Signals(-code).name}"
+        return f"ended its process with exit code {code}"
+
+    def kill(self) -> None:
+        """Have the kernel end it and all of its session, without waiting."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill it: it holds nothing that needs an orderly end."""
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the system has it: its death is certain
+            self._process.wait(_END_SECONDS)
+        self._ended.set()
+        self.connection.close()
+
+
+def default_memory_limit_bytes() -> int:
+    """Half of the memory this process may use: the machine's, or its control group's where that is less."""
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        path = Path("/sys/fs/cgroup") / name
+        text = path.read_text().strip() if path.exists() else ""
+        if text.isdigit():
+            limit = min(limit, int(text))
+    return limit // 2
+
+
+def _hold(
+    command: list[str],
+    descriptors: list[int],
+    output: int | IO[str] | None,
+    started: Future[subprocess.Popen[bytes]],
+    ended: threading.Event,
+) -> None:
+    try:
+        process = subprocess.Popen(
+            command,
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.__stderr__ if output is None else output,  # a command's own output is for what it says itself
+            stderr=None if output is None else output,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)},
+            start_new_session=True,
+        )
+    except BaseException as error:  # raised again where the process is waited for
+        started.set_exception(error)
+        return
+    started.set_result(process)
+    del process
+    ended.wait()

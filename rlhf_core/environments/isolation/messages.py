@@ -1,0 +1,249 @@
+"""What crosses between a run and the process of its environments: frames of pickle one way, of checked JSON the other.
+
+The process writes `FromChild`; it is given tuples whose first part is a `Command`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ... import errors
+from ...errors import RlhfError
+from ..contract import EpisodeTruncated, Status
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of one message that the process writes; an observation may have a million characters, and a turn several."""
+MAX_TEXT_CHARS = 10_000
+"""Of what an error says, or of the name of a call."""
+_HEAD = struct.Struct("!I")
+
+Command = Literal["make", "play", "answer", "ping"]
+"""make: a recipe's pickle and a number of threads, first of all; play: an `Opening`; answer: an `Answer`."""
+
+
+class BadMessage(ValueError):
+    """What the process wrote is no message; the text says why, as the end of a sentence."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ErrorTold(_Message):
+    """An error that is meant for the reader, by the name of its class."""
+
+    kind: str = Field(max_length=100)
+    message: str
+    where: str | None = None
+    hint: str | None = None
+
+    @classmethod
+    def of(cls, error: RlhfError) -> ErrorTold:
+        """Of one of core's, or of a plugin's own kind of it."""
+        kind = next(each.__name__ for each in type(error).__mro__ if getattr(errors, each.__name__, None) is each)
+        return cls(kind=kind, message=error.message, where=error.where, hint=error.hint)
+
+    def error(self) -> RlhfError:
+        """The same error on this side."""
+        kind = getattr(errors, self.kind, RlhfError)
+        kind = kind if isinstance(kind, type) and issubclass(kind, RlhfError) else RlhfError
+        return kind(self.message, where=self.where, hint=self.hint)
+
+
+class Ready(_Message):
+    """The environment's code is imported."""
+
+    say: Literal["ready"] = "ready"
+
+
+class Broken(_Message):
+    """It cannot be."""
+
+    say: Literal["broken"] = "broken"
+    error: ErrorTold
+
+
+class Pong(_Message):
+    """An answer to a ping: the process can go on."""
+
+    say: Literal["pong"] = "pong"
+    ping: int
+
+
+class Doing(_Message):
+    """A call of the environment begins."""
+
+    say: Literal["doing"] = "doing"
+    episode: int
+    call: str = Field(max_length=MAX_TEXT_CHARS)
+
+
+class TurnAsked(_Message):
+    """A turn of the policy is asked for in one branch (`Policy.turn`)."""
+
+    say: Literal["turn"] = "turn"
+    episode: int
+    branch: int
+    """Of the proxies in the process: 0, and those that `ForkAsked` named."""
+    turn: int
+    """A number that the answer bears."""
+    messages: str | list[dict[str, Any]] | None
+    tools: list[dict[str, Any]]
+    stop: list[str]
+
+
+class EndpointAsked(_Message):
+    """An endpoint is asked for (`Policy.endpoint`)."""
+
+    say: Literal["endpoint"] = "endpoint"
+    episode: int
+    turn: int
+    """A number that the answer bears, of the same count as those of turns."""
+
+
+class TurnLeft(_Message):
+    """Nobody waits for a turn any more."""
+
+    say: Literal["left"] = "left"
+    episode: int
+    turn: int
+
+
+class ForkAsked(_Message):
+    """A branch goes on as another one, too (`Policy.fork`)."""
+
+    say: Literal["fork"] = "fork"
+    episode: int
+    branch: int
+    new: int
+
+
+class Ended(_Message):
+    """An episode's outcome."""
+
+    say: Literal["ended"] = "ended"
+    episode: int
+    reward: float
+    turn_rewards: list[tuple[int, float]]
+    metrics: dict[str, float]
+    status: Status
+
+
+class Failed(_Message):
+    """An episode's environment failed: what it did, after the name of the call; or an error for the reader."""
+
+    say: Literal["failed"] = "failed"
+    episode: int
+    fault: str = Field("", max_length=MAX_TEXT_CHARS)
+    error: ErrorTold | None = None
+
+
+OfEpisode = Doing | TurnAsked | EndpointAsked | TurnLeft | ForkAsked | Ended | Failed
+FromChild = Annotated[Ready | Broken | Pong | OfEpisode, Field(discriminator="say")]
+_FROM_CHILD: TypeAdapter[Ready | Broken | Pong | OfEpisode] = TypeAdapter(FromChild)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the policy's proxy begins with."""
+
+    remaining_turns: int
+    remaining_tokens: int
+    tokens_a_turn: int | None
+    """See `Episode.tokens_a_turn`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A turn's reply or error, and what the proxy of its branch has to know after it."""
+
+    reply: Any
+    """A `Reply`, an `Endpoint`, or what `told_error` gave."""
+    remaining_tokens: int
+    can_fork: bool
+
+
+def told_error(error: Exception) -> tuple[str, str] | RlhfError:
+    """An error as the process is told of it: one of core's as it is, any other by name and text."""
+    return error if isinstance(error, RlhfError) else (type(error).__name__, str(error))
+
+
+def error_as_told(told: tuple[str, str] | RlhfError) -> Exception:
+    """The error again; of a kind that is not known here, one by the same name."""
+    if isinstance(told, RlhfError):
+        return told
+    name, text = told
+    known = {each.__name__: each for each in (EpisodeTruncated, ValueError, TypeError, RuntimeError)}
+    kind: type[Exception] = known.get(name) or type(name, (Exception,), {})
+    return kind(text)
+
+
+def to_child(command: Command, *values: Any) -> bytes:
+    """A frame for the process. Raises what pickling raises."""
+    return _frame(pickle.dumps((command, *values), protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def to_host(message: BaseModel) -> bytes:
+    """A frame for the run. Raises `TypeError` or `ValueError` where a value is no JSON."""
+    # By json and not by pydantic, which would write values of other types in ways of its own.
+    data = json.dumps(message.__dict__, default=_plain, ensure_ascii=False, allow_nan=False).encode()
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a turn of {len(data):,} bytes is more than the {MAX_MESSAGE_BYTES:,} that can be sent")
+    return _frame(data)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ErrorTold):
+        return value.__dict__
+    raise TypeError(f"{value!r:.100} is no value of JSON, as messages of an isolated environment have to be")
+
+
+def read_from_child(data: bytes) -> Ready | Broken | Pong | OfEpisode:
+    """What the process wrote. Raises `BadMessage`."""
+    try:
+        return _FROM_CHILD.validate_json(data)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise BadMessage(f"wrote what is no message ({problem['msg']:.200})") from None
+
+
+def _frame(data: bytes) -> bytes:
+    return _HEAD.pack(len(data)) + data
+
+
+class Frames:
+    """Cuts what arrives into messages of at most `max_bytes`."""
+
+    def __init__(self, max_bytes: int | None) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no part of a message has arrived."""
+        return not self._buffer
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that are whole now. Raises `BadMessage` where one would be too long."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= _HEAD.size:
+                (length,) = _HEAD.unpack_from(self._buffer, start)
+                if self._max_bytes is not None and length > self._max_bytes:
+                    raise BadMessage(f"wrote a message of {length:,} bytes, more than {self._max_bytes:,}")
+                if len(self._buffer) - start - _HEAD.size < length:
+                    break
+                start += _HEAD.size
+                message = bytes(self._buffer[start : start + length])
+                start += length
+                yield message
+        finally:
+            del self._buffer[:start]

@@ -1,0 +1,285 @@
+"""One process of environments, as the run that started it sees it: starting, watching and ending it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import tempfile
+from typing import Protocol
+
+from ...distributed.child_process import START_SECONDS, ChildProcess
+from ...errors import DeadlineError, PluginError
+from .messages import (
+    MAX_MESSAGE_BYTES,
+    BadMessage,
+    Broken,
+    Command,
+    Frames,
+    OfEpisode,
+    Pong,
+    Ready,
+    read_from_child,
+    to_child,
+)
+from .output import MAX_BYTES, WINDOW_SECONDS, OutputPipe
+from .slots import Slots
+
+_LOOK_SECONDS = 0.1
+"""Between two looks at its memory."""
+_PONG_SECONDS = 1.0
+"""So long one that can go on may take to say so."""
+_MAX_UNANSWERED = 100_000
+"""Messages that it may write without being told anything."""
+
+
+logger = logging.getLogger(__name__)
+
+
+class Passenger(Protocol):
+    """An episode that is played in a process (`Flight`)."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its environment's time runs, and not the policy's."""
+        ...
+
+    def take(self, message: OfEpisode) -> None: ...
+
+    def blame(self, what: str) -> None:
+        """The process is gone, by the fault of this episode."""
+        ...
+
+    def lose(self, *, suspect: bool) -> None:
+        """The process is gone; suspect: it may have been this episode's fault, or another's."""
+        ...
+
+
+class EnvironmentProcess(asyncio.Protocol):
+    """A child and the episodes that are played in it; of one event loop at a time."""
+
+    def __init__(self, recipe: bytes, name: str, *, num_threads: int, memory_limit_bytes: int) -> None:
+        """recipe: pickle of the `Recipe`; num_threads: most calls that it may run at once."""
+        self.passengers: dict[int, Passenger] = {}
+        """By number of the episode."""
+        self.is_over = False
+        self.num_left = 0
+        """Episodes that ended in it."""
+        self._name = name
+        self._limit = memory_limit_bytes
+        self._frames = Frames(MAX_MESSAGE_BYTES)
+        self._unanswered = 0
+        self._pings = itertools.count()
+        self._pongs: dict[int, asyncio.Future[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._waiting: list[bytes] = []
+        self._flood = ""
+        """What it did that was too much, once it was killed for it."""
+        output = OutputPipe(f"environment {name}", self._flooded)
+        with tempfile.TemporaryFile() as file:
+            self._slots = Slots(file.fileno(), num_threads + 1)
+            try:
+                self._child = ChildProcess(
+                    "rlhf_core.environments.isolation.inside.worker",
+                    [str(file.fileno())],
+                    descriptors=[file.fileno()],
+                    output=output.write_end,
+                )
+            finally:
+                output.close_write_end()
+        self._first: bytes | None = to_child("make", recipe, num_threads)
+
+    async def attach(self) -> None:
+        """Go on with the running loop; at first, wait until the environment's code is imported there.
+
+        Raises what the import raises, `PluginError` where it ends the process, and `DeadlineError`.
+        """
+        self._loop = loop = asyncio.get_running_loop()
+        same = self._child.connection.dup()
+        same.setblocking(False)
+        self._transport, _ = await loop.create_unix_connection(lambda: self, sock=same)
+        if self._first is not None:
+            self._ready = loop.create_future()
+            self._write(self._first)
+            self._first = None
+            self._look()
+            try:
+                await asyncio.wait_for(self._ready, START_SECONDS)
+            except asyncio.TimeoutError:
+                self.end()
+                raise DeadlineError(
+                    f"its process was not ready within {START_SECONDS:g} s",
+                    where=f"environment {self._name}",
+                    hint="see what its module does when it is imported, or say environment.isolate: false",
+                ) from None
+            except BaseException:
+                self.end()
+                raise
+            finally:
+                self._ready = None
+        else:
+            self._look()
+
+    def detach(self) -> None:
+        """Let go of the loop; it has no passengers. What it says from now on waits."""
+        self._forget_loop()
+        if not self._frames.is_empty:
+            self.end()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be attached again: it lives, and holds no more memory than it may."""
+        lives = not (self.is_over or self._flood) and self._child.exit_code() is None
+        return lives and self._child.resident_bytes() <= self._limit
+
+    def send(self, command: Command, *values: object) -> None:
+        """Tell it something, together with all else of this turn of the loop. Raises what pickling raises."""
+        frame = to_child(command, *values)
+        self._unanswered = 0
+        if not self._waiting and self._loop is not None:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(frame)
+
+    async def can_go_on(self) -> bool:
+        """Whether it answers at once: no code in it holds Python's lock or its event loop."""
+        if self.is_over:
+            return False
+        number = next(self._pings)
+        pong = self._pongs[number] = asyncio.get_running_loop().create_future()
+        self.send("ping", number)
+        try:
+            await asyncio.wait_for(pong, _PONG_SECONDS)
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            del self._pongs[number]
+        return True
+
+    def running(self) -> set[int]:
+        """The passengers whose code runs at this moment."""
+        return set() if self.is_over else self._slots.read() & self.passengers.keys()
+
+    def fail(self, what: str, *, may_be_a_leak: bool = False) -> None:
+        """End it since it did `what`. The fault is that of the passenger whose code ran.
+
+        Where several ran, each is a suspect; where none is known to have run, each that it was the turn of, or all are.
+        may_be_a_leak: then nobody is one where others ended well in it before.
+        """
+        if self.is_over:
+            return
+        suspects = self.running()
+        if not suspects and not (may_be_a_leak and self.num_left):
+            suspects = {number for number, each in self.passengers.items() if each.is_running} or {*self.passengers}
+        self._end(suspects, what)
+
+    def end_for(self, number: int) -> None:
+        """End it for the fault of one passenger, who is not in it any more."""
+        self._end({number}, "")
+
+    def end(self) -> None:
+        """Kill it. Passengers are not told."""
+        self.is_over = True
+        self._forget_loop()
+        self._child.end()
+        self._slots.close()
+
+    def _end(self, suspects: set[int], what: str) -> None:
+        passengers = dict(self.passengers)
+        self.passengers.clear()
+        self.end()
+        if passengers and len(suspects) != 1:
+            logger.warning(
+                "environment %s: its process %s; %d episodes whose code ran then are played again one by one, %d other "
+                "ones in a new process",
+                self._name,
+                what,
+                len(suspects),
+                len(passengers) - len(suspects),
+            )
+        for number, passenger in passengers.items():
+            if suspects == {number}:
+                passenger.blame(what)
+            else:
+                passenger.lose(suspect=number in suspects)
+
+    def _forget_loop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._watch = self._transport = self._loop = None
+        self._waiting.clear()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._write(b"".join(waiting))
+
+    def _look(self) -> None:
+        if self._loop is None:
+            return
+        if (used := self._child.resident_bytes()) > self._limit:
+            self._failed(f"took {used:,} bytes of memory, more than its limit of {self._limit:,}", may_be_a_leak=True)
+            return
+        self._watch = self._loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _flooded(self) -> None:
+        """On the thread that reads what it prints."""
+        self._flood = f"printed more than {MAX_BYTES:,} bytes within {WINDOW_SECONDS:g} s"
+        self._child.kill()
+
+    # What follows is called by the event loop.
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._frames.feed(data):
+                self._take(frame)
+        except BadMessage as error:
+            self._failed(str(error))
+
+    def _failed(self, what: str, *, may_be_a_leak: bool = False) -> None:
+        """While its code is imported, or an episode's code runs."""
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(
+                PluginError(
+                    f"when it was imported in a process of its own, it {what}",
+                    where=f"environment {self._name}",
+                    hint="see what its module does when it is imported, or say environment.isolate: false",
+                )
+            )
+        else:
+            self.fail(what, may_be_a_leak=may_be_a_leak)
+
+    def _take(self, frame: bytes) -> None:
+        self._unanswered += 1
+        if self._unanswered > _MAX_UNANSWERED:
+            raise BadMessage(f"wrote {_MAX_UNANSWERED:,} messages without an answer")
+        message = read_from_child(frame)
+        if self._ready is not None and not self._ready.done():
+            if isinstance(message, Ready):
+                self._ready.set_result(None)
+            elif isinstance(message, Broken):
+                self._ready.set_exception(message.error.error())
+        elif isinstance(message, Pong):
+            pong = self._pongs.get(message.ping)
+            if pong is not None and not pong.done():
+                pong.set_result(None)
+        elif not isinstance(message, Ready | Broken):
+            # Of one that is not there any more, whatever it still says does not matter.
+            passenger = self.passengers.get(message.episode)
+            if passenger is not None:
+                passenger.take(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._loop is not None and not self.is_over:
+            self._loop.call_soon(self._died)
+
+    def _died(self) -> None:
+        if not self.is_over:
+            self._failed(self._flood or self._child.death())

@@ -1,0 +1,90 @@
+"""Runs that are struck by a thousand faults at random moments, and by a resume after each (`make soak`).
+
+`RLHF_CHAOS_FAULTS` says how many in which placement (default `local=850,ranks=120,ray=30`), `RLHF_CHAOS_SEED` which
+(default 0), `RLHF_CHAOS_FOLDER` where `faults.jsonl`, from which a run that was stopped goes on, `table.md` and the
+folders that failed are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from chaos_chain import chain
+from chaos_folder import Untouched
+from chaos_placement import PLACEMENTS, Placement, write_run
+from chaos_plan import run_chain
+from chaos_record import Record
+from chaos_session import Session
+from quick_ray import worker_source
+
+COUNTS = {
+    name: int(number)
+    for name, _, number in (
+        each.partition("=") for each in os.environ.get("RLHF_CHAOS_FAULTS", "local=850,ranks=120,ray=30").split(",")
+    )
+}
+SEED = int(os.environ.get("RLHF_CHAOS_SEED", "0"))
+_WORST = 5
+"""Failures after which a placement is given up."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * 3600)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = os.environ.get("RLHF_CHAOS_FOLDER")
+    path = Path(given) if given else tmp_path_factory.mktemp("chaos")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The key that seals run folders is not the user's."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "home"))
+    yield
+
+
+def untouched_run(root: Path, placement: Placement) -> Untouched:
+    """The run as no fault strikes it; made anew each time, by the code that is here now."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    run = write_run(root, placement, isolate=False)
+    session = Session(root, root / "run", placement, str(run))
+    try:
+        session.end((0, "done"))
+    finally:
+        session.kill()
+    return Untouched(root / "run")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_whatever_strikes_a_run_a_resume_mends_it(name: str, folder: Path) -> None:
+    placement = PLACEMENTS[name]
+    record = Record(folder / "faults.jsonl", name, SEED)
+    with worker_source() if name == "ray" or COUNTS.get("ray") else nullcontext():
+        untouched = untouched_run(folder / f"untouched-{name}", placement)
+        number = record.next_chain()
+        while (left := COUNTS[name] - len(record.own())) > 0:
+            failed = [line for line in record.own() if line.outcome == "failed"]
+            assert len(failed) < _WORST, f"{len(failed)} failures, see {folder}"
+            root = folder / f"{name}-{number}"
+            shutil.rmtree(root, ignore_errors=True)
+            chance = random.Random(f"{SEED}/{name}/{number}")
+            with chain(root, placement, untouched, chance, may_mount=name != "ray") as made:
+                run_chain(made, left)
+                has_failed = any(each.outcome == "failed" for each in made.struck)
+                if has_failed and made.disk is not None:
+                    shutil.copytree(made.folder, root / "run")
+            if not has_failed:
+                shutil.rmtree(root)
+            record.add(number, made.struck)
+            number += 1
+    failed = [line for line in record.own() if line.outcome == "failed"]
+    assert not failed, f"{failed[:3]}; all are in {folder / 'faults.jsonl'}"

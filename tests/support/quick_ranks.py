@@ -1,0 +1,110 @@
+"""The processes of `--num-processes`, forked from their launcher: each is there seconds sooner.
+
+A process is as real as one that torch elastic starts: a child of the launcher, in a session of its own, with the
+environment it was given and nothing that the launcher had open.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+_POLL_SECONDS = 0.02
+
+
+class ForkedRank:
+    """What torch elastic asks of a `Popen`."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.rank = int(environment["RANK"])
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            _work(arguments, environment)
+
+    @property
+    def runs(self) -> bool:
+        """Asked by another thread than the one that waits for it."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+
+@contextmanager
+def quick_ranks() -> Iterator[None]:
+    """Inside, `--num-processes` of this process forks its ranks."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+
+    from rlhf_core.entry.rank_watch import RankWatch
+
+    started: list[ForkedRank] = []
+
+    def start(handler: Any, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedRank:
+        started.append(ForkedRank(arguments, environment))
+        return started[-1]
+
+    before = SubprocessHandler._popen, RankWatch._running
+    SubprocessHandler._popen = start
+    # Its own way is by their command lines, which are the launcher's here.
+    RankWatch._running = lambda watch: {each.rank: each.pid for each in started if each.runs}
+    try:
+        yield
+    finally:
+        SubprocessHandler._popen, RankWatch._running = before
+
+
+def _work(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Be the rank: what `python -m rlhf_core.entry.launched REQUEST` does, without a new interpreter."""
+    code = 1
+    try:
+        gc.freeze()  # what is the launcher's is never ended here
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        atexit._clear()
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        log = logging.getLogger("rlhf")
+        log.handlers = []
+        log.setLevel(logging.NOTSET)
+        os.closerange(3, 4096)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = list(arguments[-2:])
+        from rlhf_core.entry.launched import _main
+
+        code = _main(arguments[-1])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        os._exit(code)
