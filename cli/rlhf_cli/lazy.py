@@ -99,7 +99,7 @@ class RootGroup(LazyGroup):
         return command
 
     def home(self, name: str) -> str | None:
-        """Of this project's own plugins."""
+        """Our distribution that provides the command `name`, installed or not; None if there is none."""
         from rlhf_core.plugins.discovery import KNOWN
 
         return KNOWN["commands"].get(name)
