@@ -1,4 +1,4 @@
-"""What the update is: the abstract `Algorithm`, and its two kinds.
+"""The abstract `Algorithm`, which defines the update, and its two kinds.
 
 An algorithm holds the mathematics of its loss and nothing of loops, devices, processes or files. The trainer
 divides every summed loss term by its count over the whole update (all micro-batches of all ranks), so the
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A metric that is averaged with its weight over micro-batches and ranks."""
+    """A metric averaged over micro-batches and ranks by its weight."""
 
     total: Tensor | float
     count: Tensor | float
@@ -31,18 +31,18 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Max:
-    """A metric of which the largest over micro-batches and ranks counts."""
+    """A metric reduced by the maximum over micro-batches and ranks."""
 
     value: Tensor | float
 
 
 Metric = Mean | Max
-"""A metric of a micro-batch, which says how it is combined with those of others."""
+"""A metric of a micro-batch and how it is combined with those of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """What one micro-batch adds to an update."""
+    """The contribution of one micro-batch to an update."""
 
     sums: Mapping[str, Tensor]
     """Loss term -> its sum over this micro-batch (scalar, with gradient), not yet divided by its count."""
@@ -61,7 +61,7 @@ class LossTerm:
 
 
 class Item(Protocol):
-    """What an algorithm trains on, one sample: any object that knows its length."""
+    """One training sample of an algorithm: any object that knows its length."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -102,37 +102,37 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
 
     @abstractmethod
     def masked(self, item: ItemT) -> ItemT:
-        """The same item counting for nothing: what a rank with less work runs to keep in step."""
+        """The same item with no effect on the loss; a rank with fewer micro-batches runs it to stay in step."""
 
     @property
     def model_kind(self) -> ModelKind:
-        """What is loaded from `model.path`, trained, and saved."""
+        """Kind of model that is loaded from `model.path`, trained, and saved."""
         return "causal-lm"
 
     def build_critic(self, policy: nn.Module) -> nn.Module:
-        """The value model for a policy as it was loaded; asked for only when `critic` is among the roles."""
+        """The value model for a freshly loaded policy; called only when `critic` is among the roles."""
         raise TypeError(f"{type(self).__name__} names the role critic but builds none")
 
     @abstractmethod
     def counts(self, batch: BatchT) -> Mapping[str, float]:
-        """Per loss term, what this batch adds to the divisor (tokens, sequences). No model is run."""
+        """Per loss term, this batch's part of the divisor (tokens, sequences). Runs no model."""
 
     @abstractmethod
     def loss(self, models: Mapping[str, nn.Module], batch: BatchT) -> LossOutput:
         """Forward one micro-batch. `models` has a module for each trained role."""
 
     def set_option(self, name: str, value: float) -> None:
-        """Change an option while the run goes on (`rlhf control`); called on every rank, between updates.
+        """Change an option of a running run (`rlhf control`); called on every rank, between updates.
 
-        `kl_coef` is the one that may be asked for. Raises `UserInputError` where it cannot be changed.
+        Only `kl_coef` may be requested. Raises `UserInputError` where it cannot be changed.
         """
         raise UserInputError(f"this algorithm's {name} cannot be changed while a run goes on", where="algorithm")
 
     def end_episode(self) -> None:
-        """An episode has been trained on: adapt what adapts (a KL controller)."""
+        """Called after training on an episode, to adapt state such as a KL controller."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a resume besides weights (a KL controller, say): JSON values."""
+        """State to keep across a resume besides weights (of a KL controller, say), as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -142,11 +142,11 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutput:
-    """An episode made ready for updates."""
+    """An episode prepared for updates."""
 
     experience: Experience
     metrics: Mapping[str, float]
-    """Values that stand on every line of the episode (`kl/mean`, …)."""
+    """Values to log on every line of the episode (`kl/mean`, …)."""
 
 
 class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
@@ -154,7 +154,7 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
 
     @abstractmethod
     def advantages(self, episode: Experience) -> EpisodeOutput:
-        """From `scores`, log-probs and values to `advantages` (and `returns`), over the whole episode.
+        """Compute `advantages` (and `returns`) from `scores`, log-probs and values, over the whole episode.
 
         Arithmetic only, the same on every rank: each sees all samples of the episode in `sample_id` order.
         """
@@ -163,12 +163,12 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
     def needs_trainer_log_probs(self) -> bool:
         """Whether each episode starts with a forward of the trainer's policy that fills `trainer_log_probs`.
 
-        To correct for an engine that computes otherwise than the trainer, or that samples from an older policy.
+        Needed to correct for an engine whose numerics differ from the trainer's, or that samples from an older policy.
         """
         return False
 
     def keep(self, group: RolloutGroup) -> bool:
-        """Whether a group is trained on; a refused one is replaced by a later prompt (dynamic sampling)."""
+        """Whether to train on a group; a rejected one is replaced by a later prompt (dynamic sampling)."""
         return True
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
@@ -197,13 +197,13 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
     def prepare_items(
         self, items: Sequence[ItemT], reference: Callable[[Sequence[ItemT]], Sequence[Tensor]]
     ) -> Sequence[ItemT]:
-        """Add what a frozen model knows of them (DPO's reference log-probs); called before items are used.
+        """Add a frozen model's values to the items (DPO's reference log-probs); called before items are used.
 
-        `reference(items)` gives a row of `reference_forward` for each; an algorithm asks once and remembers, since
-        an item comes back each epoch. Every rank is called with the same items and must ask the same.
+        `reference(items)` gives a row of `reference_forward` for each; an algorithm should cache it, since items repeat
+        each epoch. Every rank is called with the same items and must make the same calls.
         """
         return items
 
     def reference_forward(self, model: nn.Module, batch: BatchT) -> Tensor:
-        """[B, ...] from the start policy, without gradient; asked for only when `reference` is among the roles."""
+        """[B, ...] from the start policy, without gradient; called only when `reference` is among the roles."""
         raise TypeError(f"{type(self).__name__} names the role reference but asks nothing of it")

@@ -1,4 +1,4 @@
-"""Samples to batches and back: collate, split, select, and which samples share a micro-batch."""
+"""Converts samples to batches and back: collate, split, select, and plan micro-batches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantag
 
 
 def default_tokens(device_type: str) -> int:
-    """Most tokens of one pass through a model where the user has set no bound.
+    """Most tokens of one forward pass where the user has set no bound.
 
-    On a CPU more are no faster, and smaller batches of like lengths hold less padding; so many fill a GPU.
+    On a CPU more are no faster, and smaller batches of similar lengths have less padding; the GPU value fills a GPU.
     """
     return 1024 if device_type == "cpu" else 16384
 
 
 def collate(items: Sequence[BufferItem]) -> Experience:
-    """Pad to the longest prompt and the longest response among `items` (at least one), on the device they are on.
+    """Pad to the longest prompt and the longest response among `items` (at least one), on their device.
 
-    Padding tokens are 0 and only the masks tell them; other padding is 0, of `support_ids` -1. An optional field
-    must be there for all items or for none, but for `support_ids`, whose absence means the whole vocabulary.
+    Padding tokens are 0 and marked by the masks alone; other padding is 0, for `support_ids` -1. An optional field
+    must be set in all items or in none, except `support_ids`, whose absence means the whole vocabulary.
     """
     if not items:
         raise ValueError("collate needs at least one item")
@@ -61,10 +61,10 @@ def collate(items: Sequence[BufferItem]) -> Experience:
 
 
 def split(experience: Experience, *, to_cpu: bool = True) -> list[BufferItem]:
-    """The samples of a batch, unpadded and on the CPU, in copies of their own: what `collate` was given.
+    """The samples of a batch as separate copies, unpadded and on the CPU: the inverse of `collate`.
 
-    Numbers come back as float32 holds them, `support_ids` without columns that hold padding only. Without `to_cpu`
-    the tensors stay where they are.
+    Numbers have float32 precision; `support_ids` lose columns of padding only. Without `to_cpu` tensors stay on their
+    device.
     """
     if to_cpu:
         experience = to_device(experience, torch.device("cpu"))
@@ -78,7 +78,7 @@ def to_device(experience: Experience, device: torch.device) -> Experience:
 
 
 def pinned(experience: Experience) -> Experience:
-    """The same batch, what is on the CPU in page-locked memory: a copy to a GPU need not be waited for."""
+    """The same batch with its CPU tensors in page-locked memory, so that copies to a GPU are asynchronous."""
     return _map_tensors(experience, lambda tensor: tensor.pin_memory() if tensor.is_cpu else tensor)
 
 
@@ -89,15 +89,15 @@ def select(experience: Experience, rows: Sequence[int] | Tensor) -> Experience:
 
 
 def masked(item: BufferItem) -> BufferItem:
-    """The same sample with no action that counts."""
+    """The same sample with an empty action mask."""
     return replace(item, action_mask=torch.zeros_like(item.action_mask))
 
 
 def plan_micro_batches(lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
-    """Which samples run together, as lists of indices into `lengths` (tokens), each index once.
+    """Micro-batches of samples, as lists of indices into `lengths` (tokens), each index once.
 
     Rows x longest row stays within `max_tokens`; a row longer than that runs alone. None puts all into one.
-    Sorted by length, longest first, so that little is padding and too much memory shows at once.
+    Sorted by length, longest first, so that padding is small and running out of memory shows at once.
     """
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")

@@ -1,4 +1,4 @@
-"""What a plugin's `build` is given, made here for runs, contract suites and `rlhf plugins check` alike.
+"""Builds the contexts passed to plugins' `build`, for runs, contract suites and `rlhf plugins check` alike.
 
 A device is resolved before a plugin sees it: it gets `cpu` or `cuda:N`, never `auto`.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def own_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N` as the device of this process, one of a launcher's or alone.
+    """Resolve `auto`, `cpu`, `cuda` or `cuda:N` to this process's device, alone or under a launcher.
 
     Raises `UserInputError` where there is no such GPU.
     """
@@ -74,7 +74,7 @@ def engine_context(
     model_path: str,
     compute_dtype: torch.dtype | None,
 ) -> EngineContext:
-    """All that an engine over a loaded policy may need."""
+    """Context of an engine over a loaded policy."""
     return EngineContext(
         model=model,
         tokenizer=tokenizer,

@@ -10,7 +10,7 @@ import errno
 
 
 class RlhfError(Exception):
-    """Base of all errors meant for the reader. `exit_code` is what the command ends with."""
+    """Base of all errors meant for the user. `exit_code` is the command's exit code."""
 
     exit_code = 1
 
@@ -21,12 +21,12 @@ class RlhfError(Exception):
         super().__init__(self.render())
 
     def render(self) -> str:
-        """The message as shown: `where: what` and, on a line of its own, what to do next."""
+        """The message as shown: `where: what` and, on a separate line, the hint."""
         text = f"{self.where}: {self.message}" if self.where else self.message
         return f"{text}\n  -> {self.hint}" if self.hint else text
 
     def raised_by(self, who: str) -> None:
-        """Name the plugin that raised it, once, after what is wrong; `where` stays the place it is about."""
+        """Add the plugin that raised it to the message, once; `where` is unchanged."""
         if who not in self.render():
             self.message = f"{self.message} ({who})"
             self.args = (self.render(),)
@@ -41,7 +41,7 @@ def _rebuild(cls: type[RlhfError], message: str, where: str | None, hint: str | 
 
 
 def full_disk(error: BaseException) -> RlhfError | None:
-    """The error to tell where `error` is what the system says of a full disk or quota; None where it is not."""
+    """The error to report if `error` is the system's error for a full disk or quota; otherwise None."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     return RlhfError(
@@ -52,12 +52,12 @@ def full_disk(error: BaseException) -> RlhfError | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what another library's error says, to quote it; its type where it says nothing."""
+    """First line of another library's error message, to quote; the error's type where it is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class UserInputError(RlhfError):
-    """What the user gave is wrong, found before anything ran."""
+    """The user's input is wrong; found before anything ran."""
 
     exit_code = 2
 
@@ -75,7 +75,7 @@ class DataError(UserInputError):
 
 
 class RewardError(RlhfError):
-    """A reward failed or answered something that is no score; names plugin, sample and value."""
+    """A reward failed or returned an invalid score; names plugin, sample and value."""
 
 
 class EpisodeError(RlhfError):

@@ -46,13 +46,13 @@ Metrics = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitInfo:
-    """What a fit is going to do, for progress, logging and performance figures."""
+    """Facts about a fit, for progress, logging and performance figures."""
 
     algorithm: str
     num_episodes: int
     """Episodes of the whole run, those before a resume included."""
     first_episode: int = 0
-    """Episode it starts at: above 0 after a resume."""
+    """First episode of this fit: above 0 after a resume."""
     samples_per_episode: int | None = None
     updates_per_episode: int | None = None
     num_parameters: Mapping[str, int] = field(default_factory=dict)
@@ -64,24 +64,24 @@ class FitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a guard asks for after an update."""
+    """A guard's request after an update."""
 
     action: Literal["skip", "stop", "rollback"]
-    """Leave out the rest of the episode's updates; end the run; go back to the last good checkpoint."""
+    """Skip the rest of the episode's updates; end the run; roll back to the last good checkpoint."""
     guard: str
-    """Who asks."""
+    """Name of the guard."""
     reason: str
-    """What is wrong, with its numbers."""
+    """The problem, with its numbers."""
 
 
 class SetupHooks:
-    """In the process that was started."""
+    """Hooks in the process that was started."""
 
     @hookspec
     def rlhf_transform_config(self, config: dict[str, Any]) -> Mapping[str, Any] | None:
-        """The last word on the run file, before it is checked. Return a changed copy, or None to leave it.
+        """Change the run file before it is checked. Return a changed copy, or None to leave it.
 
-        `config` is what the plugins before left of it; order and wrappers as in `docs/hooks.md`.
+        `config` includes the changes of earlier plugins; order and wrappers as in `docs/hooks.md`.
         """
 
     @hookspec
@@ -92,11 +92,11 @@ class SetupHooks:
     def rlhf_run_end(
         self, run_folder: Path, config: Metrics, summary: Metrics | None, error: BaseException | None
     ) -> None:
-        """The run is over. `summary` is what `summary.json` says, None when it ended before there was one."""
+        """The run is over. `summary` is the content of `summary.json`, None when it ended before there was one."""
 
 
 class TrainerHooks:
-    """On rank 0 of the trainer."""
+    """Hooks on rank 0 of the trainer."""
 
     @hookspec
     def rlhf_fit_start(self, info: FitInfo) -> None:
@@ -104,7 +104,7 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_fit_end(self, info: FitInfo, error: BaseException | None) -> None:
-        """The last episode is over, or the fit broke off with `error`."""
+        """The last episode is over, or the fit failed with `error`."""
 
     @hookspec
     def rlhf_episode_start(self, episode: int) -> None:
@@ -120,7 +120,7 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_epoch_end(self, episode: int, epoch: int, error: BaseException | None) -> None:
-        """Every batch of the pass was trained on, or it broke off with `error`."""
+        """Every batch of the pass was trained on, or the pass failed with `error`."""
 
     @hookspec
     def rlhf_batch_start(self, episode: int, epoch: int, batch: int, experience: Any) -> None:
@@ -136,7 +136,7 @@ class TrainerHooks:
         metrics: Metrics | None,
         error: BaseException | None,
     ) -> None:
-        """`metrics`: those of the update made on this batch; None where it failed."""
+        """`metrics`: metrics of the update on this batch; None where it failed."""
 
     @hookspec
     def rlhf_update_start(self, step: int) -> None:
@@ -144,23 +144,23 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_update_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """`metrics`: what is known at once (losses, gradient norm); the whole line comes with `rlhf_metrics`."""
+        """`metrics`: values known at once (losses, gradient norm); the whole line comes with `rlhf_metrics`."""
 
     @hookspec
     def rlhf_verdict(self, step: int, episode: int, metrics: Metrics, error: BaseException | None) -> Verdict | None:
-        """Whether training may go on after update `step`; asked where the loop runs, None is yes.
+        """Whether training may continue after update `step`; called where the loop runs, None means yes.
 
         `metrics`: the values of the episode and of the update. `error`: why the update was not made (a
-        `DivergenceError`). Of several answers the gravest counts: stop, then rollback, then skip.
+        `DivergenceError`). Of several verdicts the most severe counts: stop, then rollback, then skip.
         """
 
     @hookspec
     def rlhf_sync_start(self, version: int) -> None:
-        """The new weights go to whoever generates, as `policy_version` = `version`."""
+        """The new weights are sent to the generating engines, as `policy_version` = `version`."""
 
     @hookspec
     def rlhf_sync_end(self, version: int, error: BaseException | None) -> None:
-        """All receivers have `version`, or, with `error`, stay at the one before."""
+        """All receivers have `version`, or, with `error`, keep the previous one."""
 
     @hookspec
     def rlhf_eval_start(self, step: int) -> None:
@@ -176,11 +176,11 @@ class TrainerHooks:
 
     @hookspec
     def rlhf_checkpoint_saved(self, path: Path, step: int, episode: int) -> None:
-        """A whole checkpoint is on disk; `episode` is the last one it holds."""
+        """A complete checkpoint is on disk; `episode` is the last one it includes."""
 
 
 class MakerHooks:
-    """Where answers are made."""
+    """Hooks where answers are generated."""
 
     @hookspec
     def rlhf_maker_loop_start(self, maker: int) -> None:
@@ -202,7 +202,7 @@ class MakerHooks:
         groups: Sequence[RolloutGroup] | None,
         error: BaseException | None,
     ) -> None:
-        """`groups`: what was made, all samples of a prompt together; None where it failed."""
+        """`groups`: the new groups, one per prompt with all its samples; None where making them failed."""
 
     @hookspec
     def rlhf_rollout_batch_start(self, num_samples: int) -> None:
@@ -226,7 +226,7 @@ class MakerHooks:
 
     @hookspec
     def rlhf_send_end(self, num_groups: int, error: BaseException | None) -> None:
-        """The buffers took the groups, or, with `error`, they did not."""
+        """The buffers accepted the groups, or, with `error`, did not."""
 
 
 SPECS: tuple[type, ...] = (SetupHooks, TrainerHooks, MakerHooks)

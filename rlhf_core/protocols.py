@@ -1,8 +1,8 @@
-"""What the parts of a run ask of each other.
+"""Protocols between the parts of a run.
 
-Structural types: a class fits by having the methods, with no base class to inherit. Annotate what `build` returns
-with the one it has to fit, and a type checker compares the two. The two kinds that carry behaviour for their
-subclasses, `Strategy` and `Algorithm`, are abstract classes of their own.
+Structural types: a class conforms by having the methods, without a base class. Annotate the result of `build` with
+its protocol, so that a type checker compares the two. `Strategy` and `Algorithm`, which provide behaviour to
+subclasses, are abstract classes instead.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class PromptSource(Protocol):
 
 
 class WeightReceiver(Protocol):
-    """The receiving end of a weight sync: whole versions or nothing.
+    """The receiver of a weight sync: whole versions or nothing.
 
-    `begin` opens a version (a half-sent older one is dropped), `stage` puts chunks beside the live weights,
-    `commit` checks keys, shapes and checksum and swaps. Raises `SyncError` and stays at the old version
-    when anything does not match.
+    `begin` opens a version (an incomplete older one is dropped), `stage` holds chunks beside the live weights,
+    `commit` checks keys, shapes and checksum and swaps. Raises `SyncError` and keeps the old version when anything
+    does not match.
     """
 
     def begin(self, version: int) -> None: ...
@@ -65,7 +65,7 @@ class RolloutEngine(Protocol):
 
     @property
     def context_tokens(self) -> int | None:
-        """Longest sequence, prompt and response together, that it can continue; None where there is no bound."""
+        """Longest sequence, prompt and response together; None where there is no bound."""
         ...
 
     @property
@@ -82,11 +82,11 @@ class RolloutEngine(Protocol):
         ...
 
     def weights_updated(self, version: int) -> None:
-        """The shared module was changed in place (mode "shared"): drop whatever was derived from it."""
+        """Called after the shared module changed in place (mode "shared"): drop everything derived from it."""
         ...
 
     def receiver(self) -> WeightReceiver:
-        """Where another process's weights arrive (modes full, chunked, adapter)."""
+        """The receiver for another process's weights (modes full, chunked, adapter)."""
         ...
 
     def close(self) -> None: ...
@@ -101,14 +101,14 @@ class ExperienceMaker(Protocol):
 
 
 class ExperienceChannel(Protocol):
-    """Where a trainer gets the groups of an episode from, whoever made them."""
+    """Gives a trainer the groups of an episode, wherever they were made."""
 
     def episode(self, index: int) -> MadeEpisode:
         """All groups of the episode, the same on every trainer rank. Collective over trainer ranks."""
         ...
 
     def published(self, version: int) -> None:
-        """A new policy version is out: prompts that waited for it may start."""
+        """Called when a policy version is published: prompts that waited for it may start."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -116,15 +116,15 @@ class ExperienceChannel(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Also in the middle of a run, which goes back to a checkpoint: what was made since then is not wanted."""
+        """Restore a state, also in the middle of a run on a rollback: later groups are discarded."""
         ...
 
     def close(self) -> None: ...
 
 
 class WeightSync(Protocol):
-    """The sending end: brings a new policy version to whoever generates. It is built with where the weights are."""
+    """The sender: brings a new policy version to the generating engines. Built with the source of the weights."""
 
     def publish(self, version: int) -> None:
-        """All of it arrives or none: receivers generate with the old version or with the new one. Collective."""
+        """Publish a version atomically: receivers generate with the old version or the new one. Collective."""
         ...

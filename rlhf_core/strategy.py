@@ -1,4 +1,4 @@
-"""How a model is trained across processes: the abstract `Strategy`.
+"""The abstract `Strategy`: how a model is trained across processes.
 
 Its shape is that of a ColossalAI `Booster`. One strategy object owns the process group of a run;
 `prepare` is called once for each trained model.
@@ -24,7 +24,7 @@ ReduceOp = Literal["sum", "max", "min"]
 
 
 class Trained(NamedTuple):
-    """A model made ready for training. Unpacks like `Booster.boost`'s first members."""
+    """A model prepared for training. Unpacks like `Booster.boost`'s first members."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -32,22 +32,22 @@ class Trained(NamedTuple):
 
 
 class StateBytes(NamedTuple):
-    """What one process holds of a model it trains, in bytes for each parameter."""
+    """Memory of a trained model in one process, in bytes per parameter."""
 
     weights: float = 4.0
     gradients: float = 4.0
-    """Of the parameters that are trained, as is the optimizer's state. A step needs them in float32."""
+    """Per trained parameter, like the optimizer's state. A step needs gradients in float32."""
     optimizer: float = 8.0
     """Adam's two moments, and finer weights where the optimizer keeps them."""
     reference: float = 4.0
-    """Weights of a model that is only run forward."""
+    """Weights of a frozen model."""
 
 
 class Strategy(ABC):
-    """Processes, devices, and what is done to a model so that they train it together.
+    """Owns processes and devices, and prepares models so that the processes train them together.
 
     **Lockstep**: every rank makes the same number of forward, backward, step and gather calls on a
-    prepared model; the trainer sees to it that a rank with less work runs empty, masked micro-batches.
+    prepared model; the trainer lets a rank with less work run empty, masked micro-batches.
     """
 
     @property
@@ -61,7 +61,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device this process computes on."""
 
     @property
     def is_main(self) -> bool:
@@ -76,7 +76,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def parameter_dtype(self) -> torch.dtype:
-        """Type the trained parameters are held in."""
+        """Type of the trained parameters."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of every training forward (mixed precision); nothing by default."""
@@ -84,9 +84,9 @@ class Strategy(ABC):
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
-        """What a training forward multiplies in where the weights are held in float32; None is float32 too.
+        """Type of matrix products in a training forward where weights are float32; None is float32 too.
 
-        By default what `autocast` says; a strategy that casts the weights themselves says it here.
+        By default the type of `autocast`; a strategy that casts the weights itself overrides it.
         """
         import torch
 
@@ -98,10 +98,10 @@ class Strategy(ABC):
         """Join the process group. Called once, before anything else."""
 
     def teardown(self) -> None:
-        """Leave the process group. Called once, whatever happened."""
+        """Leave the process group. Called once, also after an error."""
 
     def naming_lost_peers(self) -> AbstractContextManager[Any]:
-        """Context of all training: an error that another process's end caused becomes one that names that process."""
+        """Context of all training: an error caused by the loss of another process becomes one that names it."""
         return nullcontext()
 
     def model_init_context(self) -> AbstractContextManager[Any]:
@@ -109,9 +109,9 @@ class Strategy(ABC):
         return nullcontext()
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
-        """What a process will hold where `num_processes` train together: for `rlhf plan`, before any of them starts.
+        """Memory of one of `num_processes` training processes; for `rlhf plan`, before any of them starts.
 
-        dtype: of the weights as they are loaded. Those of 16 bits have float32 masters in the optimizer.
+        dtype: type of the loaded weights. 16-bit weights have float32 master weights in the optimizer.
         """
         size = dtype.itemsize
         return StateBytes(weights=size, optimizer=12.0 if size == 2 else 8.0, reference=size)
@@ -126,7 +126,7 @@ class Strategy(ABC):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> Optimizer:
-        """The optimizer of one trained model: AdamW, unless the strategy needs one of its own."""
+        """The optimizer of one trained model: AdamW, unless the strategy needs another."""
 
     @abstractmethod
     def prepare(
@@ -137,14 +137,14 @@ class Strategy(ABC):
         *,
         max_grad_norm: float | None = None,
     ) -> Trained:
-        """Wrap what is trained. Clipping is given here because Gemini takes it in its constructor only."""
+        """Wrap a model for training. Clipping is set here because Gemini takes it only in its constructor."""
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
         """Place a frozen model (reference) that is only run forward."""
         return model.to(self.device).eval().requires_grad_(False)
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Context of one micro-batch's forward and backward; gradients need meet at the last one only."""
+        """Context of one micro-batch's forward and backward; only the last one need reduce gradients."""
         return nullcontext()
 
     @abstractmethod
@@ -154,7 +154,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def gradient_average_factor(self) -> int:
-        """What the wrapped model divides summed gradients by (world size, or 1): the trainer undoes it."""
+        """Divisor that the wrapped model applies to summed gradients (world size, or 1); the trainer undoes it."""
 
     @abstractmethod
     def step(self, trained: Trained) -> float:
@@ -165,12 +165,12 @@ class Strategy(ABC):
         """
 
     def drop_gradients(self, trained: Trained) -> None:
-        """Forget what `backward` has added since the last step; no step is made. Every rank calls it."""
+        """Discard the gradients since the last step, without a step. Every rank calls it."""
         trained.optimizer.zero_grad()
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Reduced over ranks, in a new tensor of the same dtype; every rank calls it."""
+        """The tensor reduced over ranks, as a new tensor of the same dtype; every rank calls it."""
 
     @abstractmethod
     def all_gather_objects(self, value: Any) -> list[Any]:
@@ -205,8 +205,8 @@ class Strategy(ABC):
     ) -> Iterator[dict[str, Tensor]]:
         """Full, named tensors of the unwrapped model, plain `torch.Tensor`s, never more than one shard at once.
 
-        Collective: every rank runs it to its end and sees every shard. Names are those of
-        `unwrap(model).state_dict()`; `only` keeps the names it says True to; tied tensors come once.
+        Collective: every rank iterates to the end and gets every shard. Names are those of
+        `unwrap(model).state_dict()`; `only` selects names; tied tensors appear once.
         """
 
     @abstractmethod

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Role = Literal["policy", "critic", "reference"]
 """A model's part in an algorithm."""
 FinishReason = Literal["stop", "length"]
-"""Why an answer ended: by itself, or at the longest allowed."""
+"""Why an answer ended: by itself, or at the length limit."""
 Message = Mapping[str, Any]
 """One chat message: `role`, `content`."""
 
@@ -31,7 +31,7 @@ class Prompt:
     """One prompt of the stream, ready for an engine."""
 
     position: int
-    """Place in the endless prompt stream of the run; decides its samples' ids."""
+    """Position in the run's endless prompt stream; determines the ids of its samples."""
     text: str
     """The text the model continues: the prompt itself, or the rendered chat template."""
     prompt_ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call of a tool that the policy wrote."""
+    """A tool call written by the policy."""
 
     name: str
     """Empty where the call could not be read."""
@@ -57,9 +57,9 @@ class Turn:
 
     role: Literal["policy", "environment"]
     text: str
-    """Sampled tokens decoded without special ones; of an observation, as it was given."""
+    """Sampled tokens decoded without special ones; an observation's text unchanged."""
     token_ids: tuple[int, ...]
-    """Everything of the turn that stands in the row, the chat template's markup included."""
+    """All tokens of the turn in the row, the chat template's markup included."""
     logprobs: tuple[float, ...] = ()
     """Nats, as long as `token_ids`; all 0 in an environment's turn."""
     reward: float = 0.0
@@ -67,7 +67,7 @@ class Turn:
     tool_calls: tuple[ToolCall, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
-        """JSON values, for files and messages."""
+        """The turn as JSON values, for files and messages."""
         calls = [{"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in self.tool_calls]
         return {
             "role": self.role,
@@ -80,7 +80,7 @@ class Turn:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Turn:
-        """What `to_mapping` gave. Raises `TypeError` or `KeyError` for anything else."""
+        """Inverse of `to_mapping`. Raises `TypeError` or `KeyError` for anything else."""
         sequences = {name: tuple(values[name]) for name in ("token_ids", "logprobs")}
         calls = tuple(ToolCall(**call) for call in values["tool_calls"])
         return cls(**{**values, **sequences, "tool_calls": calls})
@@ -96,11 +96,11 @@ class Rollout:
     messages: tuple[Message, ...] | None
     prompt_ids: tuple[int, ...]
     completion: str
-    """What the policy wrote, decoded without special tokens; its turns are joined by a newline."""
+    """Text written by the policy, decoded without special tokens; turns are joined by a newline."""
     completion_ids: tuple[int, ...]
     """The whole response: sampled tokens, the EOS of each turn included, and the observations between them."""
     logprobs: tuple[float, ...]
-    """Nats, of the distribution each token was really sampled from, 0 for given tokens; as long as
+    """Nats, under the distribution that each token was actually sampled from, 0 for given tokens; as long as
     `completion_ids`."""
     answer: Any
     metadata: Mapping[str, Any]
@@ -114,7 +114,7 @@ class Rollout:
     group_id: int = 0
     """Position of the prompt in the stream; the samples of one prompt share it."""
     branch: int = 0
-    """Which of its episode's rows this is: they share `sample_id`."""
+    """Index of this row in its episode; rows of an episode share `sample_id`."""
     turns: tuple[Turn, ...] = ()
     """The response turn by turn; a single answer is one turn of the policy."""
 
@@ -128,7 +128,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferItem:
-    """One sample, unpadded: what is buffered, sent and checkpointed."""
+    """One sample, unpadded, as it is buffered, sent and checkpointed."""
 
     sample_id: int
     group_id: int
@@ -140,7 +140,7 @@ class BufferItem:
     action_mask: Tensor
     """[A] bool, True = counts in the loss."""
     action_log_probs: Tensor
-    """[A] float32 nats, of the policy that sampled (the "old" log-probs)."""
+    """[A] float32 nats, of the sampling policy (the "old" log-probs)."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Raw scores by reward name, neither weighted nor clipped."""
     reference_log_probs: Tensor | None = None
@@ -148,13 +148,13 @@ class BufferItem:
     values: Tensor | None = None
     """[A] float32, the critic's value of the state before each action."""
     trainer_log_probs: Tensor | None = None
-    """[A] float32 nats, of the trainer's policy at the start of the episode; where the algorithm asks for it."""
+    """[A] float32 nats, of the trainer's policy at the start of the episode; where the algorithm needs it."""
     support_ids: Tensor | None = None
     """[A, K] int32, the tokens truncated sampling (top-k, top-p) chose from, -1 = padding."""
     truncated: bool = False
     """True when the answer was cut by the token limit and so has no EOS."""
     kl_coef: float | None = None
-    """KL coefficient the maker asks for; None leaves it to the trainer."""
+    """KL coefficient set by the maker; None leaves it to the trainer."""
     score: float | None = None
     """Combined reward of the sample, set by the trainer."""
     advantages: Tensor | None = None
@@ -162,12 +162,12 @@ class BufferItem:
     returns: Tensor | None = None
     """[A] float32, set by the algorithm where it has a critic."""
     branch: int = 0
-    """Which row of its episode this is; (sample_id, branch) is unique in the run."""
+    """Index of this row in its episode; (sample_id, branch) is unique in the run."""
     turn_rewards: Tensor | None = None
     """[A] float32, the environment's raw rewards, each at the last sampled token of its turn. They are part of
     `rewards["environment"]`; None without an environment."""
     environment: Mapping[str, float] = field(default_factory=dict)
-    """What the environment measured in this episode, by name; on the episode's first row only."""
+    """The environment's metrics of this episode, by name; on the episode's first row only."""
 
     @property
     def num_tokens(self) -> int:
@@ -176,7 +176,7 @@ class BufferItem:
 
     @property
     def num_response_tokens(self) -> int:
-        """A: observations included."""
+        """A, observations included."""
         return int(self.response_ids.numel())
 
     @property
@@ -189,7 +189,7 @@ class BufferItem:
 class Experience:
     """A batch of samples, padded to the longest prompt and the longest response in it.
 
-    Frozen: a changed one is a new one (`dataclasses.replace`).
+    Frozen: use `dataclasses.replace` to change one.
     """
 
     sequences: Tensor
@@ -241,7 +241,7 @@ class Experience:
 
     @property
     def row_sample_ids(self) -> Tensor | None:
-        """[B] int64 `sample_ids`; None where every row is a sample of its own."""
+        """[B] int64 `sample_ids`; None where every row is a separate sample."""
         return None if self.branches is None else self.sample_ids
 
     @property
@@ -257,7 +257,7 @@ class Experience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
-    """All samples of one prompt: what a maker makes, sends and is accounted for."""
+    """All samples of one prompt: the unit that makers make, send and account for."""
 
     position: int
     """Position of the prompt in the stream."""
@@ -268,25 +268,25 @@ class RolloutGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sample is left of it: the rewards' failure policy dropped them all."""
+        """Whether the rewards' failure policy dropped all its samples."""
         return not self.items
 
 
 def sum_by_key(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of what the mappings say of each key, keys in order of first appearance."""
+    """Sum of the mappings' values per key, keys in order of first appearance."""
     keys = dict.fromkeys(key for each in counts for key in each)
     return {key: sum(each.get(key, 0.0) for each in counts) for key in keys}
 
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Seconds of making experience, and what was made in them."""
+    """Seconds spent on making experience, and the amounts made."""
 
     rollout_s: float = 0.0
     environment_s: float = 0.0
-    """Only what the engine waited for environments."""
+    """Time that the engine waited for environments."""
     reward_s: float = 0.0
-    """Only what was waited for after generation: rewards are scored while later answers are generated."""
+    """Wait after generation only: rewards are scored while later answers are generated."""
     forward_s: float = 0.0
     """Reference log-probs and values."""
     response_tokens: int = 0
@@ -304,23 +304,23 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeEpisode:
-    """Everything an episode trains on."""
+    """All training data of an episode."""
 
     groups: Sequence[RolloutGroup]
     """In position order."""
     times: PhaseTimes
-    """Of this rank's makers."""
+    """Phase times of this rank's makers."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the channel has to tell of the episode (waits, bytes sent); they stand on its lines."""
+    """The channel's metrics of the episode (waits, bytes sent), put on its lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How an engine samples. Log-probs are of exactly this distribution."""
+    """Sampling parameters of an engine. Log-probs are of exactly this distribution."""
 
     max_new_tokens: int = 64
     temperature: float = 1.0
-    """> 0; `greedy` says argmax."""
+    """> 0; use `greedy` for argmax."""
     top_k: int = 0
     """0 = off."""
     top_p: float = 1.0
@@ -346,21 +346,21 @@ class GenerationRequest:
     offset: int = 0
     """Tokens sampled in this branch before."""
     max_new_tokens: int | None = None
-    """Bound of this request, where it is lower than that of the sampling."""
+    """Limit of this request, where lower than that of the sampling parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine answers to one `GenerationRequest`."""
+    """An engine's answer to one `GenerationRequest`."""
 
     sample_id: int
     token_ids: tuple[int, ...]
-    """The first EOS included, nothing after it; at least one token."""
+    """At least one token, up to and including the first EOS."""
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
     """Version of the weights that sampled it; a sample has exactly one."""
     support_ids: Sequence[Sequence[int]] | None = None
-    """Per token, what truncated sampling chose from; None when nothing was truncated."""
+    """Per token, the ids that truncated sampling chose from; None when nothing was truncated."""
     branch: int = 0
-    """Of the request."""
+    """Branch of the request."""

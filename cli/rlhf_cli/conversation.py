@@ -1,4 +1,4 @@
-"""A prompt and what follows it as lines of a terminal: an answer, or the turns of an episode."""
+"""A sample as terminal lines: the prompt, then an answer or the turns of an episode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def conversation_lines(sample: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a sample as `samples.jsonl` has it, the texts whole: what the policy reads is marked by `>`."""
+    """Lines of a sample from `samples.jsonl`, texts uncut; `>` marks what the policy reads."""
     yield from _indented("  > ", sample.get("prompt"))
     turns = sample.get("turns")
     if not isinstance(turns, list):

@@ -10,7 +10,7 @@ import click
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is, and the line that `--help` shows of it."""
+    """Import path of a command, and its summary line in `--help`."""
 
     target: str
     """`module:attr` of a click command."""
@@ -33,7 +33,7 @@ class LazyGroup(click.Group):
         return {}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command; None where there is none of that name."""
+        """Import the command; None where no command has that name."""
         if cmd_name in self._lazy:
             module, _, attribute = self._lazy[cmd_name].target.partition(":")
             command = getattr(import_module(module), attribute)
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with a did-you-mean that needs no import."""
+        """Like click's, but suggests similar names without importing any command."""
         from rlhf_core.util.did_you_mean import suggestion
 
         name = args[0]

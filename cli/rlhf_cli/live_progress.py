@@ -1,4 +1,4 @@
-"""Live bars for a terminal: the episodes, and inside the present one its rollouts, rewards and updates."""
+"""Live bars for a terminal: episodes, and the current episode's rollouts, rewards and updates."""
 
 from __future__ import annotations
 

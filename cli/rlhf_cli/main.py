@@ -1,4 +1,4 @@
-"""The `rlhf` command: its table of commands, and how errors leave it."""
+"""The `rlhf` command: its table of commands, and how errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _ignore_signals() -> None:
-    """The last thing before Python takes its handlers away, after which a signal would change the exit code."""
+    """Ignore signals just before Python removes its handlers: a later signal would change the exit code."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
 def _exit_at_signals(code: int) -> None:
-    """What still runs when the process ends (threads, exit handlers) ends at a signal, with the code that is due."""
+    """From here on a signal ends the process at once with `code`, even if threads or exit handlers still run."""
     for number in stop_signals():
         signal.signal(number, lambda number, frame: os._exit(code))
 
@@ -101,7 +101,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """A bug keeps its traceback: in the run's log where there is one (`error.run_log`), else here."""
+    """Report a bug with its traceback: in the run's log if there is one (`error.run_log`), else on stderr."""
     if told := full_disk(error):
         _say(str(told))
         return told.exit_code

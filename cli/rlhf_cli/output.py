@@ -1,4 +1,4 @@
-"""Output for two readers: a terminal gets tables, a pipe gets plain lines that are never cut."""
+"""Command output: tables on a terminal, plain lines that are never cut in a pipe."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rlhf_core.util.redact import redact_text
 
 
 def echo(text: str, *, err: bool = False, newline: bool = True) -> None:
-    """Text on stdout (or stderr), with control characters written out (it may be a model's) and without secrets."""
+    """Print text on stdout (or stderr), control characters escaped (it may be model output), secrets removed."""
     click.echo(printable(redact_text(text)), err=err, nl=newline)
 
 
 def heading(text: str, *, bold: bool = False, dim: bool = False) -> None:
-    """A line that a terminal shows in a style."""
+    """Print a line, styled on a terminal."""
     plain = printable(text)
     click.echo(click.style(plain, bold=bold, dim=dim) if sys.stdout.isatty() else plain)
 
 
 class OutlivingStream:
-    """A text stream whose reader may leave, by closing a pipe or a terminal: what is written then goes nowhere."""
+    """A text stream that discards what is written once its reader has closed the pipe or terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -48,7 +48,7 @@ class OutlivingStream:
 
 @contextmanager
 def outliving(stream: TextIO) -> Iterator[None]:
-    """Around what writes to `stream`: where its reader is gone, this write and all later ones go nowhere."""
+    """Context for writes to `stream`: if its reader is gone, this write and all later ones are discarded."""
     try:
         yield
     except OSError as error:
@@ -58,14 +58,14 @@ def outliving(stream: TextIO) -> Iterator[None]:
 
 
 def let_go(stream: TextIO) -> None:
-    """Send what is still written to `stream`, at the end of the process, too, nowhere."""
+    """Discard everything written to `stream` from now on, also at process exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def print_json(value: Any) -> None:
-    """Indented JSON on stdout; control characters, which occur in its strings only, as its escapes."""
+    """Print indented JSON on stdout, control characters in strings as JSON escapes."""
     text = redact_text(json.dumps(value, indent=2, ensure_ascii=False))
     click.echo("".join(_json_escape(char) if is_hostile(char) else char for char in text))
 
@@ -77,14 +77,14 @@ def _json_escape(char: str) -> str:
 
 
 def print_yaml(value: Any) -> None:
-    """YAML on stdout, keys in their order."""
+    """Print YAML on stdout, keeping the order of keys."""
     from rlhf_core.util.yaml12 import dump_yaml
 
     echo(dump_yaml(value), newline=False)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on a terminal; otherwise lines whose columns are two spaces apart, whole."""
+    """Print a table on a terminal; otherwise uncut lines with columns two spaces apart."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

@@ -1,4 +1,4 @@
-"""Trying each plugin in a process of its own: one that crashes, hangs or changes the process hurts no other.
+"""Tries each plugin in a separate process: one that crashes, hangs or changes the process affects no other.
 
 `probe(...)` starts this module once; it forks for each plugin, so that heavy libraries are imported once for all.
 """
@@ -24,18 +24,18 @@ from rlhf_core.plugins.discovery import PluginRef, discover
 from .plugin_trial import TrialOutcome, try_plugin
 
 TRIAL_SECONDS = 120.0
-"""Deadline of one plugin: importing a large library on a busy machine takes its time."""
+"""Deadline of one plugin; importing a large library on a busy machine is slow."""
 _SHARED = ("torch", "transformers")
 _FEW = 3
-"""Up to so many plugins it is quicker to import only what they need."""
+"""Up to this many plugins it is quicker to import only what they need."""
 
 
 def probe(refs: Sequence[PluginRef], *, trial_seconds: float = TRIAL_SECONDS) -> list[TrialOutcome]:
     """A verdict for each plugin, in order. Raises `RlhfError` when the prober itself fails."""
     wanted = json.dumps([[ref.kind, ref.name] for ref in refs])
     command = [sys.executable, "-m", __name__, wanted, str(trial_seconds)]
-    limit = TRIAL_SECONDS + trial_seconds * len(refs)  # its own start takes that time, too
-    # The same search path, wherever this process got it from.
+    limit = TRIAL_SECONDS + trial_seconds * len(refs)  # the first term: the prober's own imports
+    # The prober gets this process's import search path.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env=environment)
     if done.returncode != 0:
@@ -46,7 +46,7 @@ def probe(refs: Sequence[PluginRef], *, trial_seconds: float = TRIAL_SECONDS) ->
 def main(arguments: Sequence[str]) -> None:
     """Try the plugins named in the first argument, each within the seconds of the second; verdicts to stdout."""
     wanted, trial_seconds = json.loads(arguments[0]), float(arguments[1])
-    warnings.simplefilter("ignore")  # of plugins and their libraries: not what is asked for here
+    warnings.simplefilter("ignore")  # warnings of plugins and their libraries are not part of the verdict
     if len(wanted) > _FEW:
         for name in _SHARED:
             if find_spec(name) is not None:
@@ -87,7 +87,7 @@ def _forked(ref: PluginRef, trial_seconds: float) -> TrialOutcome:
 
 
 def _answer(ref: PluginRef, writing: int) -> None:
-    """In the child: try, write the verdict, and leave without running what the parent registered to run at exit."""
+    """In the child: try, write the verdict, and exit without running the parent's exit handlers."""
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(quiet, stream)
@@ -101,7 +101,7 @@ def _answer(ref: PluginRef, writing: int) -> None:
 
 
 def _read(reading: int, seconds: float) -> bytes | None:
-    """All that the child writes; None where it does not end in time."""
+    """Everything the child writes; None where it does not finish in time."""
     end = time.monotonic() + seconds
     parts: list[bytes] = []
     while True:
@@ -115,7 +115,7 @@ def _read(reading: int, seconds: float) -> bytes | None:
 
 
 def _has_ended(child: int) -> bool:
-    """Without collecting it."""
+    """Whether the child has exited; does not reap it."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -1,7 +1,7 @@
-"""Trying one plugin in this process: import it, build its schema, and run what its kind can do without a GPU.
+"""Tries one plugin in this process: imports it, builds its schema, and runs what its kind can do without a GPU.
 
-It is built with its default options. One that has none (a path, a URL) or that refuses them here is not broken, only
-not run: the verdict says why.
+It is built with its default options. A plugin that needs an option without default (a path, a URL), or refuses the
+defaults here, is not broken but only not run; the verdict says why.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ TrialStatus = Literal["ok", "not installed", "broken"]
 
 
 class TrialOutcome(NamedTuple):
-    """How one plugin does."""
+    """The verdict on one plugin."""
 
     status: TrialStatus
     detail: str
 
 
 class Wrong(Exception):
-    """The plugin ran and did what core cannot use; the text says what."""
+    """The plugin ran, but core cannot use its result; the text says why."""
 
 
 def try_plugin(ref: PluginRef) -> TrialOutcome:
-    """Everything that can be tried of it."""
+    """Import, schema, and a build and run with default options where possible."""
     try:
         check_clash(ref)
         return _try_component(ref) if ref.kind in KINDS else _try_other(ref)
@@ -72,7 +72,7 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
         return TrialOutcome("ok", f"{summary} (not run: {error.message})")
     except (PluginError, Wrong):
         raise
-    except Exception as error:  # a stranger's plugin may raise anything
+    except Exception as error:  # a third-party plugin may raise anything
         raise Wrong(f"running it: {type(error).__name__}: {error}") from error
     return TrialOutcome("ok", summary)
 
@@ -105,7 +105,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    """Three made-up answers. One that raises may miss metadata that a run would bring; a wrong answer is wrong."""
+    """Score three made-up answers. A reward that raises may lack a run's metadata; an invalid result is `Wrong`."""
     from rlhf_core.contexts import reward_context
     from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
     from rlhf_core.testing.models import POLICY_PATH
@@ -117,7 +117,7 @@ def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
         answer = reward(rollouts)
         if inspect.isawaitable(answer):
             answer = asyncio.run(_awaited(answer))
-    except Exception as error:  # a stranger's reward may raise anything
+    except Exception as error:  # a third-party reward may raise anything
         raise UserInputError(f"made-up answers: {type(error).__name__}: {error}") from error
     try:
         bad = [score.reason for score in read_scores(answer, len(rollouts)) if isinstance(score, BadScore)]
@@ -142,7 +142,7 @@ def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -
 
 
 def _environment(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    """Some episodes in which random text is written. One whose `reset` raises may miss prompts; any other is wrong."""
+    """Play episodes with random text. An error in `reset` may come from missing prompts; any other is `Wrong`."""
     from rlhf_core.config.sections import EnvironmentConfig
     from rlhf_core.config.selected import Configured, SelectedEnvironment
     from rlhf_core.contexts import environment_context

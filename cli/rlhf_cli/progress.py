@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: live bars in a terminal, plain lines in a pipe, only the end when quiet.
+"""Progress of a run: live bars in a terminal, plain lines in a pipe, only the summary when quiet.
 
 Each is a hook plugin. Plain lines are never cut to a width. A reader that closes the pipe (`| head`) or the
 terminal ends the printing, not the run.
@@ -95,7 +95,7 @@ class PlainProgress:
         print(printable(line), file=self._stream, flush=True)
 
     def _begin(self, info: FitInfo) -> None:
-        """One object may see several fits: the quickstart has two."""
+        """Reset for a new fit; one object may see several (the quickstart has two)."""
         self._info = info
         self._started = time.monotonic()
         self._line = {}
@@ -119,7 +119,7 @@ class PlainProgress:
 
 
 class QuietProgress(PlainProgress):
-    """Nothing but the summary."""
+    """Prints only the summary."""
 
     @hookimpl
     def rlhf_fit_start(self, info: FitInfo) -> None:
@@ -131,11 +131,11 @@ class QuietProgress(PlainProgress):
 
     @hookimpl
     def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
-        """Said with the summary."""
+        """Print nothing: the summary shows the evaluation."""
 
 
 def shown(metrics: Mapping[str, Any]) -> list[str]:
-    """The values of an episode that a person follows: reward, KL, length, losses; those that there are."""
+    """An episode's main values, where present: reward, KL, length, losses."""
     values = [(label, metrics.get(key)) for key, label in _SHOWN]
     values += [(name.replace("loss/", "loss "), value) for name, value in metrics.items() if name.startswith("loss/")]
     return [f"{label} {_text(value)}" for label, value in values if isinstance(value, int | float)]

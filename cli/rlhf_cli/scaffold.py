@@ -20,7 +20,7 @@ _SUFFIX = ".tmpl"
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What differs between the kinds, beside their files."""
+    """Per-kind settings of a template, apart from its files."""
 
     singular: str
     noun: str
@@ -28,11 +28,11 @@ class Template:
     """Module of the package that the entry point names."""
     attribute: str
     usage: str
-    """How a run file names it."""
+    """Lines of a run file that select the plugin."""
     where: str
-    """Where an author goes on."""
+    """Sentence on where the author's own code goes."""
     imports_core: bool = True
-    """A reward or an environment needs nothing from us to be written, so it does not depend on us either."""
+    """False for rewards and environments: they can be written without importing core, so do not depend on it."""
 
 
 TEMPLATES: Mapping[str, Template] = {
@@ -109,7 +109,7 @@ TEMPLATES: Mapping[str, Template] = {
 
 @dataclass(frozen=True, slots=True)
 class Scaffold:
-    """What was written."""
+    """The files written for a new plugin."""
 
     folder: Path
     distribution: str
@@ -185,7 +185,7 @@ def _values(kind: str, name: str, distribution: str, template: Template) -> dict
 
 
 def _target(path: Path, values: Mapping[str, str]) -> Path:
-    """Where a template goes. Its folder of tests is not called `tests`, so that no wheel of ours seems to hold any."""
+    """Target path of a template. Test templates lie in a folder not named `tests`, so our wheel seems to hold none."""
     text = path.as_posix().removesuffix(_SUFFIX)
     for placeholder, name in (("package", values["package"]), ("snake", values["snake"]), ("tests", "tests")):
         text = text.replace(f"__{placeholder}__", name)

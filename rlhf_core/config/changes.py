@@ -1,4 +1,4 @@
-"""How one run file differs from another, and what that means for a run that goes on."""
+"""Differences between two run files, and what they mean for a resumed run."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _MEANINGS: Mapping[str, str] = {
     "logging": "learning stays the same",
     "hooks": "depends on what the hooks do",
 }
-"""Key, or its first part -> what a change of it means on a resume."""
+"""Key, or its first part -> the effect of changing it on a resume."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One option that is not what it was."""
+    """One changed option."""
 
     key: str
     before: Any
     after: Any
-    """None where the option is not there."""
+    """None where the option is absent."""
 
     @property
     def meaning(self) -> str:
-        """What it means for a run that goes on from a checkpoint."""
+        """The effect of the change on a run resumed from a checkpoint."""
         if self.key in _MEANINGS:
             return _MEANINGS[self.key]
         return _MEANINGS.get(self.key.partition(".")[0], "holds from here on")
@@ -50,7 +50,7 @@ class Change:
         return f"{self.key}: {self.before!r} -> {self.after!r} ({self.meaning})"
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The change as JSON, for the manifest."""
         return {"key": self.key, "before": self.before, "after": self.after, "meaning": self.meaning}
 
 

@@ -1,4 +1,4 @@
-"""The section `guards` of a run file: what is watched, its bound, and what is done when it is crossed."""
+"""The section `guards` of a run file: watched values, their bounds, and the action when one is crossed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ACTION = (
 
 
 class NonFiniteGuard(Section):
-    """A loss, gradient or reward that is NaN or infinite. The update it appears in is never made."""
+    """A loss, gradient or reward that is NaN or infinite. Its update is never made."""
 
     action: Grave = Field(
         "stop", description="skip: leave out this update; stop: end the run; rollback: to the last good checkpoint."
@@ -62,7 +62,7 @@ class RollbackConfig(Section):
 
 
 class GuardsConfig(Section):
-    """What is watched while a run trains."""
+    """The guards of a run and their bounds."""
 
     non_finite: NonFiniteGuard = Field(default_factory=NonFiniteGuard)
     kl: KLGuard = Field(default_factory=KLGuard)

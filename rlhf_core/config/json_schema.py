@@ -17,7 +17,7 @@ Schema = dict[str, Any]
 
 
 def run_schema() -> tuple[Schema, list[PluginError]]:
-    """The schema (JSON Schema 2020-12), and what went wrong with the plugins that are left out of it."""
+    """The schema (JSON Schema 2020-12), and the errors of plugins that are left out of it."""
     left_out: list[PluginError] = []
     definitions: Schema = {}
     document = _take(RunConfig, definitions)
@@ -85,7 +85,7 @@ def _choice(
 
 
 def _take(model: type[BaseModel], definitions: Schema) -> Schema:
-    """The schema of `model`; what it refers to goes to `definitions`, under names that cannot meet."""
+    """The schema of `model`; its references are moved to `definitions` under unique names."""
     owner = (
         "" if model.__module__.startswith("rlhf_core.config.sections") else f"{model.__module__}.{model.__qualname__}."
     )

@@ -74,7 +74,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 def parse_reward(text: str) -> dict[str, Any]:
     """An entry of `rewards` from `NAME[:weight]` or `FILE.py:FUNCTION[:weight]`.
 
-    Raises `ConfigError` on a weight that is no finite number.
+    Raises `ConfigError` on a weight that is not a finite number.
     """
     name, colon, weight = text.rpartition(":")
     is_function = name.endswith(".py") and weight.isidentifier()
@@ -124,7 +124,7 @@ def _check_text(text: str, where: str) -> None:
 
 
 def expand(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Short forms written out: `algorithm: ppo`, `rewards: [exact-match:0.5]`. Wrong shapes are left as they are."""
+    """Expand short forms such as `algorithm: ppo`, `rewards: [exact-match:0.5]`. Invalid shapes are left unchanged."""
     full: dict[str, Any] = plain(run)
     for section in (*PLUGIN_SECTIONS, ENVIRONMENT_SECTION):
         if isinstance(full.get(section), str):
@@ -139,9 +139,9 @@ def expand(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_override(run: dict[str, Any], path: str, value: Any) -> None:
-    """Set `run["a"]["b"]` for `a.b`, making mappings on the way; a number reaches into a list.
+    """Set `run["a"]["b"]` for `a.b`, creating missing mappings; a number indexes a list.
 
-    Raises `ConfigError` where the path leads through a value, or to a list item that is not there.
+    Raises `ConfigError` where the path goes through a scalar, or to a missing list item.
     """
     keys = path.split(".")
     place: Any = run
@@ -168,9 +168,9 @@ def _index(items: list[Any], key: str, path: str) -> int:
 
 
 def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Override] = ()) -> dict[str, Any]:
-    """A run as one mapping: the file or mapping, then `overrides` in their order, later ones winning.
+    """A run as one mapping: the file or mapping, then `overrides` in order; later ones win.
 
-    Short forms come out written out. `resolve` checks the result. Raises `ConfigError`.
+    Short forms are expanded. `resolve` checks the result. Raises `ConfigError`.
     """
     run = expand(source if isinstance(source, Mapping) else read_run_file(source))
     for override in overrides:
@@ -181,9 +181,9 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Overrid
 
 
 def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:
-    """Make `section` name another plugin, in place; returns the dotted options that were dropped.
+    """Change the plugin that `section` names, in place; returns the dotted options that were dropped.
 
-    Options of the old plugin survive where the new one has them too (`keeps`).
+    Options of the old plugin are kept where the new one has them too (`keeps`).
     """
     old = run.get(section)
     if not isinstance(old, dict):

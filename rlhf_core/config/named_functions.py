@@ -25,14 +25,14 @@ from .problems import Problems
 
 FunctionKind = Literal["advantages", "policy_losses"]
 FunctionChoice = str | dict[str, Any]
-"""As a run file says it: a name, or a mapping with `name` and the function's options."""
+"""A function in a run file: a name, or a mapping with `name` and the function's options."""
 
 _TAKES: Mapping[FunctionKind, str] = {"advantages": "the episode", "policy_losses": "the batch"}
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionUse:
-    """What an option says of a function, and the options of it that stand beside the choice."""
+    """A function chosen by an option, and those of its options that are set beside the choice."""
 
     kind: FunctionKind
     choice: FunctionChoice
@@ -40,15 +40,15 @@ class FunctionUse:
 
 
 class NamesFunctions(ABC):
-    """Base of a section of which some options name functions, so that checking a run file looks into them."""
+    """Base of a section whose options may name functions, so that a check of the run file covers them."""
 
     @abstractmethod
     def functions(self) -> Mapping[str, FunctionUse]:
-        """Option -> what it and its neighbours say of a function."""
+        """Option -> the function it chooses, with options set beside it."""
 
 
 def check_functions(section: NamesFunctions, path: str, problems: Problems) -> None:
-    """Note every function that is not there and every option that it does not take; `path` is the section's."""
+    """Add a problem for each missing function and each unknown option; `path` is the section's."""
     for option, use in section.functions().items():
         where = f"{path}.{option}"
         try:
@@ -71,11 +71,12 @@ def check_functions(section: NamesFunctions, path: str, problems: Problems) -> N
 def bind_function(
     kind: FunctionKind, choice: FunctionChoice, *, where: str, shared: Mapping[str, Any] | None = None
 ) -> Callable[[Any], Any]:
-    """The named function, its options checked and bound.
+    """The named function with its options checked and bound.
 
-    where: the key of the run file, for errors. shared: options that stand beside the choice rather than in it (by
-    their names there); the function must have them, and an option may be given in one of the two places only.
-    Raises `PluginError` for what is not installed or no such function, `ConfigError` for wrong options.
+    where: the key of the run file, for errors. shared: options set beside the choice rather than in it (by their
+    names there); the function must have them, and an option may be given in one of the two places only.
+
+    Raises `PluginError` for a missing or invalid function, `ConfigError` for wrong options.
     """
     name, options = _split(choice, where)
     label, function, schema = _load(kind, name)
@@ -90,7 +91,7 @@ def bind_function(
 
 
 def bind_use(use: FunctionUse, *, where: str) -> Callable[[Any], Any]:
-    """`bind_function` of what a section says."""
+    """`bind_function` for a section's `FunctionUse`."""
     return bind_function(use.kind, use.choice, where=where, shared=use.shared)
 
 
@@ -106,7 +107,7 @@ def _load(kind: FunctionKind, name: str) -> tuple[str, Callable[..., Any], type[
 def _misplaced(
     shared: Mapping[str, Any], options: Mapping[str, Any], schema: type[BaseModel], label: str, where: str
 ) -> Iterator[ConfigError]:
-    """An error for each option beside the choice that the function has not, or that is given in both places."""
+    """An error for each option set beside the choice that the function lacks, or that is given in both places."""
     section = where.rpartition(".")[0]
     for key in shared:
         place = f"{section}.{key}" if section else key

@@ -1,4 +1,4 @@
-"""Problems of a run file, gathered and shown together, each with its place in the file."""
+"""Problems of a run file, collected and reported together, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..util.redact import names_secret, redact_text
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _UNCALLED = "default_factory_not_called"
-"""pydantic's echo of another error in the same section."""
+"""pydantic error type that only repeats another error of the same section."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem of a run file."""
 
     path: str
     """Dotted place in the run file."""
@@ -43,22 +43,22 @@ class Problems:
         return len(self._found)
 
     def add(self, path: str, message: str, hint: str | None = None) -> None:
-        """Note a problem, once however often it is met."""
+        """Add a problem; duplicates are ignored."""
         problem = Problem(path, message, hint)
         if problem not in self._found:
             self._found.append(problem)
 
     def add_error(self, path: str, error: RlhfError) -> None:
-        """An error raised elsewhere, put at its place in the file."""
+        """Add an error raised elsewhere as the problem at `path`."""
         message = f"{error.where}: {error.message}" if error.where else error.message
         self.add(path, message, error.hint)
 
     def validate(
         self, model: type[ModelT], data: Mapping[str, Any], path: str = "", also_known: Sequence[str] = ()
     ) -> ModelT | None:
-        """`data` as an instance of `model`, strictly; None, and problems noted, where it is not.
+        """Validate `data` strictly as `model`; None, with problems added, where it is invalid.
 
-        `also_known` are keys that someone else read from the same place: for the suggestions.
+        `also_known`: further valid keys at this place, for suggestions.
         """
         try:
             return model.model_validate_json(json.dumps(data), strict=True, extra="forbid")
@@ -103,7 +103,7 @@ def _part(data: Any, part: int | str) -> Any:
 
 
 def _place(loc: Sequence[int | str], data: Any, *, keep_last: bool) -> tuple[list[int | str], Any]:
-    """The part of pydantic's `loc` that stands in the file, and the value there.
+    """The part of pydantic's `loc` that exists in the file, and the value there.
 
     The rest of `loc` names members of unions, or (`keep_last`) a key that is missing.
     """

@@ -1,4 +1,4 @@
-"""Whether a run's strategy and sizes go with so many processes."""
+"""Checks whether a run's strategy and sizes allow a number of processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def too_many(strategy: Selected, num_processes: int) -> str | None:
-    """Why the strategy cannot train across so many processes."""
+    """Why the strategy cannot train across `num_processes`; None where it can."""
     most = strategy.component.max_processes
     if most is None or num_processes <= most:
         return None
@@ -20,7 +20,7 @@ def too_many(strategy: Selected, num_processes: int) -> str | None:
 
 
 def other_strategies(num_processes: int) -> str:
-    """What to type for a strategy that trains across so many processes, of those that are installed."""
+    """Hint that names the installed strategies which can train across `num_processes`."""
     found = []
     for ref in discover("strategies").values():
         try:
@@ -33,9 +33,9 @@ def other_strategies(num_processes: int) -> str:
 
 
 def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
-    """Raise `ConfigError` where several processes do not go with the transport, the strategy or the run's sizes.
+    """Raise `ConfigError` where the transport, the strategy or the run's sizes do not allow several processes.
 
-    `where`: who asked for them, the flag or a launcher.
+    `where`: source of the number, the flag or a launcher.
     """
     if num_processes < 1:
         raise ConfigError(f"needs at least 1 process, got {num_processes}", where=where)

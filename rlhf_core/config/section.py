@@ -18,13 +18,13 @@ LATE_SAMPLES_CAP = 2.0
 
 
 class Section(BaseModel):
-    """Base of every section: unknown keys, NaN and infinity are errors; nothing changes after it was checked."""
+    """Base of every section: unknown keys, NaN and infinity are errors; instances are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PolicyLossSection(Section):
-    """Base of the options of an algorithm that learns from sampled answers: what every policy loss is made with."""
+    """Options common to all policy losses; base for algorithms that learn from sampled answers."""
 
     aggregation: Literal[
         "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
@@ -44,8 +44,8 @@ class PolicyLossSection(Section):
     )
 
     def weighing_late_samples(self) -> PolicyLossSection:
-        """The options where samples may come from older weights: truncated importance sampling, unless the run says
-        something of it."""
+        """The options for samples from older weights: truncated importance sampling, unless the run sets
+        `importance_cap`."""
         if "importance_cap" in self.model_fields_set:
             return self
         return self.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
@@ -59,23 +59,23 @@ class OwnProcesses:
     makers: int
     """0 where the trainers make the rollouts."""
     option: str
-    """Its option for the number of trainers."""
+    """The transport's option for the number of trainers."""
 
 
 class TransportConfig(Section):
-    """Base of a transport's options: what of a run is the transport's own, which core asks by these methods."""
+    """Base of a transport's options; core asks about the transport's capabilities through these methods."""
 
     def own_processes(self) -> OwnProcesses | None:
-        """None where a run happens in the processes that are there (`--num-processes`, or those of a launcher)."""
+        """The processes it starts; None where it uses the existing ones (`--num-processes`, or a launcher's)."""
         return None
 
     def staleness_bound(self) -> int:
-        """Policy versions a sample may be behind the trainer that learns from it."""
+        """Most policy versions by which a sample may lag behind the trainer."""
         return 0
 
 
 def secret_value(secret: SecretStr, where: str) -> str:
-    """What an option of type `SecretStr` holds: its own text, or for `env:NAME` that of the environment variable.
+    """The secret in an option of type `SecretStr`: its text, or for `env:NAME` the environment variable's value.
 
     Raises `ConfigError`, as `where`, for a variable that is not set.
     """
@@ -90,7 +90,7 @@ def secret_value(secret: SecretStr, where: str) -> str:
 
 
 def options_of(config: BaseModel) -> dict[str, Any]:
-    """The options as JSON values, secrets among them as they were given: for who makes the config anew."""
+    """The options as JSON values, secrets as they were given; the config can be rebuilt from them."""
     dumped: dict[str, Any] = config.model_dump(mode="json")
     for name in dumped:
         value = getattr(config, name)

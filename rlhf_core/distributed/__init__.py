@@ -1,4 +1,4 @@
-"""Processes that train together: their group, how they were launched, signals, and the watch over a parent."""
+"""Processes that train together: process group, launch environment, signals, and parent watch."""
 
 import lazy_loader
 

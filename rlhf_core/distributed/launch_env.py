@@ -1,4 +1,4 @@
-"""Which process of how many this one is, as its launcher's environment says: torchrun (torch elastic) or SLURM."""
+"""Reads this process's rank and world size from its launcher's environment: torchrun (torch elastic) or SLURM."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class LaunchEnv:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Place among the processes of this machine; picks the GPU."""
+    """Rank among the processes of this machine; selects the GPU."""
     local_world_size: int = 1
     master_addr: str | None = None
     master_port: int | None = None
-    """Where the processes meet; None when this one is alone."""
+    """Rendezvous port; None for a single process."""
 
 
 def read_launch_env(environ: Mapping[str, str] | None = None) -> LaunchEnv:
     """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, or what SLURM's `srun` sets.
 
     torchrun's variables win where both are there (torchrun under SLURM). With neither, one process alone.
-    Raises `UserInputError` when half of them are set or one is no number.
+    Raises `UserInputError` when only some of them are set or one is not a number.
     """
     environ = os.environ if environ is None else environ
     if "RANK" in environ or "WORLD_SIZE" in environ:

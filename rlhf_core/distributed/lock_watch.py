@@ -1,10 +1,10 @@
-"""A small process beside this one that ends it where it cannot act itself.
+"""A small watchdog process that ends this one when it is blocked and cannot act itself.
 
-A call that holds Python's lock (a pattern that backtracks, a number with 10**10 digits) stops every thread of its
-process, those that watch deadlines and handle Ctrl-C included. So the deadlines of calls inside this process are told
-to another one, which ends this one when a deadline has passed and it still has not acted on it; and so are signals,
-where two of them were not heard. Run as a program of its own (`python lock_watch.py FD PID GRACE`) this file is
-that process; standard library only.
+A call that holds the GIL (a backtracking pattern, a number with 10**10 digits) blocks every thread of its process,
+including those that watch deadlines and handle Ctrl-C. So deadlines of calls inside this process are reported to the
+watchdog, which ends this process when a deadline has passed without action; signals are reported too, and two
+unhandled ones end it. Run as a program (`python lock_watch.py FD PID GRACE`), this file is the watchdog; it uses the
+standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 GRACE_SECONDS = 5.0
-"""Time to act on a deadline that has passed, or on a second signal, before the process is ended."""
+"""Time to act on a passed deadline, or on a second signal, before the process is ended."""
 _LOOK_SECONDS = 0.25
 _END_SECONDS = 5.0
 _MAX_MESSAGE = 600
@@ -34,7 +34,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class LockWatch:
-    """The watched process's end. Starts the other process; safe between threads."""
+    """The watched process's side: starts the watchdog; thread-safe."""
 
     def __init__(self, grace_seconds: float) -> None:
         read, self._told = os.pipe()
@@ -55,7 +55,7 @@ class LockWatch:
 
     @contextmanager
     def deadline(self, seconds: float, message: str) -> Iterator[None]:
-        """Tell of a wait of this process: it is over in time, or the process is ended with `message`."""
+        """Context of a call with a deadline: if it is not left in time, the process is ended with `message`."""
         number = next(self._numbers)
         self._tell({"begin": number, "seconds": seconds, "message": message[:_MAX_MESSAGE]})
         try:
@@ -64,9 +64,9 @@ class LockWatch:
             self._tell({"end": number})
 
     def hear_signals(self, message: str) -> int:
-        """Have SIGINT and SIGTERM told as they arrive, handled or not; from the main thread.
+        """Report SIGINT and SIGTERM to the watchdog as they arrive, handled or not. Call from the main thread.
 
-        Python writes a signal's number, a byte that occurs in no line, to the same pipe: it is known which were heard.
+        Python writes a signal's number to the same pipe, as a byte that occurs in no line.
 
         Returns the file descriptor that `signal.set_wakeup_fd` had before.
         """
@@ -74,7 +74,7 @@ class LockWatch:
         return signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
 
     def heard(self) -> None:
-        """Say that a signal has reached its handler."""
+        """Report that a signal has reached its handler."""
         self._tell({"heard": True})
 
     def _tell(self, what: dict[str, Any]) -> None:
@@ -82,9 +82,9 @@ class LockWatch:
         try:  # which a handler of a signal could not wait for
             os.write(self._told, line)
         except BlockingIOError:
-            self._process.kill()  # it does not listen, and must not end this process for what it did not hear
+            self._process.kill()  # it is stuck, and must not end this process for messages it missed
         except BrokenPipeError:
-            return  # it was ended: deadlines hold all the same where Python's lock is free
+            return  # it was ended: deadlines still work while the GIL is free
 
     def _close(self, owner: int) -> None:
         if os.getpid() == owner:  # and not a fork of it
@@ -97,7 +97,7 @@ class LockWatch:
 
 
 def lock_watch() -> LockWatch:
-    """The watch of this process: started at the first call, and anew where something has ended it."""
+    """The watch of this process: started at the first call, restarted if it has died."""
     watch = _watch_of(os.getpid())
     if not watch.is_alive:
         _watch_of.cache_clear()
@@ -111,7 +111,7 @@ def _watch_of(pid: int) -> LockWatch:
 
 
 class _Watcher:
-    """The other process: what is waited for, and what to do when it takes too long."""
+    """The watchdog's side: tracks pending waits and ends the watched process when one takes too long."""
 
     def __init__(self, pid: int, grace_seconds: float) -> None:
         self._pid = pid
@@ -121,7 +121,7 @@ class _Watcher:
         self._on_signals = ""
 
     def told(self, what: dict[str, Any]) -> None:
-        """One line of the watched process."""
+        """Handle one line from the watched process."""
         if "begin" in what:
             self._waits[what["begin"]] = (time.monotonic() + what["seconds"] + self._grace, what["message"])
         elif "end" in what:
@@ -133,14 +133,14 @@ class _Watcher:
             self._on_signals, self._unheard = what["message"], 0
 
     def signalled(self, number: int) -> None:
-        """A signal arrived at the watched process."""
+        """Note a signal that arrived at the watched process."""
         if number in _SIGNALS:
             self._unheard += 1
             if self._unheard == 2:
                 self._waits[-1] = (time.monotonic() + self._grace, self._on_signals)
 
     def look(self) -> None:
-        """End the watched process where a wait is over; time in which it was stopped does not count."""
+        """End the watched process if a deadline has passed; time in which it was stopped does not count."""
         if self._is_stopped():
             now = time.monotonic()
             self._waits = {key: (max(until, now + self._grace), text) for key, (until, text) in self._waits.items()}

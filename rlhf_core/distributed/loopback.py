@@ -1,7 +1,7 @@
-"""Processes of one machine meet on its loopback interface: nobody else has business with them.
+"""Keeps communication of processes on one machine on the loopback interface, out of others' reach.
 
-torch's stores listen on all interfaces unless they are handed a socket, and gloo and NCCL on the one that the machine's
-name leads to unless they are told another.
+torch's stores listen on all interfaces unless they are given a socket; gloo and NCCL listen on the one that the host
+name resolves to unless configured otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether an address is this machine's own, so that all who meet there are on it."""
+    """Whether an address is a loopback address, so that all processes that use it are on this machine."""
     if host is None or host == "localhost":
         return host is not None
     try:
@@ -30,7 +30,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def keep_to_loopback() -> None:
-    """Have gloo and NCCL of this process, and of those it starts, listen on loopback, unless the user says where."""
+    """Make gloo and NCCL of this process and its children listen on loopback, unless the user has set an interface."""
     names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     for variable in _INTERFACE_VARIABLES if names else ():
         os.environ.setdefault(variable, names[0])
@@ -39,9 +39,9 @@ def keep_to_loopback() -> None:
 def loopback_store(
     port: int = 0, *, serves: bool = True, world_size: int | None = None, timeout: timedelta
 ) -> TCPStore:
-    """A store at a loopback port, its serving end or another. Port 0 takes a free one (`.port`). It waits for nobody.
+    """A store at a loopback port, as server or client. Port 0 takes a free one (`.port`). Waits for no other process.
 
-    Every process of a group must make its end so: torch puts a prefix before the keys of a store that it makes itself.
+    Every process of a group must create its store here: torch prefixes the keys of stores that it creates itself.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""For a process that serves another one: it ends when that one is gone, whatever it is doing."""
+"""Ends a helper process when its parent is gone, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Watch the parent process from a thread of its own.
+    """Watch the parent process from a separate thread.
 
-    What hangs does not see a connection close; without this it would outlive a killed run.
+    A hung process does not notice that a connection closed; without this it would outlive a killed run.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 
 def killed_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` is gone, whatever either of them is doing.
+    """Have the kernel kill this process when `parent` is gone, whatever either is doing.
 
-    Strictly, when the thread that started this process is gone: it has to be one that lasts. Where the system cannot
-    (it can on Linux), a thread watches, which a process whose Python's lock is held does not get to run.
+    Strictly, when the thread that started this process ends, so that thread must last. Where the system cannot
+    (only Linux can), a thread watches instead, which does not run while another thread holds the GIL.
     """
     if sys.platform != "linux":
         end_with_parent()

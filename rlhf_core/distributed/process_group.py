@@ -1,6 +1,6 @@
 """The process group of a run: joined from the launcher's environment, with a deadline on every wait.
 
-Shared by all strategies of many processes. Objects travel over gloo, tensors over the backend of their device.
+Shared by all multi-process strategies. Objects are sent over gloo, tensors over their device's backend.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     from ..strategy import ReduceOp
 
 _ROLL_CALL_SECONDS = 1.0
-"""How long the processes that are left wait for one another's sign of life after an error."""
+"""How long the remaining processes wait for one another to respond after an error."""
 _STORE_SECONDS = 1.0
-"""How long the store may take over a question."""
+"""Deadline of one request to the store."""
 _LEAVE_SECONDS = 5.0
-"""How long a process that is done waits for the others to be done."""
+"""How long a finished process waits for the others to finish."""
 _POLL_SECONDS = 0.02
 _SETTLE_SECONDS = 2.0
-"""How long gloo's threads are waited for when all is done."""
+"""How long to wait for gloo's threads at the end."""
 _GLOO_THREAD = "(pt_gloo_runloop)"
 _LOST_MARKS = ("connection closed", "timed out", "timeout", "connection reset", "broken pipe", "recv", "socket")
 
 
 class LostRankError(DeadlineError):
-    """Other processes of the group gave no sign of life within the deadline."""
+    """Other processes of the group did not respond within the deadline."""
 
     ranks: tuple[int, ...] = ()
-    """Those that gave none; empty where nobody can say which."""
+    """The lost ranks; empty where they cannot be determined."""
 
 
 _groups_joined = itertools.count()
-"""A launcher's store outlives a group: the marks of one must not be taken for those of the next."""
+"""Numbers the groups of this process: a launcher's store outlives a group, so keys must not be reused."""
 
 
 @dataclass
 class ProcessGroup:
-    """This process's membership. Alone (no launcher), it is a group of one that opens no port."""
+    """This process's group membership. Without a launcher it is a group of one that opens no port."""
 
     device: torch.device
     timeout_seconds: float
@@ -61,7 +61,7 @@ class ProcessGroup:
     env: LaunchEnv = field(default_factory=read_launch_env)
     _owned: bool = False
     _number: int = 0
-    """Of the groups this process joined; the same on every rank."""
+    """Sequence number of the group; the same on every rank."""
     _errors_seen: int = 0
     _has_lost_ranks: bool = False
     _store_is_stuck: bool = False
@@ -75,9 +75,9 @@ class ProcessGroup:
         return self.env.world_size
 
     def join(self) -> None:
-        """Meet the other processes. Raises `LostRankError` when they do not all come in time.
+        """Join the other processes. Raises `LostRankError` when they do not all join in time.
 
-        A group that exists already (made by the caller's own code) is used and left alone.
+        An existing group (made by the caller's own code) is used and not destroyed.
         """
         import torch.distributed as dist
 
@@ -120,21 +120,21 @@ class ProcessGroup:
         self._owned = True
 
     def leave(self) -> None:
-        """Leave the group, if `join` made it. The interpreter may end after this."""
+        """Leave the group, if `join` made it. The interpreter may exit after this."""
         import torch.distributed as dist
 
         if not dist.is_initialized():
             return
         _let_gloo_settle()
         if self._owned:
-            # Nobody closes its connections while another still uses them; after a loss nobody is waited for.
+            # No process closes connections that another still uses; after a loss there is no wait.
             seconds = 0.0 if self._has_lost_ranks else _LEAVE_SECONDS
             self._absent_after(seconds, f"rlhf/{self._number}/leaving")
             dist.destroy_process_group()
         self._owned = False
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Reduced over ranks, in a new tensor of the same dtype and on the same device."""
+        """The tensor reduced over ranks, as a new tensor of the same dtype and device."""
         import torch.distributed as dist
 
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -145,7 +145,7 @@ class ProcessGroup:
         return result
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order. The processes of one run trust each other: it is pickled."""
+        """Every rank's value, in rank order. Values are pickled: processes of one run trust each other."""
         import torch.distributed as dist
 
         if self.world_size == 1:
@@ -181,12 +181,12 @@ class ProcessGroup:
         return error
 
     def _roll_call(self) -> list[int]:
-        """Ranks that give no sign of life through the store within a few seconds."""
+        """Ranks that do not respond through the store within a few seconds."""
         self._errors_seen += 1
         return self._absent_after(_ROLL_CALL_SECONDS, f"rlhf/{self._number}/alive/{self._errors_seen}")
 
     def _absent_after(self, seconds: float, topic: str) -> list[int]:
-        """Leave a mark under `topic` in the store and name the ranks that do not within `seconds`."""
+        """Set a mark under `topic` in the store; returns the ranks that set none within `seconds`."""
         answers: list[list[int]] = []
         if not self._store_is_stuck:
             # Where rank 0 keeps the store and is stopped, a question to it is never answered.
@@ -213,12 +213,11 @@ class ProcessGroup:
 
 
 def _let_gloo_settle() -> None:
-    """Wait until gloo's threads have let go of the tensors they last worked on.
+    """Wait until gloo's threads have released their last tensors.
 
-    They do so some time after those who waited for the result have gone on, and need Python's lock for it. In an
-    interpreter that is ending, asking for that lock ends a thread, and with it, by `std::terminate`, the process:
-    "terminate called without an active exception". Destroying the group joins the threads only when nobody refers to
-    it any more; sharded models do.
+    They release them some time after the result is returned, and need the GIL to do so. In an exiting interpreter,
+    requesting the GIL ends the thread and, by `std::terminate`, the process: "terminate called without an active
+    exception". Destroying the group joins the threads only if nothing refers to it; sharded models do.
     """
     deadline = time.monotonic() + _SETTLE_SECONDS
     looks_at_rest = 0
@@ -228,7 +227,7 @@ def _let_gloo_settle() -> None:
 
 
 def _gloo_is_busy() -> bool:
-    """Whether a thread of gloo's runs, or is about to. Where the system does not say (no Linux): no."""
+    """Whether a gloo thread is running or about to. False where that is unknown (not on Linux)."""
     for thread in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             _, name, state = thread.read_text().partition(_GLOO_THREAD)

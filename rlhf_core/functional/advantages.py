@@ -1,4 +1,4 @@
-"""From scores, KL and values to rewards per token, advantages and returns.
+"""Computes rewards per token, advantages and returns from scores, KL and values.
 
 Everything is computed in float64 and returned as float32; positions under a False mask give 0.
 """
@@ -15,18 +15,18 @@ from .masking import last_true_index, masked_sum, masked_var
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInput:
-    """What a named advantage estimator (`rlhf.advantages`) is given: a whole episode."""
+    """Input of a named advantage estimator (`rlhf.advantages`): a whole episode."""
 
     rewards: Tensor
     """[B, A] float32 per token: the score on the last action and, where it is penalised there, the KL on each."""
     mask: Tensor
     """[B, A] bool, the action mask."""
     group_ids: Tensor
-    """[B] int64: samples of one prompt share theirs."""
+    """[B] int64, equal for samples of one prompt."""
     scores: Tensor | None = None
     """[B] float32, the score of each row's sample; needed where samples have several rows."""
     sample_ids: Tensor | None = None
-    """[B] int64: the rows of an episode that branched share theirs; None where every row is a sample."""
+    """[B] int64, equal for rows of one episode that branched; None where every row is a sample."""
 
     @property
     def totals(self) -> Tensor:
@@ -34,13 +34,13 @@ class AdvantageInput:
         sums = masked_sum(self.rewards, self.mask, dim=-1)
         if self.sample_ids is None or self.scores is None:
             return sums
-        # Every row carries the score; what it has besides is its own tokens' KL.
+        # Every row carries the score, plus the KL of its own tokens.
         own = sums.double() - self.scores.double()
         return (self.scores.double() + sums_of_samples(own, self.sample_ids)).float()
 
 
 def sums_of_samples(values: Tensor, sample_ids: Tensor | None) -> Tensor:
-    """[B] of a number a row -> [B]: the sum over all rows of the row's sample. None: every row is a sample."""
+    """[B] values per row -> [B] sums over all rows of each row's sample. None: every row is a sample."""
     if sample_ids is None:
         return values
     _, sample = torch.unique(sample_ids, return_inverse=True)
@@ -53,7 +53,7 @@ class Advantages:
 
     advantages: Tensor
     returns: Tensor
-    """advantages + values: what a critic learns."""
+    """advantages + values: the critic's target."""
 
 
 def token_rewards(
@@ -105,7 +105,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """[B, A]: G_t = r_t + gamma G_{t+1} over the True positions: what GAE is for lam = 1 without a critic."""
+    """[B, A]: G_t = r_t + gamma G_{t+1} over the True positions; equals GAE for lam = 1 without a critic."""
     return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0).advantages
 
 
@@ -179,7 +179,7 @@ def leave_one_out(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None =
 
 @dataclass(frozen=True, slots=True)
 class GroupSpread:
-    """How far the scores of one prompt's samples lie apart; the samples of a group without spread teach nothing."""
+    """Spread of the scores within a prompt's samples; a group without spread gives no learning signal."""
 
     std_mean: float
     """Mean over groups of the unbiased standard deviation."""
@@ -200,7 +200,7 @@ def group_spread(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None = 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
     """1 - Var(R - V) / Var(R) over the mask: 1 is a perfect critic, 0 a constant one.
 
-    None where the returns do not vary, and the number so has no meaning.
+    None where the returns do not vary, so that it is undefined.
     """
     returns, values = returns.detach().double(), values.detach().double()
     variance = float(masked_var(returns, mask))

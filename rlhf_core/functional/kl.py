@@ -1,4 +1,4 @@
-"""KL penalty: estimators from samples of the policy, and what sets its coefficient.
+"""KL penalty: estimators from samples of the policy, and controllers of its coefficient.
 
 Estimators: Schulman 2020, "Approximating KL Divergence". Adaptive controller: Ziegler 2019, section 2.2.
 """
@@ -19,7 +19,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """The log-ratio as it may enter `exp`."""
+    """The log-ratio clamped for use in `exp`."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -36,7 +36,7 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KLEst
         return 0.5 * difference.square()
     if estimator == "k3":
         difference = clamp_log_ratio(difference)
-        # expm1 keeps the digits that exp(-d) - 1 loses near 0; what rounding leaves below 0 is cut.
+        # expm1 keeps the precision that exp(-d) - 1 loses near 0; rounding below 0 is clamped.
         return (torch.expm1(-difference) + difference).clamp(min=0.0)
     raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
 
@@ -55,7 +55,7 @@ class KLController(Protocol):
 
 
 class FixedKLController:
-    """A constant coefficient. Keeps no state: the run file alone decides it, also after a resume."""
+    """A constant coefficient. Stateless: the run file alone sets it, also after a resume."""
 
     def __init__(self, value: float) -> None:
         self._value = float(value)
@@ -65,7 +65,7 @@ class FixedKLController:
         return self._value
 
     def update(self, kl: float, num_samples: int) -> None:
-        """Nothing to learn from the measured KL."""
+        """Do nothing: the coefficient does not depend on the measured KL."""
 
     def state_dict(self) -> dict[str, float]:
         return {}

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy of the distribution that tokens were really sampled from.
+"""Log-probabilities and entropy of the distribution that tokens were actually sampled from.
 
 In nats and float32. The distribution is softmax(logits / temperature), renormalised over the kept support where
 truncated sampling (top-k, top-p) was on: policy, reference and engine are compared on the same distribution.
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 LEAST_LOGIT = -1e30
-"""In place of a logit of -inf, whose probability of 0 is to add nothing to an entropy: 0 * -inf would add NaN."""
+"""Replaces a logit of -inf in the entropy, where 0 * -inf would be NaN."""
 
 
 def _before_response(per_position: Tensor, num_actions: int) -> Tensor:
     """[B, S or A+1, ...] -> [B, A, ...]: position P + t - 1 for response token t.
 
-    The one place that knows it. Counting from the end, the slice is the same for a whole sequence and for its
+    All such slicing goes through here. Counted from the end, the slice is the same for a whole sequence and for its
     last A + 1 positions.
     """
     positions = per_position.shape[1]

@@ -17,12 +17,12 @@ from .logprobs import token_log_probs
 from .masking import masked_mean, masked_sum
 
 RatioLevel = Literal["token", "sequence"]
-"""What an importance ratio is of: each token, or the geometric mean over its sequence (GSPO)."""
+"""Level of an importance ratio: each token, or the geometric mean over its sequence (GSPO)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLossInput:
-    """What a named policy loss (`rlhf.policy_losses`) is given."""
+    """Input of a named policy loss (`rlhf.policy_losses`)."""
 
     log_probs: Tensor
     """[B, A] nats of the policy, with gradient."""
@@ -36,7 +36,7 @@ class PolicyLossInput:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """Per-token losses to aggregate, and what to log about them."""
+    """Per-token losses to aggregate, and values to log."""
 
     losses: Tensor
     ratio: Tensor
@@ -125,7 +125,7 @@ def cispo_policy_loss(
 ) -> PolicyLoss:
     """-stop_gradient(clip(ratio)) A log_prob (CISPO: MiniMax-M1 2025, equations 4 and 5).
 
-    The weight is clipped, not the gradient: every token goes on learning.
+    The weight is clipped, not the gradient: every token keeps contributing.
     """
     ratio = importance_ratio(log_probs, old_log_probs, mask).detach()
     weight = ratio.clamp(1.0 - clip_eps_low, 1.0 + clip_eps_high)
@@ -150,10 +150,10 @@ def value_loss(
 def truncated_importance_weights(
     trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, *, cap: float
 ) -> ImportanceWeights:
-    """min(exp(trainer_log_probs - engine_log_probs), cap): corrects for an engine that samples a little off.
+    """min(exp(trainer_log_probs - engine_log_probs), cap): corrects for the engine's numerical deviations.
 
-    Both are of the weights that sampled, as trainer and engine compute them (Yao 2025, "Your efficient RL framework
-    secretly brings you off-policy RL training").
+    Both are log-probs under the sampling weights, computed by trainer and engine (Yao 2025, "Your efficient RL
+    framework secretly brings you off-policy RL training").
     """
     ratio = importance_ratio(trainer_log_probs.detach(), engine_log_probs.detach(), mask)
     weights = torch.where(mask, ratio.clamp(max=cap), 0.0)

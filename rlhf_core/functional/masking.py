@@ -1,8 +1,8 @@
-"""Sums, means and variances under a mask, and how per-token losses become one number.
+"""Sums, means and variances under a mask, and the aggregation of per-token losses.
 
-What stands under a False mask never reaches a result or a gradient, NaN and infinity included: values are
-replaced with `where`, never multiplied by zero. An empty mask gives 0. Sums are accumulated in float64 and
-returned in the dtype of the values.
+Values under a False mask never reach a result or a gradient, NaN and infinity included: they are replaced with
+`where`, never multiplied by zero. An empty mask gives 0. Sums are accumulated in float64 and returned in the dtype of
+the values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def masked_whiten(
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) over all True positions, biased variance; 0 under a False mask.
 
-    all_reduce: where ranks hold parts of what is whitened: the sum over ranks of a float64 tensor. It is called twice.
+    all_reduce: sums a float64 tensor over ranks, where each holds a part of the values. It is called twice.
     """
     summed = all_reduce or (lambda part: part)
     total, count = summed(torch.stack([_sum64(values, mask, None), mask.sum().double()])).unbind()
@@ -87,7 +87,7 @@ def lengths_to_first_eos(token_ids: Tensor, eos_token_ids: Sequence[int]) -> Ten
 
 
 def position_ids_of(attention_mask: Tensor) -> Tensor:
-    """[B, S] bool -> [B, S] int64: each real token's place among the real tokens; 0 on left padding."""
+    """[B, S] bool -> [B, S] int64: each real token's index among the real tokens; 0 on left padding."""
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
@@ -97,7 +97,7 @@ def to_tokens(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def aggregate_sum(values: Tensor, mask: Tensor, aggregation: Aggregation, norm_length: int | None = None) -> Tensor:
-    """What a batch adds to the numerator of an aggregated loss.
+    """A batch's part of the numerator of an aggregated loss.
 
     values, mask: [B, A]. Divided by the sum of `aggregate_count` over all batches of an update, the result does
     not depend on how its rows were split into batches. `norm_length` (tokens) is the constant divisor of
@@ -115,5 +115,5 @@ def aggregate_sum(values: Tensor, mask: Tensor, aggregation: Aggregation, norm_l
 
 
 def aggregate_count(mask: Tensor, aggregation: Aggregation) -> float:
-    """What a batch adds to the divisor: its True tokens, or its rows that have any."""
+    """A batch's part of the divisor: its True tokens, or its rows that have any."""
     return float(mask.sum()) if aggregation == "token-mean" else float(mask.any(-1).sum())

@@ -54,7 +54,7 @@ def uniforms(seed: int, sample_ids: Tensor, token_indices: Tensor) -> Tensor:
         (seed & _WORD, (seed >> 32) & _WORD),
     )
     bits = ((first >> 6) << 26) | (second >> 6)
-    # The half keeps both ends out; with 52 bits the sum is exact.
+    # Adding a half excludes both ends; with 52 bits the sum is exact.
     return (bits.double() + 0.5) * 2.0**-52
 
 
@@ -67,7 +67,7 @@ class SampledTokens:
     log_probs: Tensor
     """[B] float32 nats, of the distribution sampled from: after temperature, top-k and top-p."""
     support_ids: Tensor | None
-    """[B, K] int32: what was kept, in rising order, -1 = padding; None when nothing was truncated."""
+    """[B, K] int32: kept token ids in ascending order, -1 = padding; None when nothing was truncated."""
 
 
 def inverse_cdf_sample(
@@ -145,8 +145,8 @@ def _first_above(ends: Tensor, weights: Tensor, threshold: Tensor) -> tuple[Tens
 def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
     """[B, 1]: the weight of the last token of the smallest set of likeliest tokens that holds `top_p` of the sum.
 
-    Sorting a whole vocabulary costs many times a draw, and a nucleus is mostly small: look at the likeliest few
-    first, and at more only where they do not suffice. The answer does not depend on how many were looked at.
+    Sorting a whole vocabulary costs many times a draw, and a nucleus is mostly small: the likeliest few are tried
+    first, and more only where they do not suffice. The result does not depend on how many were tried.
     """
     vocabulary = weights.shape[-1]
     target = top_p * _blocks(weights).sum(-1, dtype=torch.float64).cumsum(-1)[:, -1:]
@@ -157,13 +157,13 @@ def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
         if looked_at == vocabulary or bool(reached[:, -1].all()):
             break
         looked_at = min(8 * looked_at, vocabulary)
-    # Rounding may leave a row a hair below its target with everything counted: then all is kept.
+    # Rounding may leave a row just below its target with all tokens counted: then all are kept.
     last = torch.where(reached.any(-1, keepdim=True), reached.int().argmax(-1, keepdim=True), looked_at - 1)
     return largest.gather(-1, last)
 
 
 def _support(weights: Tensor) -> Tensor:
-    """[B, V] with zeros on what was cut -> [B, K] int32 ids of the rest, in rising order, -1 padded."""
+    """[B, V] with zeros on truncated tokens -> [B, K] int32 ids of the rest, ascending, padded with -1."""
     is_kept = weights > 0
     counts = is_kept.sum(-1)
     rows, ids = is_kept.nonzero(as_tuple=True)

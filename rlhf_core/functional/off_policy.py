@@ -1,4 +1,4 @@
-"""Correcting for samples that another policy made: a quantised or lagging engine, or an older version.
+"""Corrects for samples from another policy: a quantised or lagging engine, or an older version.
 
 All tensors are [B, A] float32 log-probs in nats and masks; nothing here carries a gradient.
 """
@@ -20,12 +20,12 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyCorrection:
-    """What each token counts, and which tokens are left."""
+    """Importance weight of each token, and the mask of kept tokens."""
 
     weights: Tensor
     """[B, A] float32 to multiply into losses or advantages: 0 where `kept` is False."""
     kept: Tensor
-    """[B, A] bool: the mask without what lies too far off."""
+    """[B, A] bool: the mask without tokens outside the allowed range."""
     truncated: Tensor
     """[B, A] bool: the weight was cut to the cap."""
     ratio: Tensor
@@ -44,15 +44,15 @@ def off_policy_correction(
     token_range: Range | None = None,
     sequence_range: Range | None = None,
 ) -> OffPolicyCorrection:
-    """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks for what lies outside a range.
+    """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks of tokens inside a range.
 
     cap: truncated importance sampling. level: the ratio of each token (Yao 2025), or of the whole sequence, the
-    product over its tokens, on each of them (Liu 2025, "When speed kills stability"): over all that were sampled,
-    those a range drops included, since it is the ratio of the answer's two probabilities.
-    token_range: a token whose ratio lies outside is dropped, one inside weighs its ratio (IcePop, Ling team 2025),
-    cut at `cap` where there is one.
-    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside. With neither of the
-    others, what is left weighs 1.
+    product over its tokens, on each of them (Liu 2025, "When speed kills stability"): over all sampled tokens, also
+    those a range drops, since it is the ratio of the answer's two probabilities.
+    token_range: a token whose ratio lies outside is dropped, one inside is weighted by its ratio (IcePop, Ling team
+    2025), truncated at `cap` where there is one.
+    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside. Without `cap` and
+    `token_range`, kept tokens have weight 1.
     """
     difference = torch.where(mask, (trainer_log_probs - engine_log_probs).detach(), 0.0)
     ratio = clamp_log_ratio(difference).exp()
@@ -79,7 +79,7 @@ def _sequence_ratio(difference: Tensor, mask: Tensor) -> Tensor:
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int) -> Tensor:
     """DAPO's soft penalty of long answers (Yu 2025, equation 13): [B] token counts -> [B] float32 in [-1, 0].
 
-    0 up to max_tokens - buffer_tokens, then falling in a line to -1 at max_tokens, -1 beyond.
+    0 up to max_tokens - buffer_tokens, then then linear to -1 at max_tokens, -1 beyond.
     """
     free = max_tokens - buffer_tokens
     return ((free - lengths.float()) / buffer_tokens).clamp(-1.0, 0.0)

@@ -1,4 +1,4 @@
-"""What every algorithm with a policy loss logs about one micro-batch."""
+"""Metrics of one micro-batch, common to all algorithms with a policy loss."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tensor, mask: Tensor) -> dict[str, Metric]:
     """Means over the True positions of `mask` ([B, A] bool, as the tensors of `policy` and `output`).
 
-    `policy/approx_kl` is the k3 estimate, in nats, of how far the policy has moved from the one whose log-probs
-    `old_log_probs` are.
+    `policy/approx_kl` is the k3 estimate, in nats, of the policy's KL from the one that gave `old_log_probs`.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""Losses that learn from pairs: an answer that was chosen and one that was rejected.
+"""Losses on preference pairs: a chosen and a rejected answer.
 
-Everything is [B] float32, one entry a pair, and not yet aggregated.
+Everything is [B] float32, one entry per pair, not yet aggregated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DPOKind = Literal["sigmoid", "ipo", "hinge"]
 
 @dataclass(frozen=True, slots=True)
 class PairLoss:
-    """What a batch of pairs gives."""
+    """Per-pair losses and rewards of a batch."""
 
     losses: Tensor
     chosen_rewards: Tensor
@@ -31,7 +31,7 @@ class PairLoss:
 
     @property
     def is_right(self) -> Tensor:
-        """[B] bool: the chosen answer is the one preferred; a tie is wrong."""
+        """[B] bool: the model prefers the chosen answer; a tie counts as wrong."""
         return self.chosen_rewards > self.rejected_rewards
 
 
@@ -67,7 +67,7 @@ def dpo_loss(
 
     With h = (chosen - reference chosen) - (rejected - reference rejected): `sigmoid` -log sigmoid(beta h) (Rafailov
     2023), smoothed as in conservative DPO (Mitchell 2023); `ipo` (h - 1 / (2 beta))^2 (Azar 2023); `hinge`
-    max(0, 1 - beta h) (SLiC, Zhao 2023). Without references (both None) h is the policy's alone.
+    max(0, 1 - beta h) (SLiC, Zhao 2023). Without references (both None), h uses the policy alone.
     """
     if (reference_chosen_log_probs is None) != (reference_rejected_log_probs is None):
         raise ValueError("give the reference's log-probs of both answers, or of neither")

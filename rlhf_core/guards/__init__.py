@@ -1,6 +1,6 @@
 """Guards: hook plugins of core that watch a run and warn, skip, stop it, or roll it back (section `guards`).
 
-They use the public hook `rlhf_verdict`, so a guard of your own is a hook plugin that answers it.
+They use the public hook `rlhf_verdict`; a hook plugin that implements it is a guard too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Guard", "GuardsConfig", "NonFinite", "OutOfBound", "Plateau", "make_
 
 
 def make_guards(config: GuardsConfig) -> list[Guard]:
-    """The guards that are on."""
+    """The enabled guards."""
     guards: list[Guard] = [NonFinite("non_finite", config.non_finite.action)]
     kl, entropy, plateau, gap = config.kl, config.entropy, config.plateau, config.log_prob_gap
     if kl.bound is not None:

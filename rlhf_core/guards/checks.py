@@ -45,7 +45,7 @@ class OutOfBound(Guard):
 
 
 class Plateau(Guard):
-    """The mean reward of the episodes does not rise any more."""
+    """The mean reward of episodes has stopped rising."""
 
     def __init__(self, name: str, action: Action, *, episodes: int, min_improvement: float) -> None:
         super().__init__(name, action)
@@ -66,7 +66,7 @@ class Plateau(Guard):
         waited = episode - self._best_episode
         if waited < self._patience:
             return None
-        best, self._best, self._best_episode = self._best, reward, episode  # trips again only after as long a wait
+        best, self._best, self._best_episode = self._best, reward, episode  # triggers again only after as long
         return f"reward/mean has not risen above {best:.4g} for {waited} episodes"
 
     def restart(self, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What all guards share: a guard finds a problem in an update's values and answers with its action."""
+"""Base of all guards: a guard finds a problem in an update's values and returns its action."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Guard(ABC):
 
     @abstractmethod
     def problem(self, episode: int, metrics: Metrics, error: BaseException | None) -> str | None:
-        """What is wrong, in words with the numbers in them, or None. Called once for each update, in order."""
+        """Description of a problem, with its numbers, or None. Called once for each update, in order."""
 
     def restart(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """The fit starts, goes on, or was rolled back: `lines` of `metrics.jsonl` are its past."""
+        """Reset at the start of a fit, a resume or a rollback; `lines` of `metrics.jsonl` are its past."""
 
     @hookimpl
     def rlhf_verdict(self, step: int, episode: int, metrics: Metrics, error: BaseException | None) -> Verdict | None:

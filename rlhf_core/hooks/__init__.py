@@ -1,4 +1,4 @@
-"""Calling hook plugins: the relay, those that are installed, and the callbacks of the seed classes."""
+"""Calls hook plugins: the relay, installed plugins, and the callbacks of the seed classes."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Third-party hook plugins: entry points of the group `rlhf.hooks`, on when installed."""
+"""Third-party hook plugins: entry points of the group `rlhf.hooks`, enabled when installed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ GROUP = "rlhf.hooks"
 def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str]:
     """Import and register every installed hook plugin but those named in `disable` (`hooks: {disable: [name]}`).
 
-    A plugin that cannot be imported or registered is reported in the log by name and left out; the run goes
-    on without it. Returns the names that were registered.
+    A plugin that cannot be imported or registered is logged by name and skipped; the run continues without it.
+    Returns the names that were registered.
 
     Raises:
         PluginError: two distributions give one name.

@@ -1,8 +1,8 @@
-"""Calling the hooks of a run: registration, spans that always close, and errors that name who raised.
+"""Calls the hooks of a run: registration, spans that always close, and errors that name the plugin.
 
-A `HookRelay` is made for one run and passed in; there is no global plugin manager. Nobody listening costs one
-set lookup. What a hook raises becomes a `HookError` naming plugin, distribution and hook; an `RlhfError` raised
-by a hook keeps its type, since a guard stops a run that way.
+A `HookRelay` is made for one run and passed in; there is no global plugin manager. An event without listeners costs
+one set lookup. A hook's exception becomes a `HookError` naming plugin, distribution and hook; an `RlhfError` raised by
+a hook keeps its type, since a guard stops a run that way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRANSFORM = f"{PREFIX}transform_config"
 
 
 class Span:
-    """What happens between a start hook and its end hook; `set` adds what only the end knows."""
+    """A block between a start hook and its end hook; `set` adds arguments that only the end hook gets."""
 
     __slots__ = ("results",)
 
@@ -41,7 +41,7 @@ class Span:
 
 
 class _Manager(pluggy.PluginManager):
-    """Takes a function named `rlhf_…` for a hook with or without the `hookimpl` mark."""
+    """Plugin manager that treats any function named `rlhf_…` as a hook, with or without `hookimpl`."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         marked = super().parse_hookimpl_opts(plugin, name)
@@ -137,7 +137,7 @@ class HookRelay:
         self._refresh()
 
     def of_this_process(self) -> HookRelay:
-        """A relay of those plugins only that were given as objects, not installed with a distribution.
+        """A relay of only those plugins that were given as objects, not installed with a distribution.
 
         A transport whose loop runs elsewhere loads the installed ones there, and replays events for these here.
         """
@@ -148,13 +148,13 @@ class HookRelay:
         return relay
 
     def tap(self, receive: Callable[[str, dict[str, Any]], None], events: Iterable[str]) -> None:
-        """Also tell `receive` of these events, with all their arguments, after the hooks of this process."""
+        """Also pass these events, with all arguments, to `receive`, after the hooks of this process."""
         self._tap = receive
         self._tapped = frozenset(events) & self.events
         self._refresh()
 
     def replay(self, event: str, arguments: Mapping[str, Any]) -> None:
-        """Fire an event that happened in another process; of an end hook's errors the first is raised."""
+        """Fire an event that happened in another process; for an end hook, raises the first error."""
         if event.endswith(_END):
             self._check(event)
             self._close(event, arguments, arguments.get("error"))
@@ -162,11 +162,11 @@ class HookRelay:
             self.fire(event, **arguments)
 
     def listens(self, event: str) -> bool:
-        """Whether anybody does; to skip work that only a hook would see."""
+        """Whether any hook or tap receives the event; lets callers skip work needed only for it."""
         return event in self._listening
 
     def fire(self, event: str, **arguments: Any) -> list[Any]:
-        """Call the hooks of a single event, all arguments by keyword. Returns the answers that are not None."""
+        """Call the hooks of a single event, all arguments by keyword. Returns the results that are not None."""
         if event not in self._listening:
             self._check(event)
             return []
@@ -179,8 +179,8 @@ class HookRelay:
     def span(self, event: str, **arguments: Any) -> Iterator[Span]:
         """Fire `<event>_start`, run the block, fire `<event>_end` with the same arguments, whatever happened.
 
-        The end also gets what the block gave to `Span.set`, and `error`. Every listener's end runs even when
-        another's raises. An error of the block wins over one of an end hook, which is then logged.
+        The end hook also gets the values passed to `Span.set`, and `error`. Every listener's end runs even when
+        another's raises. An error of the block takes precedence over an end hook's, which is then logged.
         """
         span = Span()
         start, end = f"{event}_start", f"{event}{_END}"
@@ -199,10 +199,10 @@ class HookRelay:
             self._close(end, {**arguments, **span.results, "error": error}, error)
 
     def transform_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Let each plugin change the run file in turn; each sees what the ones before it made of it.
+        """Let each plugin change the run file in turn; each sees the changes of those before it.
 
-        Order and wrappers are pluggy's. A wrapper's `yield` gives the answers of those inside, in the order of the
-        calls: each is a whole run file, the last one theirs.
+        Order and wrappers are pluggy's. A wrapper's `yield` gives the results of the inner plugins in call order: each
+        is a whole run file, the last one their final result.
         """
         self._config = config
         answers = _checked(self.fire("transform_config", config=config), "a hookwrapper")
@@ -215,7 +215,7 @@ class HookRelay:
         complete = self._complete(event, arguments)
         try:
             self._callers[event](**complete)
-        except RlhfError as raised:  # a wrapper's; plain hooks were collected, so that all of them ran
+        except RlhfError as raised:  # from a wrapper; errors of plain hooks were collected, so that all of them ran
             self._failures.append(raised)
         finally:
             failures, self._failures = self._failures, outer
@@ -227,7 +227,7 @@ class HookRelay:
             raise failures[0]
 
     def _guard(self, impl: Any, hook: str, who: str) -> Callable[..., Any]:
-        """The hook function, with its errors named; an end hook's are collected for `_close`."""
+        """The hook function with errors that name its plugin; an end hook's errors are collected for `_close`."""
         function: Callable[..., Any] = impl.function
         collect = (lambda failure: self._failures.append(failure)) if hook.endswith(_END) else None
         if impl.wrapper or impl.hookwrapper:
@@ -237,7 +237,7 @@ class HookRelay:
         return _named(function, hook, who, collect)
 
     def _chained(self, function: Callable[..., Any], names: Sequence[str], who: str) -> Callable[..., Any]:
-        """A hook of `transform_config` that is given what those before it made of the run file."""
+        """A `transform_config` hook that receives the run file as changed by those before it."""
 
         @wraps(function)
         def chained(*args: Any, **kwargs: Any) -> Any:
@@ -251,7 +251,7 @@ class HookRelay:
         return chained
 
     def _complete(self, event: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Exactly the arguments of the spec; what only an end knows is None until the block set it."""
+        """Exactly the arguments of the spec; those that only the end hook gets default to None."""
         names = self._argument_names[event]
         unknown = set(arguments) - set(names)
         missing = set() if event.endswith(_END) else set(names) - set(arguments)
@@ -300,7 +300,7 @@ Collect = Callable[[RlhfError], None]
 
 
 def _named(function: Callable[..., Any], hook: str, who: str, collect: Collect | None) -> Callable[..., Any]:
-    """The function; what it raises is named, and goes to `collect` where there is one."""
+    """The function with errors that name its plugin; they go to `collect` where it is given."""
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -317,9 +317,9 @@ def _named(function: Callable[..., Any], hook: str, who: str, collect: Collect |
 
 
 def _named_wrapper(function: Callable[..., Any], hook: str, who: str, collect: Collect | None) -> Callable[..., Any]:
-    """The wrapper; with `collect`, one that fails before its yield does not keep those inside from being called.
+    """The wrapper; with `collect`, the inner hooks are called even if it fails before its yield.
 
-    It may return the list of answers that its yield gave it, an answer of its own, or None to leave them.
+    It may return the list of results that its yield gave it, its own result, or None to leave them.
     """
 
     @wraps(function)
@@ -348,7 +348,7 @@ def _named_wrapper(function: Callable[..., Any], hook: str, who: str, collect: C
             inner.close()
             raise RuntimeError("yielded twice")
         except StopIteration as done:
-            if isinstance(answers, pluggy.Result):  # of a hookwrapper: it changes this, and returns nothing
+            if isinstance(answers, pluggy.Result):  # a hookwrapper changes this in place and returns nothing
                 return None
             if done.value is not None:
                 answers = done.value if isinstance(done.value, list) else [done.value]
@@ -369,7 +369,7 @@ def _name_error(error: Exception, hook: str, who: str) -> RlhfError:
 
 
 def _checked(answers: Any, who: str) -> Sequence[Mapping[str, Any]]:
-    """Answers of `transform_config`; a hookwrapper may have made anything of them."""
+    """Validate the results of `transform_config`, which a hookwrapper may have replaced by anything."""
     wrong = [each for each in answers if not isinstance(each, Mapping)] if isinstance(answers, list) else [answers]
     if wrong:
         raise HookError(f"{_TRANSFORM} returned {type(wrong[0]).__name__}, not a mapping", where=who)

@@ -2,8 +2,8 @@
 
 ColossalChat has three interfaces: its trainer's callbacks (`on_learn_epoch_…`, `on_learn_batch_…`), and, for the
 detached pipeline, the trainer's (`on_epoch_…`, `on_batch_…`, `on_update_…`) and the maker's (`on_loop_…`,
-`on_send_…`). Their `update` is the sending of weights to the makers, hence `rlhf_sync_…` here. Arguments
-are given by position, in the seed's order.
+`on_send_…`). The detached trainer's `update` sends weights to the makers, hence `rlhf_sync_…` here. Arguments are
+passed by position, in the seed's order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def adapt_callback(plugin: object) -> object:
 
 
 class SeedCallback:
-    """Calls a seed-style callback's methods from our hooks. Ends come after an error too, as hooks do."""
+    """Calls a seed-style callback's methods from our hooks; end methods are called after an error too."""
 
     def __init__(self, methods: dict[str, Callable[..., Any]]) -> None:
         self._methods = methods
@@ -102,7 +102,7 @@ class SeedCallback:
 
 
 def _experience(groups: Sequence[RolloutGroup] | None) -> Any:
-    """The seed's argument: one batch of everything that was made; None where making it failed."""
+    """The seed's argument: all new experience as one batch; None where making it failed."""
     items = [item for group in groups or () for item in group.items]
     if not items:
         return None

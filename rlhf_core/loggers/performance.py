@@ -1,9 +1,9 @@
-"""How fast a run was, and where its time went.
+"""Measures a run's throughput and where its time went.
 
-Everything is derived from what any hook plugin sees: the times and throughputs on an episode's last line, and
-the clock between an episode's start and end. Floating-point operations are the usual estimate for transformers
-(Kaplan et al. 2020, arXiv:2001.08361, section 2.1): 2·N for a token run forward, 6·N for one trained on, 8·N with
-gradient checkpointing, attention scores and prompt prefill not counted; so the figures are lower bounds.
+Everything is derived from public hook events: the times and throughputs on an episode's last line, and the wall clock
+between an episode's start and end. Floating-point operations are the usual estimate for transformers (Kaplan et al.
+2020, arXiv:2001.08361, section 2.1): 2·N for a token run forward, 6·N for one trained on, 8·N with gradient
+checkpointing, attention scores and prompt prefill not counted; so the figures are lower bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PEAK_FLOPS: Mapping[str, float] = {
     "V100": 125e12,
     "T4": 65e12,
 }
-"""Dense 16-bit FLOP/s of one device, from the makers' data sheets, by what its name contains."""
+"""Substring of a device's name -> dense 16-bit FLOP/s of one device, from the vendor's data sheet."""
 
 
 @dataclass
@@ -44,11 +44,11 @@ class _Totals:
 
 
 class PerformanceEvaluator:
-    """Sums up a fit; writes `performance.json` into the run folder and tells `announce` in one line.
+    """Measures a fit; writes `performance.json` into the run folder and calls `announce` with a one-line summary.
 
-    The first `ignore_episodes` episodes of a fit warm caches up and are left out. `peak_flops`: FLOP/s of one
-    device, for the model FLOP utilisation; looked up by the device's name where it is known. `folder`: where
-    `performance.json` goes, default the run folder.
+    The first `ignore_episodes` episodes of a fit are warm-up and not counted. `peak_flops`: FLOP/s of one device, for
+    the model FLOP utilisation; looked up by the device's name where it is known. `folder`: folder of
+    `performance.json`, default the run folder.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PerformanceEvaluator:
             self._announce(describe(figures))
 
     def figures(self) -> dict[str, Any]:
-        """What was measured so far, as `performance.json` has it; empty before the first episode that counts."""
+        """The figures so far, as in `performance.json`; empty before the first episode that counts."""
         totals, info = self._totals, self._info
         if not totals.episodes or totals.wall_s <= 0:
             return {}
@@ -142,13 +142,13 @@ class PerformanceEvaluator:
 
 
 def known_peak(device: str) -> float | None:
-    """FLOP/s of a device by its name ("NVIDIA H100 80GB HBM3"), None where it is not known."""
+    """FLOP/s of a device by its name ("NVIDIA H100 80GB HBM3"), None where unknown."""
     names = sorted(PEAK_FLOPS, key=len, reverse=True)
     return next((PEAK_FLOPS[name] for name in names if name.lower() in device.lower()), None)
 
 
 def describe(figures: Mapping[str, Any]) -> str:
-    """One line for a person."""
+    """The figures as one readable line."""
     parts = [f"{figures['seconds_per_episode']:.2f} s per episode"]
     if "samples_per_second" in figures:
         parts.append(f"{figures['samples_per_second']:.1f} samples/s")

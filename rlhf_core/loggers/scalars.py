@@ -8,7 +8,7 @@ _NOT_PLOTTED = frozenset({"step"})
 
 
 def scalars(line: Metrics) -> dict[str, float]:
-    """Name -> value of what is a number; null (not finite) and structured values are left out."""
+    """Name -> value of the numbers in a line; null (not finite) and structured values are left out."""
     return {
         name: float(value)
         for name, value in line.items()

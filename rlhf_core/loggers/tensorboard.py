@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class TensorBoardLogger:
     """Writes event files into `folder`, or into `tensorboard/` of the run folder.
 
-    The writer is made at the first line, so that after a resume it can drop what came after the checkpoint.
+    The writer is created at the first line, so that after a resume it can drop events later than the checkpoint.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Raises UserInputError where the package `tensorboard` is not installed."""
+        """Raises `UserInputError` where the package `tensorboard` is not installed."""
         if find_spec("tensorboard") is None:
             raise UserInputError(
                 "tensorboard is not installed",

@@ -1,4 +1,4 @@
-"""Weights & Biases: every number of every line of `metrics.jsonl`, and the run file with its secrets taken out."""
+"""Weights & Biases: every number of every line of `metrics.jsonl`, and the run file without its secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUN_ID = "wandb-id"
 
 
 class WandbLogger:
-    """One W&B run for one run folder; a resumed run goes on with the same one.
+    """One W&B run per run folder; a resumed run continues it.
 
     Without an account or a network, set `WANDB_MODE=offline` (or `mode="offline"`) and upload later with
     `wandb sync`.

@@ -1,4 +1,4 @@
-"""Models: loading, what a forward pass is given, and what makes it faster."""
+"""Models: loading, inputs of forward passes, and faster forward passes."""
 
 import lazy_loader
 

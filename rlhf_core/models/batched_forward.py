@@ -1,4 +1,4 @@
-"""Forward passes without gradients over many samples, in token-bounded batches that keep ranks in step."""
+"""Forward passes without gradients over many samples, in batches of bounded tokens and equal count on all ranks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def forward_rows(
     empty: ItemT,
     batch_tokens: int | None,
 ) -> list[Tensor]:
-    """Row i of what `forward` gives for `items[i]`, float32 on the CPU. Collective; each rank brings its own items.
+    """`forward`'s output row for each of `items`, float32 on the CPU. Collective; each rank passes its own items.
 
-    `forward` runs `model` on a few items and returns [len(items), ...]; `empty` is what a rank runs to keep the
-    others company when it has none left.
+    `forward` runs `model` on a few items and returns [len(items), ...]; a rank without items left runs `empty`, so
+    that all ranks make the same number of forward passes.
     """
     import torch
 
@@ -61,7 +61,7 @@ def shared_rows(
     empty: ItemT,
     batch_tokens: int | None,
 ) -> list[Tensor]:
-    """`forward_rows` where every rank has the same items: they share the work, and all get all rows."""
+    """`forward_rows` for items that are the same on every rank: ranks share the work, and all get all rows."""
     mine = items[strategy.rank :: strategy.world_size]
     rows = forward_rows(strategy, model, mine, forward, empty=empty, batch_tokens=batch_tokens)
     if strategy.world_size == 1:
@@ -81,7 +81,7 @@ def with_trainer_log_probs(
     temperature: float,
     batch_tokens: int | None,
 ) -> list[BufferItem]:
-    """An episode's samples with the trainer's own log-probs, before any step on them. Collective."""
+    """Add the trainer's own log-probs to an episode's samples, before any step on them. Collective."""
 
     def forward(batch: Sequence[BufferItem]) -> Tensor:
         return policy_forward(policy, to_device(collate(batch), strategy.device), temperature).log_probs
@@ -100,9 +100,9 @@ def reference_pass(
     batch_tokens: int | None,
     offload: bool = False,
 ) -> Callable[[Sequence[Any]], list[Tensor]]:
-    """What `DatasetAlgorithm.prepare_items` is given: `reference_forward` over items that every rank holds.
+    """The `reference` argument of `DatasetAlgorithm.prepare_items`: `reference_forward` over items on every rank.
 
-    `offload`: the reference is on the CPU between two calls.
+    `offload`: keep the reference on the CPU between calls.
     """
 
     def forward(items: Sequence[Any]) -> Tensor:
@@ -121,7 +121,7 @@ def reference_pass(
 
 
 def no_reference(algorithm: Algorithm[Any, Any]) -> Callable[[Sequence[Any]], list[Tensor]]:
-    """For an algorithm without the role `reference`, which has no business asking it."""
+    """Stand-in for an algorithm without the role `reference`; calling it is an error."""
 
     def run(items: Sequence[Any]) -> list[Tensor]:
         raise TypeError(f"{type(algorithm).__name__} asks a reference, which is not among its roles")
@@ -130,7 +130,7 @@ def no_reference(algorithm: Algorithm[Any, Any]) -> Callable[[Sequence[Any]], li
 
 
 class OnDevice:
-    """The model is on the strategy's device inside, on the CPU outside (`offload`)."""
+    """Context in which the model is on the strategy's device; with `offload` it is on the CPU otherwise."""
 
     def __init__(self, model: nn.Module, strategy: Strategy) -> None:
         self._model = model

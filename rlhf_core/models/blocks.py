@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: the elements of its module lists, where they hold parameters themselves.
+    """The repeated blocks of a model: the elements of its module lists that hold parameters.
 
     Deeper lists (experts of a block) belong to their block.
     """

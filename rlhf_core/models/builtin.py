@@ -1,4 +1,4 @@
-"""Tiny models and tokenizers made in code, for the quickstart and for tests: `builtin:<name>`."""
+"""Tiny models and tokenizers built in code, for the quickstart and for tests: `builtin:<name>`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 
 
 def build_character_tokenizer(characters: str) -> PreTrainedTokenizerBase:
-    """One token a character, plus pad, bos, eos and unk (ids 0 to 3); adds no special tokens by itself."""
+    """One token per character, plus pad, bos, eos and unk (ids 0 to 3); adds no special tokens by itself."""
     from tokenizers import Regex, Tokenizer, decoders
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split

@@ -17,7 +17,7 @@ from .fast_linear import multiply
 
 
 class LogProbsAndEntropy(NamedTuple):
-    """Both shaped as the labels, float32, nats."""
+    """Both in the labels' shape, float32, nats."""
 
     log_probs: Tensor
     entropy: Tensor | None

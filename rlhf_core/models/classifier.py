@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def is_score_folder(path: str) -> bool:
-    """Whether a model folder says that it holds a sequence-classification model."""
+    """Whether a model folder declares a sequence-classification model."""
     file = Path(path) / "config.json"
     if not file.is_file():
         return False
@@ -27,10 +27,10 @@ def is_score_folder(path: str) -> bool:
 
 
 def as_score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A score model on the causal LM's weights; one that is a score model already is kept.
+    """A score model on the causal LM's weights; an existing score model is returned as it is.
 
-    A new head starts at zero, so it says 0 everywhere and what it learns owes nothing to chance. transformers reads
-    the score at the rightmost token that is not padding, so the config is told the tokenizer's pad token.
+    A new head starts at zero, so it predicts 0 everywhere, independent of the seed. transformers reads the score at
+    the rightmost token that is not padding, so the tokenizer's pad token is set in the config.
     """
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -64,8 +64,8 @@ def as_score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 def last_token_scores(model: Any, rows: Sequence[Tensor], device: torch.device) -> Tensor:
     """[B, labels] float32: the head `score` of a transformers classifier at each row's last token.
 
-    rows: [B] of int64 token ids, without padding. The last token is known from the lengths: transformers' own pooling
-    looks for the last token that is not the pad token, and so misses an EOS that is also the pad token.
+    rows: [B] of int64 token ids, without padding. The last token is found from the lengths: transformers' pooling
+    takes the last token that is not the pad token, and so misses an EOS that is also the pad token.
     """
     import torch
 

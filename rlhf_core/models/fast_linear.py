@@ -1,8 +1,8 @@
-"""float32 matrix products by oneDNN where torch's CPU build would ask MKL, which is slower on many processors.
+"""float32 matrix products by oneDNN where torch's CPU build would use MKL, which is slower on many processors.
 
 torch multiplies float32 matrices on a CPU with MKL, whose AVX-512 kernels run on Intel's processors only; oneDNN, which
-torch has with it and uses for bfloat16, picks its kernels by what the processor can do. On AMD's cores with units as
-wide as that (Zen 5) it is twice as fast, forward and backward; on those that take two steps for it (Zen 4) it gains
+torch includes and uses for bfloat16, selects kernels by the processor's features. On AMD's cores with full-width
+AVX-512 (Zen 5) it is twice as fast, forward and backward; on those that split it into two steps (Zen 4) it gains
 nothing on large products and loses on small ones. `benchmarks/README.md` has the figures.
 """
 
@@ -20,13 +20,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 MIN_MULTIPLICATIONS = 1 << 22
-"""Smaller products are over before the call has paid for itself. A constant: runs must repeat bit for bit."""
+"""For smaller products the call overhead outweighs the gain. A constant, so that runs repeat bit for bit."""
 _ZEN_5 = 26
-"""Its `cpu family`, and that of what comes after it."""
+"""`cpu family` of Zen 5 and later."""
 
 
 def has_wide_amd_cores(cpuinfo: str) -> bool:
-    """Whether the text of `/proc/cpuinfo` is that of a processor on which oneDNN is the faster of the two."""
+    """Whether the text of `/proc/cpuinfo` describes a processor on which oneDNN is the faster of the two."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     said = {key.strip(): value.strip() for key, _, value in lines}
     family = said.get("cpu family", "")
@@ -55,9 +55,9 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 @contextmanager
 def fast_linears(*models: nn.Module) -> Iterator[None]:
-    """Inside, the `nn.Linear`s of `models` multiply float32 tensors on a CPU this way; all else stays as it is.
+    """Context in which the `nn.Linear`s of `models` multiply float32 CPU tensors by oneDNN; all else is unchanged.
 
-    Forward and backward of one computation belong into the same context: gradient checkpointing repeats the forward.
+    Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
     linears = [module for model in models for module in model.modules() if type(module) is nn.Linear]
     replaced = [linear for linear in linears if _is_plain(linear.weight) and "forward" not in vars(linear)]
@@ -67,7 +67,7 @@ def fast_linears(*models: nn.Module) -> Iterator[None]:
         yield
     finally:
         for linear in replaced:
-            vars(linear).pop("forward", None)  # a lean head, inside, has taken its own away again
+            vars(linear).pop("forward", None)  # a nested lean head may have removed it
 
 
 def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _pays(left: Tensor, num_columns: int) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Not sharded, quantised or otherwise clever: such tensors have ways of their own."""
+    """Whether it is an ordinary float32 CPU tensor: sharded and quantised subclasses multiply in their own way."""
     return type(tensor) in _PLAIN and tensor.device.type == "cpu" and tensor.dtype is torch.float32
 
 

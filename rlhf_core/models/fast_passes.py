@@ -1,4 +1,4 @@
-"""What makes training passes faster and leaves their numbers as they are: packing, faster products, `torch.compile`."""
+"""Speeds up training passes without changing their results: packing, faster products, `torch.compile`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .packing import packed_attention
 
 
 class CompiledBlocks:
-    """Compiled forwards of the blocks of `models`: made at their first pass, kept for those that follow."""
+    """Compiled forwards of the blocks of `models`: compiled at their first pass, reused later."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         blocks = [block for model in models for block in transformer_blocks(model)]
-        # Batches differ in rows and length: graphs for any size, or each would be compiled anew.
+        # Batches differ in rows and length: dynamic shapes, or each would be recompiled.
         self._forwards = [(block, torch.compile(block.forward, dynamic=True)) for block in blocks]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The blocks run compiled inside; forward and backward belong into the same context.
+        """Context in which the blocks run compiled; use one context for a forward and its backward.
 
         Raises `ConfigError` where torch cannot compile them.
         """
@@ -40,7 +40,7 @@ class CompiledBlocks:
 
 @contextmanager
 def explained_compiling(what: str, option: str) -> Iterator[None]:
-    """Raise `ConfigError` where torch cannot compile `what`, which the user asked for by `option`."""
+    """Raise `ConfigError` where torch cannot compile `what`, which `option` requested."""
     from torch._dynamo.exc import TorchDynamoException
 
     try:
@@ -56,9 +56,9 @@ def explained_compiling(what: str, option: str) -> Iterator[None]:
 
 @contextmanager
 def fast_passes(*models: nn.Module) -> Iterator[None]:
-    """Inside, `models` run without padding and with the faster matrix products, where they can.
+    """Context in which `models` run without padding and with the faster matrix products, where supported.
 
-    Forward and backward of one computation belong into the same context.
+    Use one context for a forward and its backward.
     """
     with fast_linears(*models), packed_attention(*models):
         yield

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutput:
-    """Of each response token, on the sampling distribution; 0 where `action_mask` is False."""
+    """Values per response token, on the sampling distribution; 0 where `action_mask` is False."""
 
     log_probs: Tensor
     """[B, A] float32 nats."""
@@ -41,10 +41,10 @@ def policy_forward(
 ) -> PolicyOutput:
     """Log-probs (and entropy) of the experience's response tokens under a transformers causal LM.
 
-    The model may be wrapped (DDP, a booster, PEFT): which arguments its forward takes is read from the module
-    inside, or from `signature_of`. Logits are computed for the response only where the model can, and the softmax
-    is taken on action positions only. Without `entropy_grad` the entropy is a number to log: no graph keeps the
-    distributions that it was computed from.
+    The model may be wrapped (DDP, a booster, PEFT): its forward's arguments are read from the innermost module, or
+    from `signature_of`. Logits are computed for the response only, where the model supports it, and the softmax on
+    action positions only. Without `entropy_grad` the entropy is only for logging, and no graph keeps its
+    distributions.
     """
     inner = innermost(signature_of if signature_of is not None else model)
     rows, mask = model_rows(inner, experience), experience.action_mask
@@ -68,7 +68,7 @@ def policy_forward(
 
 
 def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
-    """[B, A] float32: the critic's value of the state before each response token, 0 where no action is.
+    """[B, A] float32: the critic's value of the state before each response token, 0 at positions without action.
 
     `critic(input_ids, attention_mask, position_ids)` returns a value per token, [B, S]. One whose attribute
     `takes_packed_rows` is true is given `packing` too, for its trunk (`packing.py`).
@@ -90,7 +90,7 @@ def causal_lm_logits(
 ) -> Tensor:
     """[B, S, V]: logits of padded sequences ([B, S] int64 and bool), padded on either side.
 
-    With `logits_to_keep`, of the last so many positions only, from a model that can; from another, of all.
+    With `logits_to_keep`, only for that many last positions, where the model supports it; otherwise for all.
     """
     inner = innermost(signature_of if signature_of is not None else model)
     inputs = {"attention_mask": attention_mask.long(), "position_ids": position_ids_of(attention_mask)}
@@ -99,7 +99,7 @@ def causal_lm_logits(
 
 
 def next_token_logits(model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[B, V]: logits behind the last token of each prompt, run together, all starting in the first column."""
+    """[B, V]: next-token logits of each prompt; prompts run as one batch, all starting in the first column."""
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     longest = int(lengths.max())
     ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
@@ -115,7 +115,7 @@ def _call(
     logits_to_keep: int | Tensor | None,
     lengths: Tensor,
 ) -> Tensor:
-    """The logits, for `inputs` without what the innermost model does not know.
+    """The logits for `inputs`, without arguments that the innermost model does not accept.
 
     lengths: [B, 1] or [B, S] int64, tokens of the row that each position belongs to.
     """

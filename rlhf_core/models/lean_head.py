@@ -1,8 +1,8 @@
-"""Log-probs and entropy from inside a model's own forward, without ever holding all logits.
+"""Computes log-probs and entropy inside a model's own forward, without ever holding all logits.
 
-While `lean_head` is open, the language-model head answers with two numbers a position, the log-prob of its label and
-the entropy, instead of V logits (`chunked.py`). The model is still called as a whole, through whatever wraps it, so
-sharded weights are gathered as always.
+Inside `lean_head`, the language-model head returns two numbers per position, the log-prob of its label and the
+entropy, instead of V logits (`chunked.py`). The model is still called as a whole, through its wrappers, so sharded
+weights are gathered as usual.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .chunked import chunked_log_probs_and_entropy
 PLAIN_HEADS = frozenset(
     {"llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm"}
 )
-"""Model types whose logits are the head's output and nothing after it (no soft cap, no scale)."""
+"""Model types whose logits are the head's plain output (no soft cap, no scale)."""
 
 MIN_LOGITS = 1 << 24
-"""Smaller outputs (64 MB in float32) are not worth computing twice."""
+"""For smaller outputs (64 MB in float32) recomputation does not pay."""
 
 CHUNK_LOGITS = 1 << 22
 """Logits held at a time: 16 MB in float32."""
 
 
 def can_be_lean(model: nn.Module, num_tokens: int) -> bool:
-    """Whether the innermost `model` can answer in this way, and has enough tokens to make it worth while."""
+    """Whether the innermost `model` supports this, and has enough tokens for it to pay."""
     config = getattr(model, "config", None)
     head = _head(model)
     return (
@@ -49,9 +49,9 @@ def lean_head(
     *,
     with_entropy: bool,
 ) -> Iterator[None]:
-    """Inside, the model's `logits` are [N, 2]: log-prob of each of the `labels` ([N]) and entropy (0 if not asked for).
+    """Context in which the model's `logits` are [N, 2]: log-prob of each label ([N]) and entropy (0 if not requested).
 
-    `of_actions` picks from the hidden states that the head is given those that the labels follow, [N, H].
+    `of_actions` selects from the head's hidden states those before the labels, [N, H].
     """
     head = _head(model)
     assert isinstance(head, nn.Linear)

@@ -28,7 +28,7 @@ _SHOWN_WEIGHTS = 5
 
 
 def check_model(config: ModelConfig) -> None:
-    """Everything that can be known about `model.path` without loading a weight. Raises `UserInputError`."""
+    """Check `model.path` as far as possible without loading weights. Raises `UserInputError`."""
     path = config.path
     if path.startswith(PREFIX):
         check_builtin(path)
@@ -80,10 +80,10 @@ def load_policy(
     tokenizer: PreTrainedTokenizerBase | None = None,
     kind: ModelKind = "causal-lm",
 ) -> PreTrainedModel:
-    """The causal LM of `model.path`, on the CPU, with its dropout off and, if asked for, a fresh LoRA adapter.
+    """The causal LM of `model.path`, on the CPU, with dropout off and, if configured, a fresh LoRA adapter.
 
-    A path that already is an adapter is merged into its base first, so that "adapter off" is the start policy.
-    `kind` sequence-classification (which needs the tokenizer) makes a score model of it.
+    If the path is an adapter, it is merged into its base first, so that "adapter off" is the start policy. With `kind`
+    sequence-classification (which needs the tokenizer) the result is a score model.
     """
     if config.path.startswith(PREFIX):
         model = build_builtin(config.path, seed)[0]
@@ -112,7 +112,7 @@ def load_policy(
 
 @contextmanager
 def quiet_progress() -> Iterator[None]:
-    """transformers draws progress bars over ours when it reads or writes weights."""
+    """Silence transformers' progress bars for reading and writing weights, which would overwrite ours."""
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()
@@ -140,14 +140,14 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -
         else:
             kinds = AutoModelForCausalLM
         model, info = kinds.from_pretrained(config.path, output_loading_info=True, **options)
-    except Exception as error:  # what a broken folder raises depends on which library reads the broken file
+    except Exception as error:  # the class depends on which library reads the broken file
         raise UserInputError(f"cannot load {config.path!r}: {first_line(error)}", where=WHERE) from error
     _refuse_missing(config, sorted(info["missing_keys"]))
     return model  # type: ignore[no-any-return]
 
 
 def _refuse_missing(config: ModelConfig, missing: Sequence[str]) -> None:
-    """Raise `UserInputError` naming weights that were made fresh, as the files do not hold them, unless asked for."""
+    """Raise `UserInputError` naming weights that are missing in the files and were newly initialised, unless wanted."""
     if not missing or config.allow_missing_weights:
         return
     more = f" and {len(missing) - _SHOWN_WEIGHTS} more" if len(missing) > _SHOWN_WEIGHTS else ""
@@ -170,10 +170,10 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelK
         adapted = get_peft_model(
             model,
             PeftConfig(
-                # A score model's head is trained whole, beside the adapter.
+                # A score model's head is trained in full, beside the adapter.
                 task_type="CAUSAL_LM" if kind == "causal-lm" else "SEQ_CLS",
                 r=config.r,
-                # Stated, or peft warns of every such layer.
+                # Set explicitly, or peft warns about every such layer.
                 fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
                 lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft only ever divides it by r
                 lora_dropout=config.dropout,
@@ -216,19 +216,19 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Log-probs of rollout and update must come from the same function: nothing in `model` is random while training.
+    """Switch off all randomness in training mode, so that rollout and update compute log-probs by the same function.
 
-    Of adapters too. Training mode itself stays, which gradient checkpointing asks for.
+    Adapters included. Training mode itself stays on, since gradient checkpointing requires it.
     """
     from torch import nn
 
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        # Rates that a forward hands to a function, or skips layers and blurs routers by.
+        # Rates that a forward passes to a function, or uses to skip layers or add router noise.
         _zero_rates(module, lambda name: _is_dropout(name) or name in ("layerdrop", "jitter_noise", "moe_jitter_eps"))
         if hasattr(config := getattr(module, "config", None), "model_type"):
-            _zero_rates(config, _is_dropout)  # some models read them there in each forward
+            _zero_rates(config, _is_dropout)  # some models read the rates from the config in each forward
 
 
 def _is_dropout(name: str) -> bool:
@@ -244,7 +244,7 @@ def _zero_rates(owner: object, is_rate: Callable[[str], bool]) -> None:
 def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokenizer: Any, path: Path) -> None:
     """Write a folder that plain transformers loads: `weights` are the full state of `model` (LoRA merged here).
 
-    Whole or not at all; what was at `path` is replaced.
+    Atomic; what was at `path` is replaced.
 
     With LoRA the adapter itself is written too, to `adapter/` beside `path`.
     """
@@ -268,8 +268,8 @@ def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokeniz
 def write_transformers_folder(model: Any, weights: dict[str, torch.Tensor], path: Path) -> None:
     """Write `weights`, the full state of the transformers `model`, as a folder that `from_pretrained` reads.
 
-    All have one type there, the widest of theirs, and `config.json` names it: reading them rounds nothing. What the
-    module itself is of may be less (under ZeRO and Gemini it computes in 16 bits, and its frozen weights have no more).
+    All are stored in the widest of their types, which `config.json` names, so that reading them does not round. The
+    module's own type may be narrower (under ZeRO and Gemini it computes in 16 bits, as do its frozen weights).
     """
     import torch
 
@@ -289,9 +289,9 @@ def write_model_config(model: Any, dtype: torch.dtype, path: Path) -> None:
 
 
 def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Base weights with every LoRA increment added once, named as the base model names them. `model` is unchanged.
+    """Base weights with every LoRA increment added once, under the base model's names. `model` is unchanged.
 
-    What an increment is added to is float32: 16 bits would drop most of its digits.
+    Increments are added in float32: 16 bits would lose most of their digits.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -299,7 +299,7 @@ def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[s
     prefix = "base_model.model."
     merged: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
-        if ".modules_to_save." in name:  # trained whole, in place of `original_module`
+        if ".modules_to_save." in name:  # trained in full, in place of `original_module`
             module_name, _, rest = name.partition(".modules_to_save.")
             merged[f"{module_name}.{rest.partition('.')[2]}".removeprefix(prefix)] = tensor
         if is_adapter_weight(name) or ".original_module." in name:

@@ -1,7 +1,7 @@
-"""Rotary embeddings that depend on a row's length, computed for each row by itself.
+"""Rotary embeddings that depend on a row's length, computed separately for each row.
 
 transformers computes `longrope` and `dynamic` NTK for the longest row of a pass, and the latter also for the longest
-row there ever was. Inside `own_lengths` a module of theirs is asked once for each kind of length that occurs.
+row seen so far. Inside `own_lengths` its rotary module is called once for each range of lengths that occurs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .shared_pass import RowLengths, is_length_dependent
 
 @contextmanager
 def own_lengths(model: nn.Module, lengths: Tensor) -> Iterator[None]:
-    """Inside, a forward of `model` takes each token for one of a row of so many tokens.
+    """Context in which `model` computes each token's rotary embedding for a row of its given length.
 
-    lengths: [B, S] int64, or [B, 1], of the positions the model is given. Nothing changes for other models.
+    lengths: [B, S] or [B, 1] int64, tokens of each position's row. Other models are unaffected.
     """
     rules = RowLengths.of(model)
     with ExitStack() as stack:
@@ -32,11 +32,11 @@ def own_lengths(model: nn.Module, lengths: Tensor) -> Iterator[None]:
 
 
 def _ranges(rules: RowLengths, lengths: Tensor) -> list[tuple[int, Tensor]]:
-    """The lengths to ask for, and which tokens ([B, S] bool) each is for; the first is for all others too."""
+    """Lengths to compute embeddings for, each with its tokens ([B, S] bool); the first also covers all others."""
     longest = lengths.max().clamp(min=1)
     stands_for = lengths.clamp(min=1)
     upper = [*sorted(rules.switches), *([] if rules.limit is None else [rules.limit])]
-    # A length within a range stands for the longest of the range, so that no position of its rows is cut off.
+    # The longest length of a range stands for the whole range, so that no position of its rows is cut off.
     edges = sorted({min(edge, int(longest)) for edge in upper} | {int(longest)})
     table = torch.tensor(edges, device=lengths.device)
     ranged = table[torch.searchsorted(table, stands_for)]
@@ -52,7 +52,7 @@ def _asked_by_length(rotary: nn.Module, ranges: list[tuple[int, Tensor]]) -> Ite
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
         mixed: Any = None
         for length, is_meant in ranges:
-            # It looks at the largest position only. One of 0 makes it forget a longer row that it saw before.
+            # It reads the largest position only. A position of 0 resets the longest row that it has seen.
             plain(x, position_ids.new_zeros(1, 1), *args, **options)
             last = position_ids.new_full((*position_ids.shape[:-1], 1), length - 1)
             asked = torch.cat([position_ids.clamp(max=length - 1), last], dim=-1)
@@ -68,7 +68,7 @@ def _asked_by_length(rotary: nn.Module, ranges: list[tuple[int, Tensor]]) -> Ite
 
 
 def _merge(so_far: Any, found: Any, is_meant: Tensor) -> Any:
-    """`found` ([B, S + 1, D], or a tuple of such) without its last position, on the tokens that are meant."""
+    """`so_far` with `found` ([B, S + 1, D], or a tuple of such, last position dropped) on the selected tokens."""
     if isinstance(found, tuple):
         before = so_far or (None,) * len(found)
         return tuple(_merge(one, each, is_meant) for one, each in zip(before, found, strict=True))

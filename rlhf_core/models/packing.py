@@ -1,7 +1,7 @@
-"""Passes without padding: the samples of a batch lie one behind the other in a single row.
+"""Passes without padding: the samples of a batch are concatenated into a single row.
 
-All of a transformer but its attention treats every token by itself, so padding is work for nothing there. Attention
-alone lays the samples out as rows, padded behind, where each sees its own tokens and "causal" is all the mask needed.
+All of a transformer but its attention treats tokens independently, so padding is wasted work there. Only attention
+lays the samples out as rows, padded on the right, where each sees its own tokens and a causal mask suffices.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..functional.masking import position_ids_of
 from .shared_pass import packs
 
 ATTENTION = "rlhf_packed"
-"""transformers' name of the attention function: `sdpa`, that can be told how samples are packed."""
+"""transformers' name of the attention function: `sdpa` with support for packed samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the T tokens of one packed row lie in B rows of W, padded behind."""
+    """Positions of the T tokens of one packed row in B rows of width W, padded on the right."""
 
     places: Tensor
-    """[T] int64, in the B * W."""
+    """[T] int64, indices into the flattened B * W."""
     num_rows: int
     width: int
 
@@ -42,7 +42,7 @@ class Packing:
     def as_rows(self, packed: Tensor) -> Tensor:
         """[1, H, T, D] -> [B, H, W, D], 0 on padding."""
         tokens = packed[0].transpose(0, 1)
-        # Added to zeros: on a CPU that is faster than `index_copy`, and its gradient is the same selection.
+        # `index_add` to zeros: faster on a CPU than `index_copy`, with the same gradient.
         rows = tokens.new_zeros(self.num_rows * self.width, *tokens.shape[1:]).index_add(0, self.places, tokens)
         return rows.view(self.num_rows, self.width, *tokens.shape[1:]).transpose(1, 2)
 
@@ -53,10 +53,10 @@ class Packing:
 
 @contextmanager
 def packed_attention(*models: nn.Module) -> Iterator[None]:
-    """Inside, transformers models of a known kind among `models` can be given packed rows (`PackedRows`).
+    """Context in which supported transformers models among `models` accept packed rows (`PackedRows`).
 
-    Only models with `sdpa` attention; to rows that are not packed it stays what it is. Forward and backward of one
-    computation belong into the same context: gradient checkpointing repeats the forward.
+    Only models with `sdpa` attention; unpacked rows are unaffected. Use one context for a forward and its backward,
+    since gradient checkpointing repeats the forward.
     """
     configs = _packable_configs(models)
     if configs:
@@ -81,12 +81,12 @@ def _config_of(module: nn.Module) -> Any:
 
 
 def takes_packed_rows(model: nn.Module) -> bool:
-    """Whether `packed_attention` is open for the innermost `model`, or it says so itself (a critic on such a trunk)."""
+    """Whether `packed_attention` is active for the innermost `model`, or it declares so (a critic on such a trunk)."""
     said = getattr(model, "takes_packed_rows", None)
     if said is not None:
         return bool(said)
     is_open = getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
-    # Code that came with a model (`trust_remote_code`) may call itself a llama and drop what it does not know.
+    # Remote code (`trust_remote_code`) may use the model type llama but ignore unknown arguments.
     return is_open and type(model).forward.__module__.startswith("transformers.models.")
 
 

@@ -17,4 +17,4 @@ class Reference:
 
     model: nn.Module
     context: Callable[[], AbstractContextManager[Any]]
-    """Entered around its forward: switches an adapter off where the reference is the policy itself."""
+    """Context of its forward: switches the adapter off where the reference is the policy itself."""

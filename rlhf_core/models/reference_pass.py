@@ -1,4 +1,4 @@
-"""Reference log-probs and values of finished samples, in token-bounded batches that keep ranks in step."""
+"""Computes reference log-probs and values of finished samples, in batches of bounded tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReferencePass:
     """Adds `reference_log_probs` and `values` to items, without gradients.
 
     `reference_context` switches an adapter off around the reference forward when `reference` is the policy itself.
-    Collective when a model is sharded: every rank calls `run`, with whatever it has.
+    Collective when a model is sharded: every rank calls `run` with its own groups.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ReferencePass:
         self._offload = offload
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """The same groups with their items completed."""
+        """The same groups with both values added to their items."""
         items = [item for group in groups for item in group.items]
         if self._reference is not None:
             with self._placed(self._reference), self._reference_context():
@@ -80,7 +80,7 @@ class ReferencePass:
 
 
 def _placeholder() -> BufferItem:
-    """One token after another: a rank without samples runs it to keep the others company."""
+    """A filler sample of two tokens, which a rank without samples runs to stay in step."""
     import torch
 
     return BufferItem(

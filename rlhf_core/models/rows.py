@@ -1,4 +1,4 @@
-"""An experience as a model is given it, and where what the model says of its response tokens is read."""
+"""An experience as rows of model input, and the positions at which response tokens are predicted."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 
 def model_rows(model: nn.Module, experience: Experience) -> PaddedRows | PackedRows:
-    """The rows for the innermost `model`: packed where it takes them. Actions come in the same order in both."""
+    """The rows for the innermost `model`, packed where it supports that. Both kinds keep the order of actions."""
     rows = _own_prefixes(PaddedRows.of(experience), RowLengths.of(model))
     return PackedRows(rows) if takes_packed_rows(model) else rows
 
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """As wide as the longest of them, all starting in the first column (`shared_pass.py` says why)."""
+    """Rows padded to the longest, all starting in the first column (see `shared_pass.py`)."""
 
     sequences: Tensor
     """[B, W] int64."""
     attention_mask: Tensor
     """[B, W] bool."""
     is_read: Tensor
-    """[B, W] bool: True where the next token is an action, so that here it is predicted."""
+    """[B, W] bool: True where the next token is an action, which this position predicts."""
 
     @classmethod
     def of(cls, experience: Experience) -> PaddedRows:
-        """Shift every row to the left, and drop the columns nobody needs."""
+        """Shift every row to the left, and drop unused columns."""
         mask = experience.attention_mask
         width, device = int(mask.sum(1).max()), mask.device
         is_action = torch.zeros_like(mask)
@@ -46,7 +46,7 @@ class PaddedRows:
         source = source.clamp(max=mask.shape[1] - 1)
 
         def shifted(values: Tensor) -> Tensor:
-            """[B, width + 1]; 0 behind the last column there is."""
+            """[B, width + 1]; 0 past the last column."""
             return values.gather(1, source) * is_there
 
         return cls(shifted(experience.sequences)[:, :width], shifted(mask)[:, :width], shifted(is_action)[:, 1:])
@@ -66,11 +66,11 @@ class PaddedRows:
 
     @property
     def logits_to_keep(self) -> int:
-        """So many of the last columns hold all that is read."""
+        """Number of last columns that contain all predicting positions."""
         return int((self.is_read.any(0).cumsum(0) > 0).sum().clamp(min=1))
 
     def of_actions(self, per_position: Tensor) -> Tensor:
-        """[B, W, ...], or [B, logits_to_keep, ...], of each position -> [N, ...], what stands before each action."""
+        """[B, W, ...] or [B, logits_to_keep, ...] per position -> [N, ...] at the position before each action."""
         return per_position[self.is_read[:, -per_position.shape[1] :]]
 
 
@@ -81,8 +81,8 @@ class PackedRows:
         is_token = rows.attention_mask
         self.inputs: dict[str, Any] = {
             "input_ids": rows.sequences[is_token][None],
-            # Four dimensions: transformers takes it for a mask that is made already, and builds none of T x T. Of no
-            # size: attention that does not know of packing fails instead of mixing samples.
+            # Four dimensions: transformers takes it for a finished mask and builds no T x T one. Size zero:
+            # attention without packing support fails instead of mixing samples.
             "attention_mask": is_token.new_ones(1, 1, 0, 0),
             "position_ids": position_ids_of(is_token)[is_token][None],
             "packing": Packing.of(is_token),
@@ -93,17 +93,17 @@ class PackedRows:
         """[N] int64: the position before each action."""
 
     def of_actions(self, per_position: Tensor) -> Tensor:
-        """[1, T, ...], or [1, N, ...] of the positions to keep, -> [N, ...]. N < T: no prompt is empty."""
+        """[1, T, ...], or [1, N, ...] at the kept positions -> [N, ...]. N < T, since no prompt is empty."""
         if per_position.shape[1] == len(self.logits_to_keep):
             return per_position[0]
         return per_position[0, self.logits_to_keep]
 
 
 def _own_prefixes(rows: PaddedRows, rules: RowLengths | None) -> PaddedRows:
-    """Rows that give each action the embeddings of its own prefix, as when it was sampled.
+    """Rows in which each action gets the embeddings of its own prefix, as when it was sampled.
 
-    What is read before a switch of `rules` is read from the row cut off there; so a row beyond it may come twice,
-    one behind the other, which leaves the actions in their order.
+    Actions before a switch of `rules` are read from the row cut off at the switch; so a longer row appears twice,
+    consecutively, which keeps the order of actions.
     """
     for switch in sorted(() if rules is None else rules.switches):
         if rows.sequences.shape[1] <= switch:

@@ -1,15 +1,15 @@
-"""Which rows may share a forward pass of a model: the one place that trainer and engine ask.
+"""Decides which rows may share a forward pass of a model, for trainer and engine alike.
 
-A token's log-prob may depend on the tokens before it in its own row and on nothing else. What a kind of model needs
-for that:
+A token's log-prob may depend on the tokens before it in its own row and on nothing else. Requirements by kind of
+model:
 
-- Every causal model keeps its rows apart when all start in the first column: padding stands behind them, where no
-  token looks. So run all passes over finished rows: scoring, update, critic, reference, reward models.
-- Transformers that `packs` names do without padding: all tokens lie in one row (`functional/packing.py`).
-- Padding in front is neutral only to models that mask it and are told each token's position. Decoding batches of
-  prompts needs it, where there are no slots; `feels_padding` says to which models it must not be done.
-- Rotary embeddings that are computed for the longest row of a pass (`RowLengths`) are computed for each row by
-  itself (`functional/own_lengths.py`), and a row that reaches a new range of lengths is begun anew by the engine.
+- Every causal model keeps rows apart when all start in the first column: padding follows them, where no token attends.
+  All passes over finished rows run so: scoring, update, critic, reference, reward models.
+- Transformers accepted by `packs` need no padding: all tokens are in one row (`models/packing.py`).
+- Left padding is neutral only for models that mask it and take each token's position. Decoding batches of prompts
+  without slots needs it; `feels_padding` tells for which models it is not neutral.
+- Rotary embeddings that depend on the longest row of a pass (`RowLengths`) are computed separately for each row
+  (`models/own_lengths.py`), and the engine recomputes a row that reaches a new range of lengths.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ PACKABLE = frozenset(
         "qwen3_moe", "smollm3", "starcoder2",
     }
 )  # fmt: skip
-"""Model types that hand what their forward is given on to the attention function, and know places by position ids."""
+"""Model types that pass their forward's arguments on to the attention function, and use position ids only."""
 
 FEELS_PADDING = frozenset({"deepseek_v4", "gpt_neo", "recurrent_gemma", "roformer", "rwkv"})
-"""Model types that empty columns change although their forward takes a mask: by a recurrent state, by a position or a
-window counted in columns, or by compressing columns together. More are known by their forward or their cache."""
+"""Model types whose output padding changes although their forward takes a mask: by a recurrent state, by positions or
+windows counted in columns, or by compressing columns. Others are detected by their forward or their cache."""
 
 
 def packs(config: Any) -> bool:
-    """Whether samples may lie one behind the other in a single row, of a transformers model with this config."""
+    """Whether a transformers model with this config may run samples concatenated in a single row."""
     return (
         config.model_type in PACKABLE
         and config._attn_implementation == "sdpa"
-        # A loss that balances experts needs the mask of padded rows.
+        # The load-balancing loss of experts needs the mask of padded rows.
         and not getattr(config, "output_router_logits", False)
     )
 
 
 def feels_padding(config: Any, forward_parameters: Iterable[str]) -> str | None:
-    """Why padding before a row, or between it and its next token, changes the row; None if it is neutral.
+    """Why padding before a row, or between it and its next token, changes the row's output; None if it is neutral.
 
-    Only rows of one length may decode together where it does.
+    Where it does, only rows of one length may decode together.
     forward_parameters: the names that the model's forward takes.
     """
     kind = getattr(config, "model_type", None)
@@ -63,7 +63,7 @@ def feels_padding(config: Any, forward_parameters: Iterable[str]) -> str | None:
 
 
 def carries_state(config: Any) -> bool:
-    """Whether a layer hands something from token to token that no attention mask stops between samples of a row."""
+    """Whether a layer carries state from token to token that no attention mask stops between samples of a row."""
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
     layers = _cache_layers(config)
@@ -83,13 +83,13 @@ class RowLengths:
     """How the rotary embeddings of a model change with the length of its row."""
 
     switches: frozenset[int]
-    """Tokens after which a longer prefix has another embedding, the same for all longer ones (`longrope`)."""
+    """Lengths beyond which a prefix has another embedding, the same for all longer ones (`longrope`)."""
     limit: int | None
-    """Tokens after which each length of a whole row has one of its own (`dynamic` NTK); None where none has."""
+    """Length beyond which every row length has its own embedding (`dynamic` NTK); None if there is none."""
 
     @classmethod
     def of(cls, model: nn.Module) -> RowLengths | None:
-        """None for a model whose rotary embedding is the same at all lengths. Wrappers and critics are seen through."""
+        """The model's rules, also inside wrappers and critics; None if its embedding is the same at all lengths."""
         pairs = {pair for module in model.modules() for pair in _rotary_parameters(module)}
         if not pairs:
             return None
@@ -98,11 +98,11 @@ class RowLengths:
 
     @property
     def kind(self) -> str:
-        """As transformers calls it."""
+        """transformers' name of the kind."""
         return "longrope" if self.switches else "dynamic"
 
     def begins_anew(self, length: int) -> bool:
-        """Whether a row of `length` tokens has other embeddings than it had with one token less.
+        """Whether a row of `length` tokens has other embeddings than with one token fewer.
 
         The engine makes no row beyond `limit`, which is all the positions such a model has.
         """
@@ -120,7 +120,7 @@ def _rotary_parameters(module: nn.Module) -> list[tuple[str, int]]:
 
 
 def _parameters_of(config: Any) -> list[tuple[str, int]]:
-    """Kind and number of tokens up to which nothing changes, of each rotary embedding that depends on a length."""
+    """For each length-dependent rotary embedding: its kind, and the length up to which it is constant."""
     given = getattr(config, "rope_parameters", None)
     if not isinstance(given, Mapping):
         return []

@@ -1,10 +1,10 @@
-"""Memory per role and process, throughput and time of a run, from shapes and a moment's measurement.
+"""Estimates memory per role and process, throughput and time of a run, from shapes and a short measurement.
 
 Memory counts weights, gradients, Adam's two moments and master weights, activations (Korthikanti 2022,
 arXiv:2205.05198, section 4.1, without attention scores, which flash attention does not keep), logits and the
-key-value cache. Time counts 2 N
-operations a token forward and 6 N a token trained on; generation is bound by operations, by reading the weights once
-a token, or by starting its operations, whichever is slowest. Answers are taken to be as long as they may be.
+key-value cache. Time counts 2 N operations per token forward and 6 N per token trained on; generation is bound by
+operations, by reading the weights once per token, or by kernel launches, whichever is slowest. Answers are assumed to
+have the maximum length.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 _FP32 = 4
 _CALLS_PER_LAYER = 40
-"""Operations that a decoder layer starts for one token."""
+"""Kernel launches of a decoder layer for one token."""
 _PROMPTS_LOOKED_AT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """The memory of one kind of process."""
+    """Memory of one kind of process."""
 
     kind: str
     count: int
@@ -51,26 +51,26 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run will need. Times are upper bounds where answers end early."""
+    """Estimated memory and time of a run. Times are upper bounds where answers end early."""
 
     num_parameters: int
     num_trainable: int
     device: str
     tokens_per_sample: float
-    """Prompt (the mean of those looked at) and the longest answer."""
+    """Mean length of the inspected prompts plus the longest answer."""
     processes: Sequence[ProcessPlan]
     seconds_per_episode: dict[str, float] = field(default_factory=dict)
     tokens_per_second: dict[str, float] = field(default_factory=dict)
     total_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The plan as JSON, for `--json`."""
         totals = [{**asdict(each), "total_bytes": each.total_bytes} for each in self.processes]
         return {**asdict(self), "processes": totals}
 
 
 def plan_run(resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1) -> Plan:
-    """Estimate a checked run (`check_run` gives its inputs). Loads no weight but those of built-in models."""
+    """Estimate a checked run (`check_run` gives its inputs). Loads only the weights of built-in models."""
     import torch
 
     algorithm = inputs.algorithm
@@ -109,14 +109,14 @@ def plan_run(resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1) -
 
 
 def _own_bytes(device: Any) -> float:
-    """What interpreter and libraries take: as much as in this process, which has loaded them. None of it on a GPU."""
+    """Memory of interpreter and libraries, measured in this process, which has loaded them. 0 on a GPU."""
     return 0.0 if device.type == "cuda" else peak_memory_bytes(device)
 
 
 def _lengths(
     resolved: ResolvedRun, algorithm: Algorithm[Any, Any], prompts: PromptStream, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[float, int]:
-    """Mean tokens of the first prompts (or records), and the most of an answer."""
+    """Mean tokens of the first prompts (or records), and the most tokens of an answer."""
     positions = range(_PROMPTS_LOOKED_AT)
     if isinstance(algorithm, RolloutAlgorithm):
         lengths = [len(prompts.prompt(position).prompt_ids) for position in positions]
@@ -134,11 +134,11 @@ class _Work:
     shape: ModelShape
     machine: Machine
     state: StateBytes
-    """Of a training process."""
+    """Bytes per parameter in a training process."""
     weight_bytes: int
-    """Of one parameter as it is loaded: what a copy beside the trained model takes."""
+    """Bytes per parameter of a copy beside the trained model, in the type it is loaded in."""
     copies_policy: bool
-    """Whether an engine beside the trainer needs weights of its own."""
+    """Whether an engine beside the trainer needs its own weights."""
     prompt_tokens: float
     answer_tokens: int
     trainers: int
@@ -156,7 +156,7 @@ class _Work:
 
     @property
     def samples(self) -> float:
-        """Of an episode, in one process that generates."""
+        """Samples of an episode per generating process."""
         return self.resolved.run.train.samples_per_episode / (self.makers or self.trainers)
 
     def processes(self, base: int) -> list[ProcessPlan]:
@@ -185,7 +185,7 @@ class _Work:
         ]
 
     def seconds(self) -> dict[str, float]:
-        """Of an episode, by phase."""
+        """Seconds of an episode by phase."""
         tokens, machine = self._episode_tokens, self.machine
         trained = self.shape.num_parameters + self.critic_parameters
         factor = 8 if self.resolved.run.model.gradient_checkpointing else 6
@@ -228,7 +228,7 @@ class _Work:
         }
 
     def _activations(self) -> int:
-        """Of the micro-batch of the larger of the trained models, with its logits and their gradient."""
+        """Activation bytes of one micro-batch of the largest trained model, with logits and their gradient."""
         train, shape = self.resolved.run.train, self.shape
         length = self.prompt_tokens + self.answer_tokens
         bound = train.micro_batch_tokens or default_tokens("cpu" if self.machine.device == "cpu" else "cuda")

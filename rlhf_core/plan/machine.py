@@ -1,4 +1,4 @@
-"""What this machine can do, measured in a moment."""
+"""Measures this machine's speed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _GPU_SIZE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Of one process's device."""
+    """Speed of one process's device."""
 
     device: str
     flops: float
-    """Floating-point operations a second that a large multiplication reaches."""
+    """Floating-point operations per second of a large multiplication."""
     bytes_per_second: float
-    """Read from memory."""
+    """Memory read bandwidth."""
     seconds_per_call: float
-    """Time to start a small operation: what generation of a small model is bound by."""
+    """Time to launch a small operation, which bounds generation of a small model."""
 
 
 def measure(device: torch.device) -> Machine:

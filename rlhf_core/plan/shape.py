@@ -1,4 +1,4 @@
-"""The size of a model, from its config alone: it is built on torch's meta device, which holds no weights."""
+"""Model sizes from the config alone: the model is built on torch's meta device, which holds no weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What memory and time depend on."""
+    """Sizes that memory and time depend on."""
 
     num_parameters: int
     num_trainable: int
     head_parameters: int
-    """Of the output layer, which a value model does not have; 0 where it is tied to the embedding."""
+    """Parameters of the output layer, which a value model lacks; 0 where it is tied to the embedding."""
     num_layers: int
     hidden_size: int
     feed_forward_size: int
     vocabulary: int
     kv_values_per_token: int
-    """Numbers in the key-value cache for one token, all layers together."""
+    """Values in the key-value cache per token, over all layers."""
 
 
 def model_shape(config: ModelConfig) -> ModelShape:
@@ -68,7 +68,7 @@ def _meta_model(config: ModelConfig) -> nn.Module:
         described = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(described, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # what a broken config raises depends on the model's own code
+    except Exception as error:  # the class depends on the model's own code
         raise UserInputError(
             f"its config cannot be read: {str(error).splitlines()[0]}", where=f"model.path {path}"
         ) from error

@@ -1,4 +1,4 @@
-"""Whether a class is an environment of one of the forms that core knows; nothing of it is run."""
+"""Checks whether a class is an environment in one of the supported forms, without running it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import inspect
 from ..errors import PluginError
 
 _NO_TOOLS = frozenset({"reset", "get_reward", "close"})
-"""Public methods that are no tools."""
+"""Public methods that are not tools."""
 
 
 def tool_methods(kind: type) -> list[str]:
-    """Public methods of a class, which are the tools of one that has no `step`; sorted."""
+    """Sorted public methods of a class, which are its tools if it has no `step`."""
     return [
         name
         for name, value in inspect.getmembers(kind)
@@ -20,7 +20,7 @@ def tool_methods(kind: type) -> list[str]:
 
 
 def check_shape(kind: type, where: str) -> None:
-    """Raise `PluginError` where a class is no environment of any form."""
+    """Raise `PluginError` where a class is not an environment in any form."""
     if callable(getattr(kind, "run", None)):
         return
     if not callable(getattr(kind, "reset", None)):

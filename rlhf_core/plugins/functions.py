@@ -2,7 +2,7 @@
 
     def brevity(rollouts, *, target_tokens: int = 128) -> list[float]: ...
 
-needs no import from here; `FILE.py:FUNCTION` names one that is not installed.
+needs no import of core; `FILE.py:FUNCTION` names one that is not installed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .trust import EVERY_FILE, FileTrust, split_reference
 
 
 class FunctionOptions(BaseModel):
-    """Base of the schema that a function's parameters make."""
+    """Base of the options schema made from a function's parameters."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     without_default: ClassVar[frozenset[str]] = frozenset()
-    """Options whose default is known only when the file is run: they are absent where they are not given."""
+    """Options whose default is known only when the file is run: absent unless given."""
 
     @model_serializer(mode="wrap")
     def _known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class FunctionOptions(BaseModel):
 
 
 class UnreadOptions(FunctionOptions):
-    """Options of which the source tells nothing: any are taken."""
+    """Options that cannot be read from the source: any are accepted."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -57,8 +57,8 @@ def load_function_file(
 ) -> tuple[Path, Callable[..., Any]]:
     """Run the file of `FILE.py:NAME` and return its absolute path and the function, or class, of that name.
 
-    spoken: what it is wanted as. Raises `PluginError`: no such file, it is not trusted or fails to run, or it has
-    nothing of that name.
+    spoken: its role, for errors. Raises `PluginError`: no such file, it is not trusted or fails to run, or it does
+    not define that name.
     """
     where = f'{spoken} "{reference}"'
     path, name = split_reference(reference, where)
@@ -76,7 +76,7 @@ def load_function_file(
 def function_of_file(reference: str, base_folder: Path, spoken: str) -> Callable[..., Any]:
     """The function that an option of a plugin names (`FILE.py:FUNCTION`, relative to `base_folder`).
 
-    The file is run once in a process. That it may be run was checked with the run's options. `spoken` and errors: see
+    The file is run once per process; its trust was checked with the run's options. `spoken` and errors: see
     `load_function_file`.
     """
     path, _, name = reference.rpartition(":")
@@ -84,7 +84,7 @@ def function_of_file(reference: str, base_folder: Path, spoken: str) -> Callable
 
 
 def no_such_name(path: Path, name: str, offered: Sequence[str], where: str, kind: str = "function") -> PluginError:
-    """The error for a function or class that a file has not."""
+    """The error for a function or class that a file does not define."""
     plural = "classes" if kind == "class" else f"{kind}s"
     return PluginError(
         f'{path.name} has no {kind} "{name}"{suggestion(name, offered)}',
@@ -94,8 +94,8 @@ def no_such_name(path: Path, name: str, offered: Sequence[str], where: str, kind
 
 
 def run_file(path: Path, where: str) -> ModuleType:
-    """Run a file as a module of its own. Raises `PluginError`, as `where`: it fails, or wants to end the process."""
-    # In sys.modules under a name of its own, so that dataclasses, type hints and pickling work in it.
+    """Run a file as a new module. Raises `PluginError`, as `where`, if it fails or tries to exit."""
+    # In sys.modules under a unique name, so that dataclasses, type hints and pickling work in it.
     module_name = f"rlhf_reward_file_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -113,7 +113,7 @@ def run_file(path: Path, where: str) -> ModuleType:
 def function_component(function: Callable[..., Any], *, where: str, build: str = "") -> Component:
     """A component for a reward function; its config model comes from the keyword-only parameters.
 
-    Raises `PluginError` for a signature that is no reward: each option needs a type and a default, and the
+    Raises `PluginError` for a signature that is not a reward's: each option needs a type and a default, and the
     rollouts are the one positional parameter.
     """
     summary = (inspect.getdoc(function) or "").strip().partition("\n")[0]
@@ -123,7 +123,7 @@ def function_component(function: Callable[..., Any], *, where: str, build: str =
 def class_component(kind: type, *, where: str, build: str = "") -> Component:
     """A component for the class of an environment; its options are the constructor's keyword-only parameters.
 
-    Raises `PluginError` where it is no environment of any form.
+    Raises `PluginError` where it is not an environment in any form.
     """
     check_shape(kind, where)
     summary = (inspect.getdoc(kind) or "").strip().partition("\n")[0]
@@ -142,13 +142,13 @@ def options_model(
 ) -> type[FunctionOptions]:
     """The strict schema of a function's keyword-only parameters.
 
-    takes: its one positional parameter, in words; None where there may be any. without_default: options whose default
-    is not known (`FunctionOptions`). Raises `PluginError`, as `where`, for a signature that is something else.
+    takes: its one positional parameter, in words; None allows any. without_default: options whose default is not known
+    (`FunctionOptions`). Raises `PluginError`, as `where`, for another signature.
     """
     try:
         parameters = inspect.signature(function).parameters
         hints = _option_types(function, parameters)
-    except Exception as error:  # annotations of strangers may name anything
+    except Exception as error:  # a third party's annotations may contain anything
         raise PluginError(f"its signature cannot be read: {error}", where=where) from error
     _check_positional(list(parameters.values()), where, takes)
     fields: dict[str, Any] = {}
@@ -174,7 +174,7 @@ def options_model(
 
 
 def _option_types(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Types of the keyword-only parameters; what the others name may be there for type checkers only."""
+    """Types of the keyword-only parameters; annotations of others may exist for type checkers only."""
     written = {
         name: parameter.annotation
         for name, parameter in parameters.items()

@@ -1,8 +1,7 @@
-"""The options of a function or class in a file, read from its source: nothing of the file is run.
+"""Reads the options of a function or class from a file's source, without running the file.
 
-Names and kinds of the parameters, types that are written with the built-in ones, and defaults that are literals can be
-told from the source. What cannot (an alias, a computed default, a decorator) takes any value here, and is checked when
-the file is run.
+The source gives names and kinds of parameters, types written with built-in ones, and literal defaults. Anything else
+(an alias, a computed default, a decorator) accepts any value here, and is checked when the file is run.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the source tells of one `FILE.py:NAME`."""
+    """Options of one `FILE.py:NAME`, as far as its source shows them."""
 
     path: Path
     summary: str
     """First line of its docstring."""
     model: type[BaseModel]
-    """Its options, as far as they can be told."""
+    """Its options, as far as they can be read."""
     unread: tuple[str, ...]
-    """What cannot be told and is checked when the file is run, in words."""
+    """Descriptions of the parts that are checked only when the file is run."""
 
 
 def read_options(
@@ -54,8 +53,8 @@ def read_options(
 ) -> SourceOptions:
     """The options of `FILE.py:NAME`: keyword-only parameters of the function, or of the class's constructor.
 
-    takes: the one positional parameter, in words; None where there may be any. Raises `PluginError`, as `where`: no
-    such file or name, no Python, or a signature that is none of a plugin.
+    takes: the one positional parameter, in words; None allows any. Raises `PluginError`, as `where`: no such file or
+    name, not Python, or not a plugin's signature.
     """
     path, name = split_reference(reference, where)
     try:
@@ -138,7 +137,7 @@ class _Reader:
         return SourceOptions(self._path, summary, model, tuple(unread))
 
     def _type(self, node: ast.expr) -> tuple[Any, bool]:
-        """The type an annotation says, and whether that is all it says; `Any` where it cannot be told."""
+        """The type of an annotation, and whether it is complete; `Any` where it cannot be read."""
         if isinstance(node, ast.Constant) and node.value is None:
             return None, True
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -163,7 +162,7 @@ class _Reader:
             is_whole = all(known for _, known in values)
             return (typing.Literal[tuple(value for value, _ in values)], True) if is_whole else (Any, False)
         if origin is typing.Annotated:
-            return self._type(inner[0])[0], False  # what stands beside the type is code
+            return self._type(inner[0])[0], False  # the rest of the annotation is code
         if origin is tuple and isinstance(inner[-1], ast.Constant) and inner[-1].value is Ellipsis:
             item, is_whole = self._type(inner[0])
             return tuple[item, ...], is_whole  # type: ignore[valid-type]
@@ -175,7 +174,7 @@ class _Reader:
         return built, all(is_whole for _, is_whole in parts)
 
     def _named(self, node: ast.expr) -> Any:
-        """The type or form of typing that a name stands for; None where it may be anything."""
+        """The type or `typing` form that a name refers to; None where it may be anything."""
         if isinstance(node, ast.Name) and node.id not in self._bound:
             return _PLAIN.get(node.id, _GENERIC.get(node.id))
         if isinstance(node, ast.Name) and self._bound.count(node.id) == 1:
@@ -186,7 +185,7 @@ class _Reader:
 
 
 def _literal(node: ast.expr) -> tuple[Any, bool]:
-    """The value, and whether it is a literal that JSON knows."""
+    """The value, and whether it is a JSON literal."""
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError):
@@ -206,11 +205,11 @@ def _stand_in(name: str, parameters: list[inspect.Parameter]) -> Callable[..., A
 
 
 def _bound_names(scope: ast.AST) -> Iterator[str]:
-    """Every name that a scope binds, as often as it does; `*` for an import of everything."""
+    """Every name bound in a scope, once per binding; `*` for a star import."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, (*_Function, ast.ClassDef)):
             yield node.name
-            continue  # its body is a scope of its own
+            continue  # its body is a separate scope
         if isinstance(node, ast.Lambda):
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -221,7 +220,7 @@ def _bound_names(scope: ast.AST) -> Iterator[str]:
 
 
 def _typing_names(module: ast.Module) -> dict[str, str]:
-    """Names at the top of a file -> the name in `typing`; `*` for the module itself."""
+    """Top-level names of a file -> their name in `typing`; `*` for the module itself."""
     found: dict[str, str] = {}
     for node in module.body:
         if isinstance(node, ast.ImportFrom) and node.module in _TYPING_MODULES and not node.level:

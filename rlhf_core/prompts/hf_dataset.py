@@ -33,7 +33,7 @@ class MappedRows:
     """The rows of a dataset with columns renamed to what core reads."""
 
     def __init__(self, rows: _Rows, columns: Mapping[str, str], name: str) -> None:
-        """`columns` maps our key to theirs. Raises `DataError` where a column does not exist or there is no row."""
+        """`columns` maps our key to theirs. Raises `DataError` for a missing column or an empty dataset."""
         if len(rows) == 0:
             raise DataError("the dataset has no rows", where=name)
         present = list(rows[0])
@@ -53,7 +53,7 @@ class MappedRows:
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         row = self._rows[index]
         renamed = {self._ours[key]: value for key, value in row.items() if key in self._ours}
-        # A column that keeps a name which another was renamed to gives way to it.
+        # A column is dropped if another was renamed to its name.
         return {key: value for key, value in row.items() if key not in self._ours} | renamed
 
     def describe(self, index: int) -> str:
@@ -117,7 +117,7 @@ def _read_parquet(path: Path) -> TableRows:
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    """Every value stays text: an answer such as 007 is no number."""
+    """Rows of a CSV file; values stay text, so that an answer such as 007 is not changed."""
     rows: list[dict[str, Any]] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -172,7 +172,7 @@ def _load_saved(path: Path, split: str) -> _Rows:
         for part in loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]:
             if len(part):
                 part[0]
-    except Exception as error:  # what a broken folder raises depends on which library reads the broken file
+    except Exception as error:  # the class depends on which library reads the broken file
         raise DataError(
             f"cannot be read as a saved dataset: {first_line(error)}",
             where=str(path),
@@ -193,7 +193,7 @@ def _load_hub(config: HfDatasetConfig) -> _Rows:
         return datasets.load_dataset(  # type: ignore[no-any-return]
             config.path, config.subset, split=config.split, revision=config.revision
         )
-    except (OSError, ValueError) as error:  # what it raises for names, splits and connections
+    except (OSError, ValueError) as error:  # raised for names, splits and connections
         raise DataError(
             f"neither a file or folder here nor to be had from the hub: {first_line(error)}",
             where=config.path,

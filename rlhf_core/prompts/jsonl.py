@@ -1,4 +1,4 @@
-"""A JSON Lines file, held as byte offsets: the records stay on disk."""
+"""A JSON Lines file, indexed by byte offsets: the records stay on disk."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..protocols import PromptSource
 from .config import JsonlConfig
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""Escapes of surrogates, of which most are pairs and stand for one character."""
+"""Escapes of surrogates, most of which form pairs for one character."""
 
 
 class JsonlSource:
     """Every line of a file is a record. All lines are checked when it is opened.
 
     Raises `DataError` with file and line: no such file, an empty one, a line that is empty, not UTF-8, not
-    JSON, or no object.
+    JSON, or not an object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +44,7 @@ class JsonlSource:
         return len(self._offsets)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        # Opened anew each time: no descriptor to share between threads, copy to another process, or close.
+        # Reopened each time: no descriptor to share between threads, copy to another process, or close.
         with self._path.open("rb") as file:
             file.seek(self._offsets[index])
             return parse_line(file.readline(), self._path, index + 1)
@@ -57,7 +57,7 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
     """The object in a line. Raises `DataError` naming file and line."""
     where = f"{path}:{number}"
     try:
-        # A byte-order mark is what some editors put before the first line.
+        # Some editors write a byte-order mark before the first line.
         text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
     except UnicodeDecodeError as error:
         raise DataError(f"the line is not UTF-8 (byte {error.start})", where=where) from None

@@ -1,4 +1,4 @@
-"""Core's own prompt sources, brought in by entry points as a stranger's are."""
+"""Core's own prompt sources, registered by entry points like any plugin's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From records to the endless, reproducible stream of prompts that a run trains on.
+"""The endless, reproducible stream of prompts that a run trains on, made from records.
 
 `RecordStream` splits a source into held-out and training records and orders them; `PromptStream` also encodes
-them. Which record stands at a position depends only on the records, the seed and the options.
+them. The record at a position depends only on the records, the seed and the options.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _SCAN_SIZE = 1024
 """Records encoded at once when lengths are checked."""
 _REMEMBERED = 1024
-"""Texts whose ids an encoder keeps."""
+"""Texts whose ids an encoder caches."""
 
 Record = Mapping[str, Any]
 
 
 def record_name(source: PromptSource, index: int) -> str:
-    """Where a record comes from, for errors: what the source's `describe(index)` says, or its number."""
+    """A record's origin, for errors: the source's `describe(index)`, or its number."""
     describe = getattr(source, "describe", None)
     return str(describe(index)) if callable(describe) else f"record {index + 1}"
 
@@ -47,7 +47,7 @@ class RecordStream:
         held_out: int = 0,
         keep: Callable[[Sequence[Record], int], Sequence[bool]] | None = None,
     ) -> None:
-        """Read every record once. `keep(records, first index)` says which of them can be used.
+        """Read every record once. `keep(records, first index)` selects the usable ones.
 
         Raises `DataError` when no training record is left.
         """
@@ -66,7 +66,7 @@ class RecordStream:
         split = permutation(len(usable), seed, "held-out")
         self._held_out = [usable[i] for i in split[:held_out]]
         self._training = array("q", sorted(usable[i] for i in split[held_out:]))
-        # Two epochs: a stream read by several makers goes back and forth at the border.
+        # Two epochs: several makers read on both sides of the border.
         self._order = lru_cache(maxsize=2)(lambda epoch: array("q", prompt_order(len(self), seed, epoch)))
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class RecordStream:
         return len(self._training)
 
     def index(self, position: int) -> int:
-        """Which record of the source stands at `position` (>= 0) of the stream."""
+        """Index in the source of the record at `position` (>= 0) of the stream."""
         epoch, place = divmod(position, len(self))
         return self._training[self._order(epoch)[place]]
 
@@ -128,10 +128,10 @@ class PromptStream:
         text_as_chat: bool = False,
         may_be_empty: bool = False,
     ) -> None:
-        """Check every record. Raises `DataError` on one that is no prompt, is too long under `error`, or on an
+        """Check every record. Raises `DataError` on one that is not a prompt, is too long under `error`, or on an
         empty stream.
 
-        may_be_empty: a prompt may have no token, since an environment gives the first words.
+        may_be_empty: allow prompts without tokens, for which an environment gives the first text.
         """
         self._may_be_empty = may_be_empty
         self._source = source
@@ -159,7 +159,7 @@ class PromptStream:
         return self._encode(self._records.index(position), position)
 
     def evaluation_prompts(self) -> list[Prompt]:
-        """The held-out prompts, numbered from 0: a stream of their own."""
+        """The held-out prompts, numbered from 0 separately."""
         return [self._encode(index, place) for place, index in enumerate(self._records.held_out_indices())]
 
     def record(self, position: int) -> Record:
@@ -199,7 +199,7 @@ class PromptEncoder:
         self.encode = lru_cache(maxsize=_REMEMBERED)(self._encode)
 
     def prompt(self, record: Record, position: int, name: str) -> Prompt:
-        """Encode one record; `name` is what errors call it. Raises `DataError` on one that is no prompt."""
+        """Encode one record; errors call it `name`. Raises `DataError` on one that is not a prompt."""
         text, messages = self._render(record, name)
         return Prompt(
             position=position,
@@ -230,8 +230,8 @@ class PromptEncoder:
         backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         if not hasattr(backend, "encode_batch_fast"):
             return [len(ids) for ids in self._token_ids(texts, special_tokens=special_tokens)]
-        # Several times faster than the call, which makes lists of everything. The call sets these two each time,
-        # so what the last one left must be undone here.
+        # Several times faster than calling the tokenizer, which makes lists of everything. A call sets these
+        # two, so the settings of an earlier call must be undone here.
         backend.no_truncation()
         backend.no_padding()
         return [len(encoded) for encoded in backend.encode_batch_fast(texts, add_special_tokens=special_tokens)]
@@ -267,13 +267,13 @@ class PromptEncoder:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
-        except TemplateError as error:  # templates refuse what the model was not trained on
+        except TemplateError as error:  # templates reject messages that the model was not trained on
             raise DataError(f"the tokenizer's chat template refuses the messages: {error}", where=name) from error
         return str(text)
 
 
 def _before_last_answer(messages: object, name: str) -> object:
-    """Of a whole conversation (`messages`), what comes before the assistant's last turn."""
+    """The part of a conversation (`messages`) before the assistant's last turn."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise DataError(f"`messages` is {_kind(messages)}, not a list of chat messages", where=name)
     roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]

@@ -1,4 +1,4 @@
-"""Tasks without a prompt: an environment's `reset` gives the first words, from the task's seed."""
+"""Tasks without a prompt: an environment's `reset` gives the first text, from the task's seed."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class Tasks:
 
 
 def build(config: TasksConfig, context: PromptsContext) -> PromptSource:
-    """What the component `tasks` names."""
+    """Build the prompt source `tasks`."""
     return Tasks(config.size)

@@ -1,6 +1,6 @@
 """`report.html`: one self-contained page about one run, or several beside each other, and its plots as PNG files.
 
-The page asks nothing of any network, runs only its own script (by its hash) and escapes all text of the runs.
+The page makes no network requests, runs only its own script (by its hash) and escapes all text of the runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NO_PLOTS = "Plots need matplotlib: pip install 'rlhf-core[report]', then: rlhf r
 def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Path:
     """Write the page, and a `plot-<name>.png` for each plot beside it. Returns the page's path.
 
-    `output` defaults to `report.html` in the (first) run folder. Missing keys and files leave their part out; without
-    matplotlib the page has a note in place of plots.
+    `output` defaults to `report.html` in the (first) run folder. Parts whose keys or files are missing are left out;
+    without matplotlib the page has a note in place of plots.
 
     Raises:
         UserInputError: no folder, or one that holds no run.
@@ -51,6 +51,6 @@ def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Pat
 
 
 def _named(runs: Sequence[Run]) -> list[Run]:
-    """Runs whose folders share a name are told apart by their parents' names."""
+    """Give runs whose folders share a name unique names, by adding their parents' names."""
     names = [run.name for run in runs]
     return [run.renamed(f"{run.path.parent.name}/{run.name}") if names.count(run.name) > 1 else run for run in runs]

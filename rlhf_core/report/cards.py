@@ -11,7 +11,7 @@ from .known import is_number
 
 
 def facts(run: Run) -> list[str]:
-    """What the line under the title says."""
+    """Facts for the line under the title."""
     algorithm, strategy, transport = (
         _name(run.config.get(section)) for section in ("algorithm", "strategy", "transport")
     )
@@ -69,7 +69,7 @@ def comparison(runs: Sequence[Run]) -> str:
 
 
 def bars(run: Run, *, named: bool) -> str:
-    """Where the time went, from `performance.json`; nothing without it."""
+    """Time bars from `performance.json`; empty without it."""
     shares = run.performance.get("time_share")
     if not isinstance(shares, Mapping) or not shares:
         return ""
@@ -88,7 +88,7 @@ def bars(run: Run, *, named: bool) -> str:
 
 
 def number(value: Any) -> str | None:
-    """Three significant digits, thousands apart; None for what is no number."""
+    """Three significant digits, thousands separated; None for a value that is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if value == int(value) and abs(value) < 1e15:

@@ -1,4 +1,4 @@
-"""What a report reads from a run folder."""
+"""The run-folder data of a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .samples import SampleChoice, choose_samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, as far as its files tell."""
+    """One run, as far as its files describe it."""
 
     path: Path
     name: str
@@ -24,13 +24,13 @@ class Run:
     """`metrics.jsonl`, in order of `step`."""
     samples: SampleChoice
     config: Mapping[str, Any]
-    """Secrets taken out."""
+    """The run file without secrets."""
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     performance: Mapping[str, Any]
 
     def renamed(self, name: str) -> Run:
-        """The same run under a name that is its own."""
+        """The same run under a unique name."""
         return replace(self, name=name)
 
     def keys(self) -> list[str]:
@@ -38,7 +38,7 @@ class Run:
         return list(dict.fromkeys(key for line in self.lines for key in line))
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values of a metric, where it has one."""
+        """Steps and values of a metric, where present."""
         points = [(int(line["step"]), line[key]) for line in self.lines if key in line]
         return [step for step, _ in points], [float(value) for _, value in points]
 
@@ -64,5 +64,5 @@ def read_run(path: Path) -> Run:
 
 
 def read_samples(folder: RunFolder) -> Iterator[Mapping[str, Any]]:
-    """The samples of a run, as far as they can be shown. Raises DataError on a line that is no JSON."""
+    """The displayable samples of a run. Raises `DataError` on a line that is not JSON."""
     return (sample for sample in map(known_sample, read_lines(folder.samples)) if sample is not None)

@@ -1,4 +1,4 @@
-"""Which plots a report has, and of which metrics: a table, so that adding one is a line."""
+"""Table of a report's plots and their metrics; a new plot is one line."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Figure:
     stacked: bool = False
     log_scale: bool = False
     from_zero: bool = False
-    """The axis starts at zero: for counts, shares and sizes."""
+    """Whether the axis starts at zero: for counts, shares and sizes."""
     scale: float = 1.0
     """Values are multiplied by it."""
 
     def select(self, present: Sequence[str]) -> list[str]:
-        """The keys that a run with these metrics has."""
+        """The keys of this plot among a run's metrics."""
         chosen: dict[str, None] = {}
         for pattern in self.keys:
             chosen |= dict.fromkeys(key for key in present if fnmatch(key, pattern))

@@ -1,4 +1,4 @@
-"""What is believed of a run folder's records, which may be anyone's: values of the right kind; others are left out."""
+"""Validates records of run folders, which are untrusted: values of a wrong type are left out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 _LARGEST = 1e100
-"""A larger number is no measurement, and can be neither plotted nor counted with."""
+"""Larger numbers are not measurements, and cannot be plotted or summed."""
 _LARGEST_INDEX = 2**53
 _INDICES = ("sample_id", "episode", "policy_version", "num_tokens", "branch", "step")
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a finite number of a size that can be worked with."""
+    """Whether this is a finite number of usable size."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= _LARGEST and math.isfinite(value)
@@ -27,7 +27,7 @@ def known_line(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def known_sample(record: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A line of `samples.jsonl` without values of a wrong kind; None for one without a completion."""
+    """A line of `samples.jsonl` without values of a wrong type; None for one without a completion."""
     if not isinstance(record.get("completion"), str):
         return None
     found = {key: value for key, value in record.items() if key not in _INDICES or _is_index(value)}
@@ -45,7 +45,7 @@ def known_sample(record: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def known_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with None in the place of numbers that are none."""
+    """A record with invalid numbers replaced by None."""
     return {key: _known(value) for key, value in record.items()}
 
 

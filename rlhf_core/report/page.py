@@ -1,4 +1,4 @@
-"""The page: HTML around the plots, the samples and what the run was.
+"""The page: HTML with the plots, the samples and the run's configuration.
 
 All text that comes from a run goes through `escape` or, for the sample browser, through JSON in which `<`, `>` and
 `&` are written as escapes. A content security policy allows this page's own script by its hash and nothing from
@@ -25,7 +25,7 @@ from .reward_table import reward_table
 
 
 def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None = None) -> str:
-    """The whole document. `plots`: figure name -> PNG; `note`: said in place of missing plots."""
+    """The whole document. `plots`: figure name -> PNG; `note`: shown in place of missing plots."""
     style, script = _asset("style.css"), _asset("samples.js")
     has_samples = any(run.samples.groups for run in runs)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
@@ -112,7 +112,7 @@ def _samples(runs: Sequence[Run]) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in, nor break a line in older browsers."""
+    """JSON that can neither close its script element nor break a line in older browsers."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -19,7 +19,7 @@ _GRID = "#8b94a433"
 _SIZE_INCHES = (6.2, 3.0)
 _DPI = 144
 _SMOOTH_ABOVE = 60
-"""Curves of more points than this are shown faint, with their moving average on top."""
+"""Curves with more points are drawn faint, with their moving average on top."""
 _MAX_SERIES = 8
 
 STYLE: Any = {  # matplotlib's own type is a literal of every key it knows
@@ -54,7 +54,7 @@ Series = tuple[str, str, list[int], list[float]]
 
 
 def draw(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Figure name -> PNG, of those whose metrics at least one run has."""
+    """Figure name -> PNG, for figures whose metrics at least one run has."""
     drawn = {}
     for figure in FIGURES:
         series = collect(figure, runs)
@@ -78,7 +78,7 @@ def collect(figure: Figure, runs: Sequence[Run]) -> list[Series]:
 
 
 def smooth(values: Sequence[float], span: float) -> list[float]:
-    """Exponential moving average over about `span` points, without the start's pull towards the first value."""
+    """Exponential moving average over about `span` points, with bias correction at the start."""
     keep = 1.0 - 2.0 / (span + 1.0)
     total = weight = 0.0
     averaged = []

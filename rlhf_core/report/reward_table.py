@@ -1,4 +1,4 @@
-"""What each reward cost a run, and how often it failed."""
+"""Table of each reward's cost and failures in a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTS = {
     "zeroed": "samples scored 0",
     "dropped": "samples dropped",
 }
-"""Name in the metrics -> heading; a column that is 0 for all rewards is left out, but for the first two."""
+"""Name in the metrics -> heading; columns after the first two are left out where 0 for all rewards."""
 
 
 def reward_costs(run: Run) -> dict[str, dict[str, float]]:
@@ -29,7 +29,7 @@ def reward_costs(run: Run) -> dict[str, dict[str, float]]:
 
 
 def reward_table(run: Run, *, named: bool) -> str:
-    """A row for each reward; nothing for a run that had none."""
+    """A row for each reward; empty for a run without rewards."""
     costs = reward_costs(run)
     if not costs:
         return ""

@@ -1,6 +1,6 @@
-"""Which samples a report shows: best, worst, random, and the first policy's against the last's.
+"""Chooses the samples of a report: best, worst, random, and those of the first and the last policy.
 
-One pass over the file, and never more in memory than what is shown.
+One pass over the file; only the chosen samples are held in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SampleChoice:
 
 
 def choose_samples(records: Iterable[Sample], per_group: int = PER_GROUP) -> SampleChoice:
-    """Choose; the same file gives the same samples. Those without a score are neither best nor worst."""
+    """Choose deterministically. Samples without a score are neither best nor worst."""
     best: list[tuple[float, int, Sample]] = []
     worst: list[tuple[float, int, Sample]] = []
     first, last, anyone = _Reservoir(per_group), _Reservoir(per_group), _Reservoir(per_group)
@@ -59,7 +59,7 @@ def choose_samples(records: Iterable[Sample], per_group: int = PER_GROUP) -> Sam
 
 
 class _Reservoir:
-    """A uniform sample of a stream (Vitter 1985, algorithm R), seeded, so that a report can be made again."""
+    """A uniform sample of a stream (Vitter 1985, algorithm R), seeded, so that reports are reproducible."""
 
     def __init__(self, size: int) -> None:
         self.kept: list[Sample] = []

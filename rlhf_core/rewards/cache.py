@@ -1,8 +1,8 @@
-"""Scores remembered on disk, so that an expensive reward is not asked twice about one answer.
+"""Cache of scores on disk, so that an expensive reward scores each answer only once.
 
-The key is a hash of the reward (plugin, version, source, options) and of what it is shown. Left out are
-`sample_id`, `group_id`, `policy_version` and `logprobs`, which differ each time a text is sampled: switch the
-cache on only for rewards that read none of these, and that judge each answer by itself.
+The key is a hash of the reward (plugin, version, source, options) and of its input, without `sample_id`, `group_id`,
+`policy_version` and `logprobs`, which differ each time a text is sampled: enable the cache only for rewards that read
+none of these, and that score each answer independently.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _KEYS_A_QUERY = 500
 
 
 def reward_identity(name: str, plugin: str, options: Mapping[str, Any]) -> str | None:
-    """A hash of who scores and how; None where the options cannot be written as JSON, so nothing is remembered."""
+    """A hash of the reward and its options; None where these are not JSON, so that nothing is cached."""
     return _digest([name, plugin, dict(options)])
 
 
 def cache_key(identity: str, rollout: Rollout) -> str | None:
-    """A hash of the reward and of what it sees of a sample; None where that cannot be written as JSON."""
+    """A hash of the reward and of its view of a sample; None where that is not JSON."""
     return _digest(
         [
             identity,
@@ -49,13 +49,13 @@ def cache_key(identity: str, rollout: Rollout) -> str | None:
 def _digest(value: object) -> str | None:
     try:
         text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    except (TypeError, ValueError):  # an object of the user's own in the metadata, say
+    except (TypeError, ValueError):  # e.g. a user-defined object in the metadata
         return None
     return sha256(text.encode("ascii")).hexdigest()
 
 
 class ScoreCache:
-    """A SQLite file of key -> score; safe between threads and between processes. A stored score never changes."""
+    """A SQLite file of key -> score; safe across threads and processes. A stored score never changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -77,7 +77,7 @@ class ScoreCache:
             raise self._broken(error) from error
 
     def get(self, keys: Iterable[str]) -> dict[str, float]:
-        """The scores that are known, by key."""
+        """The cached scores, by key."""
         wanted = list(keys)
         found: dict[str, float] = {}
         with self._lock:
@@ -93,7 +93,7 @@ class ScoreCache:
         return found
 
     def put(self, scores: Mapping[str, float]) -> None:
-        """Remember scores; a key that is known keeps its first."""
+        """Store scores; an existing key keeps its score."""
         with self._lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")

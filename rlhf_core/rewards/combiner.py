@@ -1,4 +1,4 @@
-"""From raw rewards by name to one score a sample: arithmetic of the trainer, over a whole episode."""
+"""Combines raw rewards by name into one score per sample; computed by the trainer over a whole episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPS = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """The scores of an episode and what was done to them."""
+    """The scores of an episode, and metrics on how they were combined."""
 
     scores: Tensor
     """[B] float32."""
@@ -25,7 +25,7 @@ class Combined:
 
 
 def combined_score(weights: Mapping[str, float], clip: tuple[float, float] | None, raw: Mapping[str, float]) -> float:
-    """The score of one sample, in float64, before normalisation: what `RewardCombiner` computes over an episode."""
+    """The score of one sample before normalisation, in float64, as `RewardCombiner` computes it."""
     total = math.fsum(weight * raw[name] for name, weight in weights.items())
     return total if clip is None else min(max(total, clip[0]), clip[1])
 
@@ -41,7 +41,7 @@ class RunningMoments:
         """Sum of squared distances from the mean."""
 
     def update(self, values: Tensor) -> None:
-        """Take in `values` ([B], any floating dtype)."""
+        """Add `values` ([B], any floating dtype)."""
         number = int(values.numel())
         if number == 0:
             return
@@ -69,10 +69,10 @@ class RunningMoments:
 
 
 class RewardCombiner:
-    """Weighted sum, then (if asked for) clipping, then (if asked for) normalisation by running moments.
+    """Weighted sum, then optional clipping, then optional normalisation by running moments.
 
-    Clipping comes first, so its bounds are in the units the user's weights are in, and an outlier does not
-    disturb the moments. The moments take in an episode before it is normalised by them.
+    Clipping comes first, so that its bounds are in the units of the user's weights, and outliers do not disturb the
+    moments. The moments are updated with an episode before they normalise it.
     """
 
     def __init__(
@@ -128,6 +128,6 @@ class RewardCombiner:
         return {} if self._moments is None else {"moments": self._moments.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`. A checkpoint made without normalisation starts the moments anew."""
+        """Restore `state_dict`. A checkpoint made without normalisation resets the moments."""
         if self._moments is not None and "moments" in state:
             self._moments.load_state_dict(state["moments"])

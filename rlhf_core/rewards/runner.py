@@ -1,4 +1,4 @@
-"""One reward under its policy: batches, concurrency, deadline, retries, cache, and what a failure means."""
+"""Runs one reward under its call options: batches, concurrency, deadline, retries, cache and failure handling."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _CLOSE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSpec:
-    """One reward of a run: what scores, how much it counts, and how it is run."""
+    """One reward of a run: its function, weight and call options."""
 
     name: str
-    """In metrics and samples; unique in a run."""
+    """Name in metrics and samples; unique in a run."""
     call_options: RewardCallOptions
     weight: float = 1.0
     function: Callable[..., Any] | None = None
@@ -37,7 +37,7 @@ class RewardSpec:
     recipe: Callable[[], Callable[..., Any]] | None = None
     """Makes the reward; picklable, since an isolated reward is made in its own process."""
     plugin: str = "unknown plugin"
-    """Distribution and version: names the reward in errors, and part of the cache's key."""
+    """Distribution and version, shown in errors; part of the cache key."""
     source: str = ""
     """Digest of the reward's code, where known: part of the cache's key."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class RewardSpec:
 
 @dataclass(slots=True)
 class RewardCounts:
-    """What one reward cost since its counts were last taken."""
+    """Cost of one reward since the counts were last taken."""
 
     calls: int = 0
     seconds: float = 0.0
-    """Time inside calls, added up over concurrent ones."""
+    """Time inside calls, summed over concurrent ones."""
     failures: int = 0
-    """Failed calls, those tried again included, and scores that were none."""
+    """Failed calls, retried ones included, and invalid scores."""
     retries: int = 0
     cache_hits: int = 0
     zeroed: int = 0
@@ -63,7 +63,7 @@ Outcome = float | BadScore | RewardFault
 
 
 class RewardRunner:
-    """Scores batches with one reward; safe between threads."""
+    """Scores batches with one reward; thread-safe."""
 
     def __init__(self, spec: RewardSpec, cache: ScoreCache | None) -> None:
         self.spec = spec
@@ -105,13 +105,13 @@ class RewardRunner:
     def start(self, rollouts: Sequence[Rollout]) -> Callable[[], list[float | None]]:
         """Begin scoring; the returned callable waits for the scores, None where the sample is to be dropped.
 
-        It raises `RewardError` where the policy says `fail`.
+        It raises `RewardError` under `on_failure: fail`.
         """
         keys = self._keys(rollouts)
         known = self._cache.get(key for key in keys if key is not None) if self._cache else {}
         with self._lock:
             self._counts.cache_hits += sum(key in known for key in keys)
-        # Of samples with one key the first is asked about, so that equal samples get equal scores.
+        # Of samples with equal keys only the first is scored, so that equal samples get equal scores.
         first: dict[str | int, int] = {}
         for index, key in enumerate(keys):
             if key not in known:
@@ -148,7 +148,7 @@ class RewardRunner:
             self._cache.put(fresh)
 
     def _apply(self, outcome: Outcome, rollout: Rollout) -> float | None:
-        """The score, or what the policy makes of there being none."""
+        """The score, or the configured substitute for a missing one."""
         if isinstance(outcome, float):
             return outcome
         if self._call_options.on_failure == "fail":
@@ -176,7 +176,7 @@ class RewardRunner:
         return f'reward "{self.spec.name}"'
 
     def _run(self, batch: Sequence[Rollout]) -> list[Outcome]:
-        """One batch, tried as often as the policy allows; scores that are none count as a failure to try again."""
+        """Score one batch with retries; invalid scores count as a failure."""
         outcomes: list[Outcome] = []
         for attempt in range(self._call_options.retries + 1):
             if attempt:
@@ -200,7 +200,7 @@ class RewardRunner:
             return [*self._call(batch)]
         except RewardFault as fault:
             return [fault] * len(batch)
-        except BaseException as error:  # a stranger's function may raise anything, KeyboardInterrupt included
+        except BaseException as error:  # third-party code may raise anything, KeyboardInterrupt included
             raised = RewardFault(f"raised {type(error).__name__}: {error}")
             raised.__cause__ = error
             return [raised] * len(batch)
@@ -237,12 +237,12 @@ class RewardRunner:
             return answer if isinstance(answer, Awaitable) else read_scores(answer, len(batch))
 
         answer = self._on_call_thread(call)
-        if isinstance(answer, Awaitable):  # a function that hands on a coroutine
+        if isinstance(answer, Awaitable):  # a plain function that returns a coroutine
             answer = read_scores(self._finish(answer, deadline), len(batch))
         return answer  # type: ignore[return-value]
 
     def _finish(self, awaitable: Awaitable[Any], deadline: float) -> object:
-        """Await what a call handed on, in the time that is left of it."""
+        """Await a call's awaitable within its remaining time."""
         try:
             return self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
         except DeadlinePassed:
@@ -265,13 +265,13 @@ class RewardRunner:
             raise
 
     def take_counts(self) -> RewardCounts:
-        """The counts so far; counting starts anew."""
+        """Return the counts and reset them."""
         with self._lock:
             taken, self._counts = self._counts, RewardCounts()
         return taken
 
     def close(self) -> None:
-        """Stop what waits, let the reward close what it holds, end processes, loop and threads."""
+        """Cancel pending calls, close the reward, and end processes, event loop and threads."""
         self._closing.set()
         if self._isolated is not None:
             self._isolated.close()

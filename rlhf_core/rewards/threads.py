@@ -1,7 +1,7 @@
-"""Calling a stranger's function without waiting for it for ever.
+"""Calls third-party functions with deadlines.
 
-Threads here are daemons: a reward that hangs must not keep the process from ending. A hung thread cannot be
-stopped, only left behind; `isolate` gives a reward a process, which can.
+Threads here are daemons: a hung reward must not keep the process from exiting. A hung thread cannot be stopped, only
+abandoned; with `isolate` a reward runs in a process, which can be stopped.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .values import RewardFault
 
 T = TypeVar("T")
 MAX_ABANDONED = 32
-"""Hung threads of one reward that are tolerated before it is given up."""
+"""Most hung threads of one reward before it fails for good."""
 _PROBE_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
 
 
 class DeadlinePassed(RewardFault):
-    """A call had no answer in time."""
+    """A call did not return in time."""
 
 
 class DaemonPool:
@@ -62,13 +62,13 @@ class DaemonPool:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(job())
-                except BaseException as error:  # handed to whoever waits for the future
+                except BaseException as error:  # raised where the future is awaited
                     future.set_exception(error)
             del entry, future, job  # an idle thread must not keep the last result alive
             self._idle.release()
 
     def close(self) -> None:
-        """Give what has not started a `RewardError` and let the threads end; waits briefly for what runs."""
+        """Fail jobs that have not started with a `RewardError` and end the threads; waits briefly for running jobs."""
         with self._lock:
             self._closed = True
             while True:
@@ -89,10 +89,10 @@ class DaemonPool:
 
 
 class CallThread(Generic[T]):
-    """A thread for one call, left behind when the call passes its deadline.
+    """A thread for one call, abandoned when the call passes its deadline.
 
-    Not kept for the next call: a thread that has run a parallel operation of torch holds OpenMP workers until it ends,
-    and where there are more of those than cores, every parallel operation of the whole process waits to be woken up.
+    Not reused: a thread that has run a parallel torch operation holds OpenMP workers until it ends, and when these
+    outnumber the cores, every parallel operation of the process is slowed by waking them.
     """
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
@@ -101,7 +101,7 @@ class CallThread(Generic[T]):
         self._thread.start()
 
     def result(self, timeout_seconds: float) -> T:
-        """The call's result, or its error; `DeadlinePassed` where there is none in time."""
+        """The call's result. Raises its error, or `DeadlinePassed`."""
         if not wait([self._outcome], timeout_seconds).done:
             raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s")
         return self._outcome.result()
@@ -118,7 +118,7 @@ class CallThread(Generic[T]):
 
 
 class AsyncLoop:
-    """An event loop on a thread of its own; one that is blocked by a coroutine is left behind."""
+    """An event loop on its own thread; abandoned if a coroutine blocks it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -134,7 +134,7 @@ class AsyncLoop:
         async def awaited() -> T:
             try:
                 return await make()
-            except (KeyboardInterrupt, SystemExit) as error:  # they would end the loop, and with it other calls
+            except (KeyboardInterrupt, SystemExit) as error:  # these would end the loop and so other calls
                 raise RewardFault(f"raised {type(error).__name__}: {error}") from error
 
         future = asyncio.run_coroutine_threadsafe(awaited(), loop)
@@ -176,7 +176,7 @@ class AsyncLoop:
         try:
             stopped.result(_JOIN_SECONDS)
         except FutureTimeoutError:
-            return  # blocked: it cannot be closed, and being a daemon it holds nobody up
+            return  # blocked: it cannot be closed; as a daemon it delays nothing
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_JOIN_SECONDS)
         loop.close()

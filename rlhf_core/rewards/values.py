@@ -1,4 +1,4 @@
-"""What counts as a score: one finite number a sample, whatever library made the number."""
+"""Validates scores: one finite number per sample, from any numeric library."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ LARGEST = 3.4028234663852886e38
 
 
 class RewardFault(Exception):
-    """One call to a reward failed; the text says how. Turned into scores, drops or a `RewardError` by the policy."""
+    """One call of a reward failed; the text says how. `on_failure` turns it into scores, drops or a `RewardError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadScore:
-    """What a reward answered for one sample that is no score."""
+    """An invalid score that a reward returned for one sample."""
 
     reason: str
 
 
 def read_scores(answer: object, count: int) -> list[float | BadScore]:
-    """The answer of a reward to `count` samples as Python floats, with what is no score marked.
+    """A reward's result for `count` samples as Python floats, invalid scores marked.
 
-    Takes any iterable of numbers, NumPy and torch scalars and one-dimensional arrays included; a bool is 0 or 1.
-    Raises `RewardFault` when it is no collection of `count` values.
+    Accepts any iterable of numbers, NumPy and torch scalars and one-dimensional arrays included; a bool is 0 or 1.
+    Raises `RewardFault` when it is not a collection of `count` values.
     """
     if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
         raise RewardFault(f"returned {_show(answer)} in place of {count} numbers")

@@ -1,4 +1,4 @@
-"""Rollouts: who makes which prompt, the maker, and how samples and weights travel in one process."""
+"""Rollouts: assignment of prompts, the maker, and transfer of samples and weights in one process."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The in-process replay buffer, and the reference for every other one."""
+"""The in-process replay buffer, the reference implementation for all others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class BatchBuffer(Generic[T]):
-    """Forms whole batches of `batch_size` entries in arrival order; safe between threads.
+    """Forms whole batches of `batch_size` entries in arrival order; thread-safe.
 
     Nothing is ever dropped: with `limit` > 0, a producer blocks while `limit` whole batches wait (back-pressure).
     Entries that do not fill a batch yet wait for the next ones.
     """
 
     def __init__(self, batch_size: int, limit: int = 0, entries: Iterable[T] = ()) -> None:
-        """`limit` of 0 or less is none. `entries` wait already, however many they are."""
+        """`limit` of 0 or less means no limit. `entries` are the initial content, in any number."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self._batch_size = batch_size
@@ -39,7 +39,7 @@ class BatchBuffer(Generic[T]):
         return len(self._entries)
 
     def put(self, entries: Iterable[T], *, timeout_seconds: float) -> None:
-        """Append all entries. Raises `DeadlineError` when the buffer stays full; none of the rest is then taken."""
+        """Append all entries. Raises `DeadlineError` when the buffer stays full; the rest is then not taken."""
         deadline = time.monotonic() + timeout_seconds
         for entry in entries:
             with self._changed:
@@ -51,7 +51,7 @@ class BatchBuffer(Generic[T]):
                 self._changed.notify_all()
 
     def get(self, *, timeout_seconds: float) -> list[T]:
-        """Remove and return one whole batch. Raises `DeadlineError`, or `RlhfError` once closed and short of one."""
+        """Remove and return one whole batch. Raises `DeadlineError`, or `RlhfError` if closed without a whole batch."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while len(self) == 0:
@@ -66,13 +66,13 @@ class BatchBuffer(Generic[T]):
             return batch
 
     def close(self, reason: str) -> None:
-        """No more entries will come; waiting calls end with `reason` unless a whole batch is there."""
+        """Accept no more entries; waiting calls fail with `reason` unless a whole batch is available."""
         with self._changed:
             self._closed = reason
             self._changed.notify_all()
 
     def drain(self, reason: str) -> list[T]:
-        """Close, and take all entries out, to go on with them elsewhere."""
+        """Close, then remove and return all entries, to continue with them elsewhere."""
         with self._changed:
             self.close(reason)
             entries = list(self._entries)

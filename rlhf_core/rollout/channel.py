@@ -1,4 +1,4 @@
-"""The in-process experience channel: the trainer's own process makes what it trains on."""
+"""The in-process experience channel: the trainer's own process makes its rollouts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class TimedMaker(ExperienceMaker, Protocol):
-    """A maker that keeps account of its time."""
+    """A maker that measures its time."""
 
     def take_times(self) -> PhaseTimes: ...
 
 
 class LocalChannel:
-    """Every rank makes its share of an episode's prompts, then all exchange what they made.
+    """Every rank makes its share of an episode's prompts, then all ranks exchange their groups.
 
-    The coordinators of all ranks see the same groups in the same order, so they stay equal without talking.
+    The coordinators of all ranks see the same groups in the same order, so they stay equal without communication.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LocalChannel:
         self._keep = keep
 
     def episode(self, index: int) -> MadeEpisode:
-        """Make the episode, in as many waves as dynamic sampling asks for."""
+        """Make the episode, in as many waves as dynamic sampling needs."""
         while not self._coordinator.ready(index):
             positions = [lease.position for lease in self._coordinator.lease("local", 1 << 30)]
             if not positions:
@@ -66,7 +66,7 @@ class LocalChannel:
         self._coordinator.load_state_dict(coordinator_from_tree(state))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
     def _exchange(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
         if self._strategy.world_size == 1:

@@ -1,14 +1,14 @@
-"""Who makes which prompt, when, and what became of it: one owner of prompts for every deployment.
+"""Assigns prompts to makers and tracks their groups: the one owner of prompts in every deployment.
 
-It holds no tensor work and no transport, so it runs in the trainer's process or as an actor of its own.
+It uses neither tensors nor a transport, so it runs in the trainer's process or as a separate actor.
 
 - Episode e takes the next `prompts_per_episode` positions of the prompt stream when it opens; without dynamic
   sampling these are exactly [eP, (e+1)P). Refused groups (dynamic sampling) are replaced by later positions,
-  wave by wave: only when every outstanding group of the episode is in, so the choice does not depend on timing.
-- A position may be made once its episode is at most `max_staleness` ahead of the policy version, and no whole episode
-  waits for the trainer: what is made before it is needed only gets old.
-- A group enters exactly one episode: a second one for a position is refused, whoever made it.
-- Leases end: with a deadline, or when their maker is known dead. The position is then made again under the same
+  wave by wave: only when every outstanding group of the episode has arrived, so the choice does not depend on timing.
+- A position may be made once its episode is at most `max_staleness` ahead of the policy version, and no complete
+  episode waits for the trainer: samples made before they are needed only become stale.
+- A group enters exactly one episode: a second group for a position is refused.
+- A lease ends at its deadline, or when its maker is known dead. The position is then made again under the same
   sample ids (`attempt` counts).
 """
 
@@ -23,7 +23,7 @@ from ..errors import RewardError, RlhfError
 
 
 class Group(Protocol):
-    """All samples of one prompt, in whatever form they travel."""
+    """All samples of one prompt, in any transfer format."""
 
     @property
     def position(self) -> int: ...
@@ -54,11 +54,11 @@ class _Held:
 @dataclass(slots=True)
 class _Episode(Generic[GroupT]):
     outstanding: dict[int, int]
-    """position -> attempts so far, of groups not in yet."""
+    """Position -> attempts so far, for groups that have not arrived."""
     accepted: dict[int, GroupT] = field(default_factory=dict)
     refused: int = 0
     emptied: int = 0
-    """Of those refused, the groups without a sample; counted from the last resume on, for the error only."""
+    """Refused groups without a sample; counted since the last resume, for the error only."""
 
 
 class RolloutCoordinator(Generic[GroupT]):
@@ -87,7 +87,7 @@ class RolloutCoordinator(Generic[GroupT]):
         self._open: dict[int, _Episode[GroupT]] = {}
         self._held: dict[int, _Held] = {}
         self.refused_prompts = 0
-        """Of the episode taken last, prompts that others took the place of."""
+        """Prompts of the last taken episode that were replaced by others."""
 
     @property
     def version(self) -> int:
@@ -100,7 +100,7 @@ class RolloutCoordinator(Generic[GroupT]):
         return self._taken >= self._num_episodes
 
     def lease(self, maker: str, count: int) -> list[Lease]:
-        """Up to `count` positions for `maker`, lowest first; none when admission or the run's end forbids more."""
+        """Lease up to `count` positions to `maker`, lowest first; none when staleness or the run's end forbids more."""
         self._expire()
         leases: list[Lease] = []
         while len(leases) < count:
@@ -115,7 +115,7 @@ class RolloutCoordinator(Generic[GroupT]):
         return leases
 
     def submit(self, group: GroupT, *, keep: bool = True) -> bool:
-        """Take in a finished group. False: it is not wanted (made twice, or its episode has ended).
+        """Accept a finished group. False: it is refused (made twice, or its episode has ended).
 
         `keep=False` refuses it for training; another position is drawn in its place.
         """
@@ -140,7 +140,7 @@ class RolloutCoordinator(Generic[GroupT]):
         return state is not None and not state.outstanding and len(state.accepted) >= self._prompts_per_episode
 
     def take(self, episode: int) -> list[GroupT]:
-        """Hand the complete episode out for training, in position order. Each episode is taken once, in order."""
+        """Return the complete episode for training, in position order. Each episode is taken once, in order."""
         if episode != self._taken or not self.ready(episode):
             raise RlhfError(f"episode {episode} cannot be taken: {self.progress(episode)}", where="coordinator")
         self._taken += 1
@@ -162,7 +162,7 @@ class RolloutCoordinator(Generic[GroupT]):
         return len(lost)
 
     def progress(self, episode: int) -> str:
-        """In words, what `episode` still waits for."""
+        """Text on what `episode` still waits for."""
         state = self._open.get(episode)
         if state is None:
             return f"it is not open (the next to open is {self._next_episode}, {self._taken} were trained on)"
@@ -203,7 +203,7 @@ class RolloutCoordinator(Generic[GroupT]):
         }
 
     def _next_unheld(self) -> tuple[int, int] | None:
-        """(episode, position) of the lowest position nobody makes, opening the next episode if it may start."""
+        """(episode, position) of the lowest unleased position; opens the next episode if it may start."""
         for index in sorted(self._open):
             for position in sorted(self._open[index].outstanding):
                 if position not in self._held:

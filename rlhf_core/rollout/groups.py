@@ -1,4 +1,4 @@
-"""Groups as trees of plain values and tensors, for checkpoints (`tensor_files.save_tree`)."""
+"""Converts groups to trees of plain values and tensors, for checkpoints (`util.save_tree`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def coordinator_from_tree(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A coordinator's state with every group in it changed."""
+    """A coordinator's state with `change` applied to every group."""
     opened = {
         index: {**saved, "accepted": [change(group) for group in saved["accepted"]]}
         for index, saved in state["open"].items()

@@ -1,4 +1,4 @@
-"""From what was played to what travels: rollouts for the rewards, items for the trainer."""
+"""Converts played episodes into rollouts for the rewards and items for the trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def rollout_of(row: Row, sample: Played) -> Rollout:
-    """One row of a sample, as a reward sees it."""
+    """One row of a sample as the rollout that rewards receive."""
     assert row.policy_version is not None
     prompt = sample.prompt
     turns = list(row.turns)
@@ -43,14 +43,14 @@ def rollout_of(row: Row, sample: Played) -> Rollout:
 
 
 def rewards_of(sample: Played, rewards: Mapping[str, float]) -> dict[str, float]:
-    """The environment's reward first, where there is one."""
+    """All rewards of a sample; the environment's, if there is one, comes first."""
     return {ENVIRONMENT: sample.reward, **rewards} if sample.measured else dict(rewards)
 
 
 def item_of(
     row: Row, rollout: Rollout, rewards: Mapping[str, float], sample: Played, kl_coef: float | None
 ) -> BufferItem:
-    """One row of a sample, as the trainer gets it."""
+    """One row of a sample as the trainer's buffer item."""
     import torch
 
     plays = bool(sample.measured)

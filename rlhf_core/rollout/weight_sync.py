@@ -1,8 +1,8 @@
-"""Weight sync inside one process: the receiving end every engine uses, and the in-process publishers.
+"""Weight sync inside one process: the receiver that every engine uses, and the in-process publishers.
 
-A version arrives whole or not at all. Chunks are only referenced while they arrive, beside the live weights;
-`commit` verifies names, shapes and checksum and then copies them in place, so addresses stay and a generation
-never sees torn weights as long as it is called between generations.
+A version arrives whole or not at all. Arriving chunks are only referenced, beside the live weights; `commit` verifies
+names, shapes and checksum and then copies them in place, so addresses stay. Call it between generations, so that none
+sees mixed weights.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SHARD_BYTES = 512 * 1024**2
-"""Most bytes of a shard that is gathered inside a trainer's process."""
+"""Largest shard that is gathered inside a trainer's process."""
 _ROW = 4096
-"""64-bit words of a row that a checksum sums."""
+"""Row length of a checksum, in 64-bit words."""
 _ROWS = 16
-"""Rows whose columns are summed: few enough to be still in the cache when the rows are."""
+"""Rows per block of column sums: few enough that a block stays in the CPU cache."""
 
 
 class Checksum:
     """Checksum of named tensors at memory speed: row and column sums of their bits, hashed in name order.
 
-    Of two words that change places, one at least changes its row or its column.
-    Independent of how the tensors were cut into chunks and in which order the chunks came.
+    Swapping two words is detected, since at least one changes its row or column. Independent of the division into
+    chunks and of their order.
     """
 
     def __init__(self) -> None:
@@ -70,14 +70,14 @@ def _tensor_digest(tensor: Tensor) -> bytes:
 
 
 def with_checksum(shards: Iterable[Mapping[str, Tensor]], checksum: Checksum) -> Iterator[Mapping[str, Tensor]]:
-    """Pass shards on, adding each to `checksum` on the way."""
+    """Yield the shards, adding each to `checksum`."""
     for shard in shards:
         checksum.add(shard)
         yield shard
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by state-dict name; a tensor under two names (tied) comes once."""
+    """Parameters and persistent buffers by state-dict name; tied tensors appear once."""
     owners = untied_names(module)
     return {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if owners[name] == name}
 
@@ -102,7 +102,7 @@ class ModuleReceiver:
         self._staged: dict[str, Tensor] = {}
 
     def begin(self, version: int) -> None:
-        """Open `version`; what was staged of another one is dropped."""
+        """Open `version`; chunks staged for another one are dropped."""
         self._version = version
         self._staged = {}
 
@@ -112,7 +112,7 @@ class ModuleReceiver:
         self._staged.update(chunk)
 
     def commit(self, version: int, checksum: str | None = None) -> None:
-        """Verify everything, then swap. Raises `SyncError` and keeps the old weights when something is off."""
+        """Verify everything, then swap. Raises `SyncError` and keeps the old weights on any mismatch."""
         import torch
 
         if version != self._version:
@@ -132,7 +132,7 @@ class ModuleReceiver:
 
 
 def verify_weights(live: Mapping[str, Tensor], arrived: Mapping[str, Tensor], version: int) -> None:
-    """Names and shapes must match exactly; a silent partial load is how a failed sync goes unseen."""
+    """Raise `SyncError` unless names and shapes match exactly, since a partial load would hide a failed sync."""
     missing = sorted(live.keys() - arrived.keys())
     unexpected = sorted(arrived.keys() - live.keys())
     shapes = [
@@ -154,7 +154,7 @@ def verify_weights(live: Mapping[str, Tensor], arrived: Mapping[str, Tensor], ve
 
 
 class SharedWeights:
-    """Mode "shared": engine and trainer use one module; a publish only tells the engine."""
+    """Mode "shared": engine and trainer use one module; a publish only notifies the engine."""
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
@@ -167,7 +167,7 @@ class CopiedWeights:
     """The engine of this process has its own copy: every shard is staged, then all are swapped in."""
 
     def __init__(self, receiver: WeightReceiver, shards: Callable[[], Iterable[Mapping[str, Tensor]]]) -> None:
-        """`shards`: the sender's weights as they are when it is called, full and named."""
+        """`shards`: returns the sender's current weights, full and named."""
         self._receiver = receiver
         self._shards = shards
 
@@ -182,10 +182,10 @@ class CopiedWeights:
 
 
 class NoReceiver:
-    """Nobody generates (an offline algorithm without evaluation by generation): nothing to bring anywhere."""
+    """Weight sync of a run without generation (an offline algorithm without evaluation by generation)."""
 
     def publish(self, version: int) -> None:
-        """Nothing is sent."""
+        """Do nothing."""
 
 
 def build_engine_beside(
@@ -195,9 +195,9 @@ def build_engine_beside(
     build: Callable[[nn.Module], RolloutEngine],
     copy: Callable[[], nn.Module],
 ) -> tuple[RolloutEngine, WeightSync]:
-    """An engine in a trainer's process: over `policy` itself where that is whole there, else over a copy kept in step.
+    """An engine in a trainer's process: over `policy` itself if it is unsharded, else over a synced copy.
 
-    copy: makes a model of the same architecture; what it holds is replaced at the first publish.
+    copy: makes a model of the same architecture; its weights are replaced at the first publish.
     """
     if not strategy.shards_parameters:
         engine = build(strategy.unwrap(policy))

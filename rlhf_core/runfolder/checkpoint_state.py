@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, beside the files of the strategy."""
+"""The state in a run's checkpoint, beside the strategy's files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANNEL = "channel.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands at an episode border."""
+    """State of a run between two episodes."""
 
     step: int
     """Updates made."""
@@ -30,11 +30,11 @@ class RunState:
     combiner: dict[str, Any]
     """Running normalisation of rewards."""
     wall_s: float
-    """Seconds of all sessions of the run so far."""
+    """Wall time of all sessions of the run so far, in seconds."""
     lr_factors: dict[str, float] = field(default_factory=dict)
-    """Role -> factor on its learning rates, where guards or a person have changed them."""
+    """Role -> factor on its learning rates, where guards or the user have changed them."""
     settings: dict[str, float] = field(default_factory=dict)
-    """Options of the algorithm that a person has changed while the run went on."""
+    """Options of the algorithm that the user has changed during the run."""
     rollbacks: int = 0
     """Times the run was rolled back."""
     num_samples: int | None = None
@@ -67,7 +67,7 @@ def save_run_state(
 
 
 def load_run_state(folder: Path, trained: Mapping[str, Trained], strategy: Strategy) -> RunState:
-    """Collective. Bring models, optimizers and schedules to where they were."""
+    """Collective. Restore models, optimizers and schedules."""
     state = read_run_state(folder)
     for role, model in trained.items():
         if not (folder / role).is_dir():

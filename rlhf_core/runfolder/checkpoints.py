@@ -1,8 +1,8 @@
-"""Checkpoints at episode borders: whole or not at all, verified before use, no pickle.
+"""Checkpoints between episodes: atomic, verified before use, no pickle.
 
 `checkpoints/step-N/` is written beside its final name, fsynced, listed with sizes and SHA-256 in `files.json`, and
-renamed. `checkpoints/last` names the newest good one, `best` the best by a metric where one is chosen. What is in it
-is up to the caller.
+renamed. `checkpoints/last` names the newest valid one, `best` the best by a metric where one is chosen. The caller
+decides on the content.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class CheckpointStore:
         self._keep = keep
 
     def path(self, step: int) -> Path:
-        """Where checkpoint `step` is, or would be."""
+        """Folder of checkpoint `step`, existing or not."""
         return self._folder / f"step-{step}"
 
     def partial(self, step: int) -> Path:
-        """Where checkpoint `step` is written before it gets its name."""
+        """Temporary folder in which checkpoint `step` is written."""
         return self._folder / f".partial-step-{step}"
 
     def begin(self, step: int) -> Path:
@@ -53,9 +53,9 @@ class CheckpointStore:
         return partial
 
     def commit(self, step: int, *, best: int | None = None) -> Path:
-        """Make what was written durable, then give it its name. The previous checkpoints stay intact until then.
+        """Sync the written files, then rename the folder. Previous checkpoints stay intact until then.
 
-        Of the older ones the newest `keep` and the `best` stay; `checkpoints/best` names that one.
+        The newest `keep` of the older ones and the `best` stay; `checkpoints/best` names the latter.
         """
         partial = self.partial(step)
         final = self.path(step)
@@ -66,7 +66,7 @@ class CheckpointStore:
                 _fsync(path)
             for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
                 _fsync(folder)
-            if final.exists():  # of a run that was continued from before it
+            if final.exists():  # left by a run that was resumed from an earlier checkpoint
                 final.rename(self._folder / f".partial-step-{step}-before")
             partial.rename(final)
             shutil.rmtree(self._folder / f".partial-step-{step}-before", ignore_errors=True)
@@ -81,20 +81,20 @@ class CheckpointStore:
         return final
 
     def abandon(self, step: int) -> None:
-        """Remove what `begin` opened (the write failed)."""
+        """Remove the folder that `begin` made, after a failed write."""
         shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, whole or torn, oldest first."""
+        """Steps that have a checkpoint, complete or damaged, oldest first."""
         names = (p.name for p in self._folder.glob("step-*") if p.is_dir())
         return sorted(int(n.removeprefix("step-")) for n in names if n.removeprefix("step-").isdigit())
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole; a torn or changed one is skipped with a warning."""
+        """The newest complete checkpoint; a damaged or changed one is skipped with a warning."""
         return next(self.whole(), None)
 
     def whole(self) -> Iterator[Path]:
-        """Checkpoints that are whole, newest first; the others are skipped with a warning."""
+        """Complete checkpoints, newest first; the others are skipped with a warning."""
         for step in reversed(self.steps()):
             path = self.path(step)
             problem = find_damage(path)
@@ -104,9 +104,9 @@ class CheckpointStore:
                 logger.warning("%s is skipped: %s", path, problem)
 
     def discard_after(self, step: int, *, best: int | None = None) -> None:
-        """The run continues from `step`: remove newer checkpoints, and what a killed run had half written.
+        """Prepare to continue from `step`: remove newer checkpoints, and partial ones of a killed run.
 
-        `best`: the best of those that stay.
+        `best`: the best checkpoint among those that stay.
         """
         try:
             write_bytes(self._folder / _LAST, f"step-{step}\n".encode())
@@ -118,7 +118,7 @@ class CheckpointStore:
         self.discard_partial()
 
     def discard_partial(self) -> None:
-        """Remove what a run that was killed had half written."""
+        """Remove partial checkpoints of a killed run."""
         for partial in self._folder.glob(".partial-step-*"):
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -137,7 +137,7 @@ class CheckpointStore:
 
 
 def find_damage(path: Path) -> str | None:
-    """Why the checkpoint `path` cannot be used, or None when every file is as it was written."""
+    """Why the checkpoint `path` cannot be used; None when every file is as written."""
     if not (path / _LISTING).is_file():
         return f"its {_LISTING} is missing"
     try:
@@ -177,7 +177,7 @@ def _fsync(path: Path) -> None:
 
 
 def write_error(path: Path, error: OSError) -> CheckpointError:
-    """What the user is told when a checkpoint cannot be written to `path`."""
+    """The error for a checkpoint that cannot be written to `path`."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return CheckpointError(
         f"cannot write {path.name}: {'the disk is full' if full else error}",

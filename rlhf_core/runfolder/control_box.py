@@ -1,6 +1,7 @@
-"""Commands for a run that is going on: a folder of small files, `control/` in the run folder.
+"""Commands to a running run, as small files in `control/` in the run folder.
 
-A sender writes `<id>.json` whole; the run takes it at its next update, does it, and leaves `<id>.answer.json`.
+A sender writes `<id>.json` atomically; the run takes it at its next update, executes it, and writes
+`<id>.answer.json`.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ KEYS = {
     "critic_lr": "optimizer.critic_lr",
     "kl_coef": "algorithm.kl_coef",
 }
-"""Short name -> option that can be set while a run goes on; the full name is taken, too."""
+"""Short name -> option that can be set during a run; the full name is accepted too."""
 
 _ANSWER = ".answer.json"
 _POLL_SECONDS = 0.1
 _MAX_BYTES = 4096
-"""Of a command; a longer one is none."""
+"""Most bytes of a command file; longer files are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a run is asked to do."""
+    """A command to a run."""
 
     kind: Kind
     key: str | None = None
-    """Of `set`: the option's full name."""
+    """Full name of the option, for `set`."""
     value: float | None = None
     id: str = ""
 
@@ -83,23 +84,23 @@ def _parse_setting(text: str) -> Command:
 
 
 class ControlBox:
-    """The commands of one run folder, from both ends."""
+    """The commands of one run folder, for sender and run."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: the run's `control/`; it is made by the first command."""
         self._folder = folder
 
     def send(self, command: Command) -> str:
-        """Leave a command for the run; returns its id."""
+        """Send the run a command; returns its id."""
         self._folder.mkdir(exist_ok=True)
         command_id = f"{time.time_ns():020d}-{os.getpid()}"
         write_json(self._folder / f"{command_id}.json", {**asdict(command), "id": command_id})
         return command_id
 
     def take(self) -> list[Command]:
-        """What has been asked since the last call, oldest first; a file that is no command is answered and removed.
+        """Commands since the last call, oldest first; an invalid file is answered and removed.
 
-        What is no regular file of this user's is left alone.
+        Anything but a regular file of this user is ignored.
         """
         if not self._is_there:
             return []
@@ -120,7 +121,7 @@ class ControlBox:
         return found
 
     def answer(self, command_id: str, text: str, *, refused: bool = False) -> None:
-        """Tell the sender what came of a command."""
+        """Send the sender the result of a command."""
         write_json(self._folder / f"{command_id}{_ANSWER}", {"text": text, "refused": refused})
 
     def wait(self, command_id: str, *, seconds: float, is_running: Callable[[], bool]) -> str:
@@ -151,7 +152,7 @@ class ControlBox:
         return str(answer["text"])
 
     def clear(self) -> None:
-        """Remove what was asked of an earlier session, which can no longer do it."""
+        """Remove commands to an earlier session, which can no longer execute them."""
         for path in self._folder.glob("*.json") if self._is_there else ():
             if is_own(path):
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Files of a run that are removed or replaced under it."""
+"""Detects files of a run that are removed or replaced while it runs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from .folder import RunFolder
 
 
 class FileWatch:
-    """Knows the files of a run folder that are there when it is made, and tells when one is gone or another.
+    """Remembers the run folder's files at construction and detects when one is removed or replaced.
 
-    Whoever removes a folder and starts another run in it must not get the first one's files among its own.
+    If a user removes the folder and starts another run in it, the first run must not write into it.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         appended = (folder.lock, folder.metrics, folder.samples)
-        replaced = (folder.config, folder.manifest)  # another file after each change
+        replaced = (folder.config, folder.manifest)  # replaced by every change
         self._appended = {path: seen for path in appended if (seen := _identity(path)) is not None}
         self._replaced = [path for path in replaced if path.exists()]
 
     @property
     def has_folder(self) -> bool:
-        """Whether the folder is still this run's."""
+        """Whether the folder still belongs to this run."""
         lock = self._folder.lock
         return self._folder.path.is_dir() and self._appended.get(lock) in (None, _identity(lock))
 

@@ -1,7 +1,7 @@
-"""The run folder: where a run keeps everything, and who may write into it.
+"""The run folder: the files of a run, and the lock that guards them.
 
-A folder belongs to one process at a time (a file lock, freed by the system when the process ends, however it
-ends), from before anything is written until all is. JSON files are replaced whole; a reader never sees half of one.
+A folder belongs to one process at a time (by a file lock, which the system frees when the process ends), from before
+the first write until after the last. JSON files are replaced atomically; a reader never sees a partial one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _LogFile(logging.FileHandler):
-    """Drops what a full disk does not take: the files that matter raise, and logging would print tracebacks."""
+    """A log file that ignores a full disk: important files raise, while logging would print tracebacks."""
 
     def _open(self) -> TextIOWrapper:
         opened = open_unlinked(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -48,7 +48,7 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
 
     def close(self) -> None:
-        with suppress(OSError):  # it tries once more to write what it could not
+        with suppress(OSError):  # it retries the failed write
             super().close()
 
 
@@ -56,7 +56,7 @@ class RunFolder:
     """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
 
     def __init__(self, path: Path, lock: IO[str] | None = None, made: Sequence[Path] = ()) -> None:
-        """Raises `UserInputError` for a path that no folder can have, or that cannot be looked at."""
+        """Raises `UserInputError` for an invalid or inaccessible path."""
         try:
             (path / ".lock").lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -67,11 +67,11 @@ class RunFolder:
         self.path = path
         self._lock_file = lock
         self.made = tuple(made)
-        """What was made to take the folder, innermost first: `.lock`, the folder, folders above it."""
+        """Paths created to take the folder, innermost first: `.lock`, the folder, folders above it."""
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
-        """A folder for a new run, locked. It may exist, and hold other files, but no run.
+        """A locked folder for a new run. It may exist and hold other files, but no run.
 
         Raises:
             UserInputError: it holds a run, another process uses it, or it cannot be made.
@@ -88,7 +88,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that has begun, locked, to go on with it.
+        """The locked folder of a started run, to continue it.
 
         Raises:
             UserInputError: no run has begun in it, or another process uses it.
@@ -101,7 +101,7 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: Path) -> RunFolder:
-        """The folder of a run, to look at: not locked. Raises UserInputError where it holds none."""
+        """The folder of a run for reading, not locked. Raises `UserInputError` where it holds none."""
         folder = cls(path)
         if not folder.holds_run:
             raise UserInputError(
@@ -121,14 +121,14 @@ class RunFolder:
                 lock.write(str(os.getpid()))
                 lock.flush()
                 return cls(path, lock, missing)
-            lock.close()  # whoever had it was refused meanwhile and removed what it had made
+            lock.close()  # its owner was refused meanwhile and removed the paths it had made
         raise UserInputError("its .lock is removed again and again", where=str(path), hint="choose another --output")
 
     @staticmethod
     def _take_lock(path: Path, *, make: bool) -> IO[str]:
         try:
             if make:
-                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # of what a user asks a model, others know nothing
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private to the user
             lock = os.fdopen(open_unlinked(str(path / ".lock"), os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+")
         except OSError as error:
             raise UserInputError(
@@ -148,9 +148,9 @@ class RunFolder:
         return lock
 
     def refuse_oddities(self) -> None:
-        """Raise `UserInputError` where a link, pipe or device stands for one of the run's own files.
+        """Raise `UserInputError` where a link, pipe or device is in the place of a run's file.
 
-        A folder may have come from someone else: a link would lead what is written here to another place.
+        A folder may come from someone else, and a link would redirect writes.
         """
         files = (self.lock, self.config, self.manifest, self.metrics, self.samples, self.summary, self.log)
         found = [(path, oddity(path)) for path in (*files, self.performance)]
@@ -169,7 +169,7 @@ class RunFolder:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a process runs in this folder now."""
+        """Whether a process is using this folder."""
         if not self.lock.exists() or oddity(self.lock) is not None:
             return False
         with self.lock.open("rb") as file:
@@ -181,7 +181,7 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Names the process that the folder belongs to."""
+        """Lock file; names the process that owns the folder."""
         return self.path / ".lock"
 
     @property
@@ -222,7 +222,7 @@ class RunFolder:
 
     @property
     def control(self) -> Path:
-        """Where commands for a run that goes on are left."""
+        """Folder of commands to a running run."""
         return self.path / "control"
 
     @property
@@ -243,14 +243,14 @@ class RunFolder:
             discard_half_written(folder)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """The resolved run file (JSON-like values), without secrets."""
+        """Write the resolved run file (JSON-like values) without secrets."""
         write_bytes(self.config, dump_yaml(redact_mapping(config)).encode())
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         write_json(self.manifest, dict(manifest))
 
     def add_event(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Add to the `events` of the manifest what happened to the run: a resume, a rollback, a change by hand."""
+        """Add an event to `events` in the manifest: a resume, a rollback, a change by hand."""
         manifest = self.read_json(self.manifest)
         event = {"kind": kind, "time": datetime.now().astimezone().isoformat(timespec="seconds"), **facts}
         self.write_manifest({**manifest, "events": [*manifest.get("events", []), event]})
@@ -269,7 +269,7 @@ class RunFolder:
         wall_s: float,
         extra: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Write `summary.json` and return what it says. `extra` adds keys, never changes these four."""
+        """Write `summary.json` and return its content. `extra` adds keys, but never changes these four."""
         summary = {
             **(extra or {}),
             "status": status,
@@ -286,12 +286,12 @@ class RunFolder:
         return summary
 
     def write_running(self, *, eval_before: float | None = None, wall_s: float = 0.0) -> None:
-        """Say in `summary.json` that a run goes on, in this process; the numbers are those of a run that is resumed."""
+        """Mark the run as running in this process in `summary.json`; the numbers are those before a resume."""
         facts = {"pid": os.getpid(), "host": socket.gethostname()}
         self.write_summary(status="running", eval_before=eval_before, eval_after=None, wall_s=wall_s, extra=facts)
 
     def read_json(self, path: Path) -> dict[str, Any]:
-        """A JSON object of this folder, {} where the file is missing; raises DataError where it is no object."""
+        """A JSON object of this folder, {} for a missing file; raises `DataError` where it is not an object."""
         if not path.exists():
             return {}
         try:
@@ -303,7 +303,7 @@ class RunFolder:
         return value
 
     def read_config(self) -> dict[str, Any]:
-        """`config.yaml`, {} where there is none; raises DataError where it is no mapping."""
+        """`config.yaml`, {} where there is none; raises `DataError` where it is not a mapping."""
         if not self.config.exists():
             return {}
         try:
@@ -318,7 +318,7 @@ class RunFolder:
 
     @contextmanager
     def logging(self, level: int = logging.DEBUG) -> Iterator[None]:
-        """Within the block, what the logger `rlhf` and those below it say also goes to `run.log`."""
+        """Context in which records of the logger `rlhf` and its children are also written to `run.log`."""
         logger = logging.getLogger("rlhf")
         before = logger.level
         handler = _LogFile(self.log, encoding="utf-8", errors="backslashreplace")
@@ -334,7 +334,7 @@ class RunFolder:
             handler.close()
 
     def close(self) -> None:
-        """Let other processes use the folder."""
+        """Release the folder to other processes."""
         if self._lock_file is not None:
             self._lock_file.close()
             self._lock_file = None
@@ -349,7 +349,7 @@ class RunFolder:
 
 
 def default_path(algorithm: str, now: datetime, runs: Path = DEFAULT_RUNS) -> Path:
-    """`runs/<algorithm>-<time>`, with a number where that exists already."""
+    """`runs/<algorithm>-<time>`, with a number added if that exists."""
     name = f"{algorithm}-{now:%Y%m%d-%H%M%S}"
     path, number = runs / name, 2
     while path.exists():
@@ -371,7 +371,7 @@ def _started(path: Path) -> tuple[int, str]:
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:
-    """Whether `path` is still the open file, and not removed or another."""
+    """Whether `path` is still the open file, neither removed nor replaced."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -379,7 +379,7 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 
 
 def _overwrite(path: Path, content: bytes) -> None:
-    """Write over a small file in place, for a full disk: it needs no new block."""
+    """Overwrite a small file in place; on a full disk this needs no new block."""
     with path.open("r+b") as file:
         file.write(content + b"\n")
         file.truncate()

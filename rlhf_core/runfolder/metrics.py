@@ -1,12 +1,12 @@
-"""`metrics.jsonl`: exactly one line per update, and when which value may stand on it.
+"""`metrics.jsonl`: exactly one line per update, and the times at which values are added to it.
 
-A line is held back until the next event tells whether it is the last of its episode, since times and held-out
-scores belong there. The order of calls in an episode:
+A line is held back until the next event shows whether it is the last of its episode, which gets times and held-out
+scores. The order of calls in an episode:
 
     start_episode -> update, update, … -> end_episode -> [evaluation] -> flush
 
-A value that is not finite has no place in JSON: it is written as null, and the line's key `nonfinite` says
-what it was (`{"loss/policy": "nan"}`). A key without meaning is left out by whoever gives the values.
+A value that is not finite is written as null, since JSON has no such number, and named under the line's key
+`nonfinite` (`{"loss/policy": "nan"}`). Callers leave out keys without meaning.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Line = dict[str, Any]
 
 NONFINITE = "nonfinite"
 PHASES = ("rollout", "reward", "train", "sync")
-"""What an episode's time goes into: `time/<phase>_s`."""
+"""Phases of an episode's time: `time/<phase>_s`."""
 
 
 class MetricsWriter:
     """Writes `metrics.jsonl`. Use as a context manager, or call `close`."""
 
     def __init__(self, path: Path, *, on_line: Callable[[Line], object] | None = None, step: int = 0) -> None:
-        """`on_line` is told of every line once it is written; `step` is the last one already in the file."""
+        """`on_line` is called with every written line; `step` is the last one already in the file."""
         self._path = path
         self._on_line = on_line
         self._step = step
@@ -44,7 +44,7 @@ class MetricsWriter:
 
     @classmethod
     def resume(cls, path: Path, *, step: int, on_line: Callable[[Line], object] | None = None) -> MetricsWriter:
-        """Cut everything after `step` and go on from there.
+        """Truncate the file after `step` and continue from there.
 
         Raises:
             CheckpointError: lines up to `step` are missing.
@@ -65,7 +65,7 @@ class MetricsWriter:
         return self._step
 
     def start_episode(self, *, episode: int, policy_version: int | None, values: Mapping[str, Number]) -> None:
-        """Begin an episode; `values` (`reward/*`, `kl/*`, `response/*`, …) stand on each of its lines."""
+        """Begin an episode; `values` (`reward/*`, `kl/*`, `response/*`, …) are put on each of its lines."""
         self.flush()
         self._episode = {"episode": episode}
         if policy_version is not None:
@@ -75,12 +75,12 @@ class MetricsWriter:
     def add_episode_values(self, values: Mapping[str, Number]) -> None:
         """Values of the episode that are known only after its first forward (`rollout/logprob_gap_max`).
 
-        Must come before the episode's first `update`; they stand on each of its lines.
+        Call it before the episode's first `update`; they are put on each of its lines.
         """
         self._episode.update(values)
 
     def update(self, values: Mapping[str, Number]) -> None:
-        """One update was made: its line is `step` + 1."""
+        """Add the line of an update, with `step` + 1."""
         self.flush()
         self._step += 1
         self._held = {"step": self._step, **self._episode, **values}
@@ -96,7 +96,7 @@ class MetricsWriter:
         return self._held is not None
 
     def evaluation(self, values: Mapping[str, Number]) -> None:
-        """Put `eval/*` on the line it follows; call it before `flush`."""
+        """Put `eval/*` on the held line; call it before `flush`."""
         if self._held is None:
             raise ValueError("an evaluation follows an update; the one before the first belongs in the summary")
         self._held.update(values)
@@ -123,7 +123,7 @@ class MetricsWriter:
             ) from error
 
     def close(self) -> None:
-        """Write what is held and close the file; a second call does nothing."""
+        """Write the held line and close the file; a second call does nothing."""
         if not self._file.closed:
             try:
                 self.flush()
@@ -140,13 +140,13 @@ class MetricsWriter:
 
 
 def truncate_after(path: Path, step: int) -> int:
-    """Cut the lines of `metrics.jsonl` after `step` and a torn last line. Returns the last step kept, or 0."""
+    """Remove lines of `metrics.jsonl` after `step` and an incomplete last line. Returns the last step kept, or 0."""
     last = truncate_lines(path, "step", step)
     return int(last["step"]) if last else 0
 
 
 def finite(values: Mapping[str, Any]) -> Line:
-    """Plain JSON numbers; what is not finite becomes null and is named under `nonfinite`."""
+    """Plain JSON numbers; values that are not finite become null and are named under `nonfinite`."""
     line: Line = {}
     broken: dict[str, str] = {}
     for key, value in values.items():
@@ -169,9 +169,9 @@ def _plain(value: Any) -> int | float:
 
 
 class PhaseTimer:
-    """Seconds per phase of an episode. A phase inside another stops the outer one's clock meanwhile.
+    """Seconds per phase of an episode. A nested phase pauses the outer one's clock.
 
-    `synchronize` waits for the device before each reading, so that queued work counts where it belongs.
+    `synchronize` waits for the device before each reading, so that queued work counts for its phase.
     """
 
     def __init__(self, *, synchronize: Callable[[], object] | None = None) -> None:
@@ -199,7 +199,7 @@ class PhaseTimer:
         return self._seconds.get(name, 0.0)
 
     def take(self) -> dict[str, float]:
-        """`time/<phase>_s` of what was counted since the last call, and start again from zero."""
+        """`time/<phase>_s` since the last call; resets the counts."""
         if self._stack:
             raise RuntimeError(f"phase {self._stack[-1]!r} is still open")
         taken = {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}

@@ -1,4 +1,4 @@
-"""`samples.jsonl`: one line per sample trained on, written by a thread so that training need not wait."""
+"""`samples.jsonl`: one line per training sample, written by a thread so that training does not wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..types import FinishReason, Rollout, Turn
 from ..util.jsonl import LineFile, dump_line, truncate_lines
 
 Keep = Literal["all", "none"] | int
-"""Which samples of an episode are written: all, none, or at most so many, spread over the episode."""
+"""Samples of an episode to write: all, none, or at most this many, spread over the episode."""
 
 _QUEUE_EPISODES = 4
 
@@ -33,13 +33,13 @@ class SampleRecord:
     rewards: Mapping[str, float]
     """Raw score by reward name."""
     score: float | None
-    """The rewards combined."""
+    """Combined score."""
     finish_reason: FinishReason
     num_tokens: int
     """Response tokens that the policy sampled, EOS included."""
     branch: int = 0
     turns: Sequence[Mapping[str, Any]] | None = None
-    """Of an environment's episode; None for a single answer."""
+    """Turns of an environment's episode; None for a single answer."""
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class SampleRecord:
         score: float | None,
         plays: bool = False,
     ) -> SampleRecord:
-        """plays: whether an environment was played, whose turns are written."""
+        """plays: whether the sample is an environment's episode, whose turns are written."""
         return cls(
             sample_id=rollout.sample_id,
             episode=episode,
@@ -88,10 +88,10 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 class SampleWriter:
-    """Appends to `samples.jsonl` from a thread of its own.
+    """Appends to `samples.jsonl` from a separate thread.
 
-    `write` blocks only when the disk is several episodes behind; what goes wrong in the thread is raised by the
-    next call. `flush` at the end of an episode makes it safe to write a checkpoint.
+    `write` blocks only when the disk is several episodes behind; errors of the thread are raised by the next call.
+    `flush` at the end of an episode makes it safe to write a checkpoint.
     """
 
     def __init__(self, path: Path, *, keep: Keep = "all", timeout_seconds: float = 120.0) -> None:
@@ -106,7 +106,7 @@ class SampleWriter:
 
     @classmethod
     def resume(cls, path: Path, *, episode: int, keep: Keep = "all") -> SampleWriter:
-        """Cut the samples after `episode` (the last one that the checkpoint holds; -1: none) and go on.
+        """Remove samples after `episode` (the checkpoint's last; -1: none) and continue.
 
         Raises DataError, naming the line, where one of those before is torn.
         """
@@ -121,7 +121,7 @@ class SampleWriter:
             self._put(chosen)
 
     def flush(self) -> None:
-        """Return when everything written so far is on the disk."""
+        """Wait until everything written so far is on disk."""
         self._raise_failure()
         done = threading.Event()
         self._put(done)
@@ -130,7 +130,7 @@ class SampleWriter:
         self._raise_failure()
 
     def close(self) -> None:
-        """Write what is queued and stop the thread; a second call does nothing."""
+        """Write the queue and stop the thread; a second call does nothing."""
         if self._thread.is_alive():
             self._put(None)
             self._thread.join(self._timeout)
@@ -186,7 +186,7 @@ class SampleWriter:
 
 
 def choose(records: Sequence[SampleRecord], keep: Keep) -> Sequence[SampleRecord]:
-    """The samples of an episode that are kept; a number takes them evenly spread, the same each time."""
+    """The samples of an episode to keep; a number selects that many, evenly spread and deterministic."""
     if keep == "none":
         return ()
     if keep == "all" or keep >= len(records):
@@ -195,5 +195,5 @@ def choose(records: Sequence[SampleRecord], keep: Keep) -> Sequence[SampleRecord
 
 
 def truncate_after_episode(path: Path, episode: int) -> None:
-    """Cut the lines of `samples.jsonl` after `episode`, and a torn last line."""
+    """Remove the lines of `samples.jsonl` after `episode`, and an incomplete last line."""
     truncate_lines(path, "episode", episode)

@@ -1,17 +1,17 @@
-"""Running a program that nobody has read: what a model wrote is hostile input.
+"""Runs untrusted programs: code written by a model is hostile input.
 
-`run_program` runs Python source in a process tree of its own, shut in by the kernel, and answers with its output and
-how it ended. Standard library only, so that a reward and a tool of an environment can both build on it.
+`run_program` runs Python source in a separate process tree, isolated by the kernel, and returns its output and how it
+ended. Standard library only, so that both rewards and tools of environments can use it.
 
 Two modes. `namespaces` (Linux 5.12 or newer with user namespaces, `/proc` included) keeps all of this out:
 
 - files: it sees the system's programs and libraries, the Python interpreter and its packages, read-only, and nothing
   else of the machine: no home folder, no run folder, no other program's files. It writes to one folder in memory,
-  limited in bytes and files, that is gone with it whatever is in it.
-- processes: it sees its own only, can signal and trace no other, and is ended with all that it started.
+  limited in bytes and files, that is discarded with it.
+- processes: it sees only its own, can signal and trace no other, and is ended with all its descendants.
 - network: it has none, and no socket can be opened; shared memory, message queues and kernel keys are off.
-- rights: it is no user of the machine's but `nobody` (started as root) or the user without any capability in a
-  namespace of its own (started as a user); set-uid programs give it nothing; it gets no environment and no open file.
+- rights: it runs as `nobody` (started as root) or as the user without any capability in a separate namespace (started
+  as a user); set-uid programs give it no rights; it inherits no environment and no open file.
 - resources: wall-clock time, processor time and memory (over all its processes), processes, file size, output.
 
 Not kept out: what a hole in the kernel gives; how fast the machine is, its kernel's version and its processors; timing

@@ -1,4 +1,4 @@
-"""A private folder on the disk for the weaker mode, and its removal whatever is in it."""
+"""A private folder on disk for the weaker mode, and its removal whatever its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOBODY = 65534
 
 @contextmanager
 def private_folder(source: str, stdin: str) -> Iterator[str]:
-    """A folder with `program.py`, `input` and an empty `work` for the program; gone afterwards."""
+    """A folder with `program.py`, `input` and an empty `work` for the program; removed afterwards."""
     folder = tempfile.mkdtemp(prefix="rlhf-sandbox-")
     try:
         path = Path(folder)
@@ -35,7 +35,7 @@ def private_folder(source: str, stdin: str) -> Iterator[str]:
 def remove_tree(folder: str) -> None:
     """Remove a folder of any depth, following no link, without a file descriptor or a call per level.
 
-    Folders inside a folder are moved up to the top, emptied there and removed, so no path gets long.
+    Nested folders are moved to the top, emptied there and removed, so that paths stay short.
     """
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     numbers = count()

@@ -1,4 +1,4 @@
-"""Running one program in the sandbox: what it may use, and how it ended."""
+"""Runs one program in the sandbox under limits, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from typing import Any, Literal
 from .folder import private_folder
 
 Mode = Literal["namespaces", "landlock"]
-"""How a program is shut in: by namespaces of its own, or, weaker, by Landlock."""
+"""Isolation of a program: by separate namespaces, or, weaker, by Landlock."""
 _START_SECONDS = 60.0
-"""Deadline for the child to shut itself in."""
+"""Deadline for the child to isolate itself."""
 _END_SECONDS = 10.0
 _GRACE_SECONDS = 2.0
-"""The child itself ends a program that takes too long; this much later it is ended with it."""
+"""The child ends a program that exceeds its time; this much later the child itself is ended."""
 _BOOTSTRAP = "import sys; sys.path.append(sys.argv[1]); from inside.main import main; main(*map(int, sys.argv[2:]))"
 
 
 class SandboxError(RuntimeError):
-    """The sandbox cannot do what was asked; the program did not run, or not to its end."""
+    """The sandbox failed; the program did not run, or not to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use, with all the processes it starts."""
+    """Limits of one program, with all the processes it starts."""
 
     timeout_seconds: float = 5.0
     cpu_seconds: int = 5
@@ -42,7 +42,7 @@ class Limits:
     max_processes: int = 16
     """Processes and threads."""
     max_output_bytes: int = 2**20
-    """Of the output, and again of the error output; a program that writes more is ended."""
+    """Most bytes of output, and of error output; a program that writes more is ended."""
     max_file_bytes: int = 2**24
     max_folder_bytes: int = 2**26
     max_files: int = 1024
@@ -58,7 +58,7 @@ class ProgramResult:
     output: str
     error_output: str
     stopped_for: Literal["", "time", "processor", "memory", "output"]
-    """The limit at which it was ended, if it was."""
+    """The exceeded limit, if there was one."""
 
     @property
     def succeeded(self) -> bool:
@@ -81,7 +81,7 @@ def run_program(
     if sys.platform != "linux":
         raise SandboxError("this machine cannot run programs in the sandbox: it needs Linux")
     with ExitStack() as stack:
-        if mode == "landlock":  # in the other mode the folder is in the namespace's memory
+        if mode == "landlock":  # the other mode's folder is in the namespace's memory
             job["folder"] = stack.enter_context(private_folder(source, stdin))
         process, read = _start(json.dumps(job).encode())
         try:
@@ -94,7 +94,7 @@ def run_program(
 
 @lru_cache
 def missing(mode: Mode = "namespaces") -> str | None:
-    """What this machine lacks for a mode, or None: found out once, with an empty program."""
+    """Why this machine does not support a mode, or None; determined once, with an empty program."""
     try:
         result = run_program("print('ran')", "", Limits(timeout_seconds=_START_SECONDS, cpu_seconds=60), mode=mode)
     except SandboxError as error:
@@ -105,7 +105,7 @@ def missing(mode: Mode = "namespaces") -> str | None:
 
 
 def _start(job: bytes) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
-    """The child, and the ends of what it writes to."""
+    """Start the child; returns it and our ends of its pipes."""
     job_fd = os.memfd_create("job")
     ends = {name: os.pipe() for name in ("status", "output", "error_output")}
     try:
@@ -135,7 +135,7 @@ def _start(job: bytes) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the child; the kernel ends what is in its namespaces, or it does so itself at SIGTERM."""
+    """End the child; the kernel ends its namespaces' processes, or in the weaker mode it does so at SIGTERM."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -147,7 +147,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Conversation:
-    """What the child and its program say, until there is no more of it or the time is over."""
+    """Reads the output of child and program until both are done or the time is over."""
 
     def __init__(self, process: subprocess.Popen[bytes], read: dict[str, int], limits: Limits) -> None:
         self._process = process
@@ -180,7 +180,7 @@ class _Conversation:
         )
 
     def _listen(self) -> bool:
-        """Read until all ends are closed; whether the program wrote too much."""
+        """Read until all pipes are closed; returns whether the program wrote too much."""
         deadline = time.monotonic() + _START_SECONDS
         while self._open.get_map():
             left = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""What the seed's classes share: `**generate_kwargs`, batches of a prompt loader, reward models."""
+"""Code shared by the seed's classes: `**generate_kwargs`, batches of a prompt loader, reward models."""
 
 import lazy_loader
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WITHOUT_EFFECT = ("pad_token_id", "use_cache", "early_stopping")
-"""Accepted from the seed's examples: masks are known from lengths, the cache is used, and no beams are searched."""
+"""Accepted from the seed's examples and ignored: masks come from lengths, the cache is on, beam search is off."""
 
 KNOWN = (
     "max_length",
@@ -30,13 +30,13 @@ KNOWN = (
     "eos_token_id",
     *WITHOUT_EFFECT,
 )
-"""Every option that is understood."""
+"""All accepted options."""
 
 _WHERE = "generate_kwargs"
 
 
 def sampling_params(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> SamplingParams:
-    """How to sample; an option that is None is one that was not given.
+    """Sampling parameters from the options; None counts as not given.
 
     `max_length` counts prompt and response tokens together, `max_new_tokens` the response alone; neither given: 64 new
     tokens. `do_sample=False` is greedy. `stop` (texts) and `stop_token_ids` (a token id, a sequence of them, or several
@@ -69,7 +69,7 @@ def sampling_params(options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBa
 
 
 def set_eos(model: nn.Module, eos_token_id: int | Sequence[int] | None) -> None:
-    """Answers end with these tokens besides the tokenizer's; engines read it from the model's generation config."""
+    """Add tokens that end an answer, in the model's generation config, where engines read them."""
     from ..models.forward import innermost
 
     config: Any = getattr(innermost(model), "generation_config", None)
@@ -104,7 +104,7 @@ def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 def _token_texts(
     stop: int | Sequence[int] | Sequence[Sequence[int]] | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[str, ...]:
-    """Each sequence of token ids as its text, special tokens included, as engines look for it."""
+    """The text of each sequence of token ids, special tokens included, for use as stop texts."""
     if stop is None:
         return ()
     if tokenizer is None:

@@ -1,4 +1,4 @@
-"""A user's data loader, read more than once: without end, for some passes, or for some batches."""
+"""Reads a user's data loader repeatedly: endlessly, for some passes, or for some batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ B = TypeVar("B")
 
 
 class CycledLoader(Generic[B]):
-    """A loader without end: at its end it starts again, so a shuffling one shuffles anew."""
+    """An endless loader: restarts at its end, so a shuffling loader reshuffles."""
 
     def __init__(self, loader: Iterable[B], *, where: str, skip: int = 0) -> None:
-        """`skip`: batches that were taken before a resume; as many are passed over here."""
+        """`skip`: number of batches to skip, those taken before a resume."""
         self._batches = chain.from_iterable(_one_pass(loader, where, number) for number in count())
         self.num_taken = 0
         length = len(loader) if isinstance(loader, Sized) else 0
@@ -27,14 +27,14 @@ class CycledLoader(Generic[B]):
         return self
 
     def __next__(self) -> B:
-        """Raises `DataError` when the loader has nothing to give."""
+        """Raises `DataError` when the loader is empty."""
         batch = next(self._batches)
         self.num_taken += 1
         return batch
 
 
 def batches_of(loader: Iterable[B], num_epochs: int, num_steps: int, *, where: str) -> Iterator[B]:
-    """`num_epochs` passes over a loader, or, with `num_steps` > 0, so many batches of as many passes as that takes."""
+    """`num_epochs` passes over a loader, or, with `num_steps` > 0, that many batches in as many passes as needed."""
     if num_steps > 0:
         yield from islice(CycledLoader(loader, where=where), num_steps)
     else:

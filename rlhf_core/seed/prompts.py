@@ -1,4 +1,4 @@
-"""Batches of a user's data loader as prompts: ColossalChat's token batches, texts, or records as in a prompt file."""
+"""Turns batches of a user's data loader into prompts: ColossalChat's token batches, texts, or prompt-file records."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class BatchReader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, decoder: Any, *, needs_mask: bool) -> None:
         """tokenizer: None where all batches come as ids. decoder: its `decode` turns ids into a prompt's text.
 
-        needs_mask: refuse ids without an attention mask, which may hold padding that nothing tells from real tokens.
+        needs_mask: refuse ids without an attention mask, whose padding could not be told from real tokens.
         """
         self._encoder = None if tokenizer is None else PromptEncoder(tokenizer)
         self._decoder = decoder
         self._needs_mask = needs_mask
 
     def read(self, batch: Any, first_position: int, where: str) -> list[Prompt]:
-        """The batch's prompts, numbered from `first_position`. `where` is what errors call the batch.
+        """The batch's prompts, numbered from `first_position`; errors call the batch `where`.
 
-        Raises `DataError` when it is none.
+        Raises `DataError` for an invalid batch.
         """
         rows = _rows(batch, where)
         if not rows:
@@ -72,10 +72,10 @@ class BatchReader:
         )
 
     def _real_ids(self, record: Mapping[str, Any], where: str) -> tuple[int, ...]:
-        """The prompt's tokens without its padding, on whichever side."""
+        """The prompt's tokens without padding on either side."""
         ids, mask = _plain(record["input_ids"]), _plain(record.get("attention_mask"))
         if mask is None and self._needs_mask:
-            # A pad token may be a real one (EOS often is), so the ids alone cannot tell.
+            # The pad token may also occur as a real one (EOS often does), so the ids alone do not suffice.
             raise DataError("input_ids has no attention_mask", where=where, hint="pad with tokenizer.pad(...)")
         num_ids = _num_tokens(ids)
         num_mask = num_ids if mask is None else _num_tokens(mask)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..types import Rollout
 
 _NEURAL_TIMEOUT_SECONDS = 3600.0
-"""Scoring with a model of this process: nothing to lose patience with, but a wait has a deadline."""
+"""Deadline of scoring with a model of this process; long, since it does not hang on a network."""
 
 _TOKEN_ARGUMENTS = ("input_ids", "attention_mask", "response_start", "response_end", "gt_answer")
 
@@ -35,14 +35,14 @@ _FORMS = (
 )
 
 _BATCH_TOKENS = 16384
-"""Most tokens that are scored at once, padding included."""
+"""Most tokens scored at once, padding included."""
 
 
 def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: int, where: str) -> RewardSpec:
-    """One reward under core's reward policy.
+    """The seed's `reward_model` as a reward of core.
 
-    offload: a model is on the device only while it scores (`NeuralReward.release`). where: the parameter it came from.
-    Raises `UserInputError` on anything that cannot score.
+    offload: keep a model on the device only while it scores (`NeuralReward.release`). where: the parameter's name, for
+    errors. Raises `UserInputError` on anything that cannot score.
     """
     from torch import nn
 
@@ -64,10 +64,10 @@ def seed_reward(reward: object, device: torch.device, *, offload: bool, seed: in
 
 
 def _as_function(reward: Callable[..., Any], device: torch.device, where: str) -> Callable[..., Any]:
-    """The callable as `f(rollouts)`, told by its signature. Raises `UserInputError` where it fits neither way."""
+    """The callable as `f(rollouts)`, adapted by its signature. Raises `UserInputError` where neither form fits."""
     try:
         signature = inspect.signature(reward)
-    except ValueError:  # some callables of C code have none to read
+    except ValueError:  # some C callables have no signature
         return reward
     takes_tokens = "input_ids" in signature.parameters
     given = dict.fromkeys(_token_arguments(signature)) if takes_tokens else {}
@@ -90,19 +90,19 @@ def _as_function(reward: Callable[..., Any], device: torch.device, where: str) -
 
 
 def _token_arguments(signature: inspect.Signature) -> tuple[str, ...]:
-    """Those of the seed's arguments that a callable takes."""
+    """The seed's arguments that a callable takes."""
     parameters = signature.parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return tuple(name for name in _TOKEN_ARGUMENTS if takes_all or name in parameters)
 
 
 class TokenReward:
-    """A callable that scores token batches as ColossalChat's `RLVRRewardModel` does, seen as `f(rollouts)`.
+    """Adapts a callable that scores token batches, as ColossalChat's `RLVRRewardModel` does, to `f(rollouts)`.
 
-    It is called by keyword with those of these that it takes: `input_ids` [B, S] int64, prompt and response, padded
-    with 0 on the right; `attention_mask` [B, S] bool, True on real tokens; `response_start` and `response_end`, a list
-    of B places in a row, the end exclusive and behind EOS; `gt_answer`, a list of B answers. It returns scores [B] or
-    [B, 1].
+    It is called by keyword with those of these arguments that it takes: `input_ids` [B, S] int64, prompt and response,
+    padded with 0 on the right; `attention_mask` [B, S] bool, True on real tokens; `response_start` and `response_end`,
+    lists of B positions in a row, the end exclusive and after EOS; `gt_answer`, a list of B answers. It returns scores
+    [B] or [B, 1].
     """
 
     def __init__(self, reward: Callable[..., Any], device: torch.device) -> None:
@@ -137,7 +137,7 @@ class NeuralReward:
 
     A transformers sequence-classification model (one label), or any module whose forward takes `input_ids` and
     `attention_mask` ([B, S] int64) and returns scores [B] or [B, 1], or values per token [B, S] (also as `.logits`).
-    Which token is the last real one is known from lengths, never from a token that equals the padding.
+    The last real token is found from lengths, never by comparing with the padding token.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, *, offload: bool, where: str) -> None:
@@ -172,7 +172,7 @@ class NeuralReward:
         return scores
 
     def release(self) -> None:
-        """Leave the device to training; the next call comes back to it."""
+        """Free the device for training; the next call moves the model back."""
         if self._offload:
             self._model.to("cpu")
 
@@ -201,10 +201,10 @@ def _score_with_trunk(model: Any, rows: Sequence[Tensor], device: torch.device) 
 
 
 def _batches(lengths: Sequence[int], *, padded: bool) -> list[list[int]]:
-    """Which rows run together, as indices.
+    """Batches of rows, as indices.
 
-    A module that finds the score's position by itself may look at the first token, the last, or the last that is no
-    padding: `padded` False gives it rows of one length, where each of these is right.
+    A module that finds the score's position itself may use the first token, the last, or the last that is not
+    padding: `padded` False gives it rows of one length, where each of these is correct.
     """
     from ..batching import plan_micro_batches
 
@@ -230,7 +230,7 @@ def _one_number(scores: Tensor) -> Tensor:
 
 
 def _without_adapter(model: nn.Module) -> nn.Module:
-    """The model that a LoRA adapter sits in."""
+    """The model inside a LoRA adapter."""
     adapted: Any = model
     inner: nn.Module = adapted.get_base_model() if is_lora(model) else model
     return inner

@@ -1,4 +1,4 @@
-"""What trains the models of the seed's classes: an installed strategy, by its name."""
+"""Strategies for the models of the seed's classes: an installed strategy, by its name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..strategy import Strategy
 def strategy_by_name(name: str, options: Mapping[str, Any] | None = None, *, device: str = "auto") -> Strategy:
     """The installed strategy `name` (`single`, `ddp`, `low-level-zero`, …), for `PPOTrainer` and for `strategy_fn`.
 
-    options: what a run file's `strategy:` section may say besides the name. device: `auto`, `cpu`, `cuda` or `cuda:N`.
+    options: those of a run file's `strategy:` section besides the name. device: `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    It has not joined the other processes yet. Before `prepare`, call `setup()` (`PPOTrainer`); a detached trainer does
-    so itself with what `strategy_fn` returned. `rlhf plugins list` names what is installed.
+    It has not joined the other processes yet. Before `prepare`, call `setup()` (`PPOTrainer`); a detached trainer calls
+    it on the result of `strategy_fn` itself. `rlhf plugins list` shows the installed strategies.
 
     Raises `PluginError` on an unknown name, `ConfigError` on a wrong option.
     """

@@ -1,7 +1,7 @@
-"""The bases of strategy plugins: the process group, the optimizer, saving and loading.
+"""Base classes of strategy plugins: process group, optimizer, saving and loading.
 
-Weights and optimizer state are stored under the names of the unwrapped model's parameters and in full, so
-what one strategy saved, another loads.
+Weights and optimizer state are stored in full, under the names of the unwrapped model's parameters, so that one
+strategy can load what another saved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GroupStrategy(Strategy):
-    """Rank, device and collective calls. Subclasses say what is done to a model."""
+    """Rank, device and collective calls. Subclasses prepare the models."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -60,7 +60,7 @@ class GroupStrategy(Strategy):
         return self.world_size
 
     def naming_lost_peers(self) -> AbstractContextManager[Any]:
-        return self.group.guard("the others")  # calls that a wrapped model makes itself, in its forward pass too
+        return self.group.guard("the others")  # also calls that a wrapped model makes itself, in its forward pass too
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         return self.group.all_reduce(tensor.to(self.device), op).to(tensor.device)
@@ -93,13 +93,13 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 
 @dataclass(eq=False)
 class Prepared:
-    """One trained model of a strategy, and what was known of it before it was wrapped."""
+    """One trained model of a strategy, with facts recorded before it was wrapped."""
 
     trained: Trained
     names: list[list[str]]
     """Parameter names, per parameter group of the optimizer, in its order."""
     parameters: dict[str, nn.Parameter]
-    """Name -> the parameter as the unwrapped model holds it now."""
+    """Name -> the current parameter of the unwrapped model."""
     max_grad_norm: float | None
     loss_scale: LossScale = field(default_factory=lambda: LossScale(enabled=False))
 
@@ -191,7 +191,7 @@ class StrategyBase(GroupStrategy):
         self._on_main_after(lambda: save_tree(Path(path) / OPTIMIZER_FILE, tree) if self.is_main else None)
 
     def load_optimizer(self, optimizer: Optimizer, path: Path) -> None:
-        """Called after `load_model`: master weights of 16-bit parameters are finer than what it read."""
+        """Call it after `load_model`: master weights of 16-bit parameters are finer than the weights read there."""
         import torch
 
         from .master_adamw import MASTER
@@ -207,7 +207,7 @@ class StrategyBase(GroupStrategy):
             )
         for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
             group["lr"] = saved["lr"]
-        self._forget_moments(prepared)  # what was saved before a parameter's first step has no entry
+        self._forget_moments(prepared)  # a parameter without a step before the save has no entry
         for name, values in tree["state"].items():
             master = values.pop(MASTER, None)
             self._put_optimizer_entry(prepared, name, values)
@@ -217,14 +217,14 @@ class StrategyBase(GroupStrategy):
         prepared.loss_scale.scale = tree["loss_scale"]
 
     def prepared_of(self, optimizer: Optimizer) -> Prepared:
-        """The trained model whose wrapped optimizer this is."""
+        """The trained model to which this wrapped optimizer belongs."""
         for prepared in self._prepared:
             if prepared.trained.optimizer is optimizer:
                 return prepared
         raise ValueError("this optimizer was not returned by Strategy.prepare")
 
     def _agree_on_weights(self, model: nn.Module) -> None:
-        """Copy rank 0's values of what differs between processes: freshly drawn heads and adapters."""
+        """Copy rank 0's values of weights that differ between processes: newly initialised heads and adapters."""
         import torch
         import torch.distributed as dist
 
@@ -243,7 +243,7 @@ class StrategyBase(GroupStrategy):
                     dist.broadcast(tensor, src=0)
 
     def _on_main_after(self, action: Callable[[], None]) -> None:
-        """Every rank acts (it may gather), then all learn whether the others could."""
+        """Run `action` on every rank (it may gather); a `CheckpointError` on any rank is raised on all."""
         error: CheckpointError | None = None
         try:
             action()
@@ -256,11 +256,11 @@ class StrategyBase(GroupStrategy):
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> Trained:
-        """The place to shard or wrap; `unwrap` must then find the model inside again."""
+        """Shard or wrap the model; `unwrap` must find the model inside again."""
         return Trained(model.to(self.device), optimizer, scheduler)
 
     def _inner_optimizer(self, prepared: Prepared) -> Optimizer:
-        """The torch optimizer, inside whatever wraps it."""
+        """The torch optimizer inside its wrappers."""
         return prepared.trained.optimizer
 
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
@@ -268,11 +268,11 @@ class StrategyBase(GroupStrategy):
         return tensor
 
     def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
-        """Write the full `value` where this rank holds its part of it."""
+        """Write this rank's part of the full `value`."""
         target.copy_(value)
 
     def _put(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
-        """Write the full `value` into a weight and, with all its digits, into its master weights where it has some."""
+        """Write the full `value` into a weight and, unrounded, into its master weights if it has some."""
         from .master_adamw import MasterAdamW
 
         self._put_weight(prepared, name, target, value)
@@ -300,7 +300,7 @@ class StrategyBase(GroupStrategy):
                 yield name, {key: int(v) if key == "step" else self._whole_state(v) for key, v in state.items()}
 
     def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
-        """Give the optimizer back what `_optimizer_entries` yielded, on its own device and in its own layout."""
+        """Restore an entry of `_optimizer_entries`, in the optimizer's own device and layout."""
         import torch
 
         parameter = prepared.parameters[name]
@@ -314,11 +314,11 @@ class StrategyBase(GroupStrategy):
             )
 
     def _whole_state(self, tensor: Tensor) -> Tensor:
-        """The full value of a tensor of the optimizer's, or of the gradients' norm (collective where it is sharded)."""
+        """The full value of an optimizer tensor, or of the gradient norm (collective where it is sharded)."""
         return tensor
 
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """This rank's part of a full tensor, on the parameter's device; of the type it has."""
+        """This rank's part of a full tensor, on the parameter's device, in the tensor's own type."""
         return value.to(parameter.device)
 
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, in updates, and the factors that change them while a run trains."""
+"""Learning-rate schedules, in updates, and factors that change them during a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def lr_factor(update: int, *, schedule: Schedule, warmup_updates: int, total_updates: int) -> float:
-    """Factor of the peak rate for update `update` (from 0). The first warm-up update already moves."""
+    """Factor of the peak rate for update `update` (from 0); above 0 from the first warm-up update on."""
     if update < warmup_updates:
         return (update + 1) / warmup_updates
     if schedule == "constant":
@@ -30,7 +30,7 @@ def lr_factor(update: int, *, schedule: Schedule, warmup_updates: int, total_upd
 
 
 def make_scheduler(optimizer: Optimizer, *, schedule: Schedule, warmup_updates: int, total_updates: int) -> LambdaLR:
-    """A scheduler that is stepped once an update."""
+    """A scheduler that is stepped once per update."""
     from torch.optim.lr_scheduler import LambdaLR
 
     factor = partial(lr_factor, schedule=schedule, warmup_updates=warmup_updates, total_updates=total_updates)
@@ -38,7 +38,7 @@ def make_scheduler(optimizer: Optimizer, *, schedule: Schedule, warmup_updates: 
 
 
 def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
-    """Write how far a schedule has come into the folder `path`."""
+    """Write a schedule's progress into the folder `path`."""
     path.mkdir(parents=True, exist_ok=True)
     state = scheduler.state_dict()
     kept = {key: state[key] for key in ("last_epoch", "_step_count", "_last_lr") if key in state}
@@ -46,15 +46,15 @@ def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
 
 
 def load_scheduler(scheduler: LRScheduler, path: Path) -> None:
-    """Bring a schedule to where it was."""
+    """Restore a schedule's progress."""
     scheduler.load_state_dict({**scheduler.state_dict(), **json.loads((path / _FILE).read_text())})
 
 
 class LearningRates:
-    """Scales the schedules of all trained models. The factors belong into checkpoints."""
+    """Scales the schedules of all trained models. The factors must be saved in checkpoints."""
 
     def __init__(self, trained: Mapping[str, Trained]) -> None:
-        """To be made before any factor is set or checkpoint loaded: the rates are then those of the run file."""
+        """Construct it before any factor is set or checkpoint loaded, while rates are those of the run file."""
         self._trained = trained
         self._peaks = {role: list(_schedule(each).base_lrs) for role, each in trained.items() if each.scheduler}
         self.factors: dict[str, float] = dict.fromkeys(self._peaks, 1.0)
@@ -78,10 +78,10 @@ class LearningRates:
             self.factors[role] = factor
 
     def multiply(self, factor: float) -> None:
-        """Scale all roles' rates by `factor`, on top of the factors they have."""
+        """Scale all roles' rates by `factor`, on top of their current factors."""
         self.set({role: known * factor for role, known in self.factors.items()})
 
 
 def _schedule(trained: Trained) -> Any:
-    """The LambdaLR that `schedule.make_scheduler` made; torch's base class declares none of what is read here."""
+    """The LambdaLR from `make_scheduler`, untyped: torch's base class does not declare the attributes read here."""
     return trained.scheduler

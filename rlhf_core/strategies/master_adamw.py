@@ -1,7 +1,7 @@
 """AdamW over float32 copies ("master weights", Micikevicius 2018, arXiv:1710.03740, section 3.1) of 16-bit parameters.
 
-An AdamW step is about `lr` in size, and a bfloat16 weight w moves by no less than half the distance to its neighbour,
-up to |w| / 256. At lr 1e-6 every weight above 5e-4 would stay where it is for ever; in a copy of 24 bits it moves.
+An AdamW step is about `lr` in size, and a bfloat16 weight w changes only by at least half the distance to its
+neighbour, up to |w| / 256. At lr 1e-6 every weight above 5e-4 would never change; a copy of 24 bits does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 def is_16_bit(parameter: Tensor) -> bool:
-    """Whether steps of AdamW would be lost in its rounding."""
+    """Whether AdamW steps would be lost in the parameter's rounding."""
     return parameter.dtype in _SIXTEEN_BITS
 
 
@@ -28,7 +28,7 @@ class MasterAdamW(AdamW):
     """torch's fused AdamW, which gives a 16-bit parameter float32 moments and master weights, and copies these into it.
 
     `state[parameter]` holds `step`, `exp_avg`, `exp_avg_sq` and, for a 16-bit parameter, `master`: float32, of its
-    shape, device and sharding. Whoever writes a parameter from outside calls `put_master`, too.
+    shape, device and sharding. Code that writes a parameter from outside must call `put_master` too.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class MasterAdamW(AdamW):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def master(self, parameter: Tensor) -> Tensor:
-        """The float32 tensor that is stepped for it: the parameter itself where it is not of 16 bits."""
+        """The float32 tensor that is stepped for the parameter: itself unless it has 16 bits."""
         if not is_16_bit(parameter):
             return parameter
         state = self.state[parameter]
@@ -52,18 +52,18 @@ class MasterAdamW(AdamW):
         return master
 
     def put_master(self, parameter: Tensor, value: Tensor) -> None:
-        """Remember `value`, laid out as the parameter is, with all its digits; nothing for one not of 16 bits."""
+        """Store `value`, in the parameter's layout, unrounded; does nothing unless the parameter has 16 bits."""
         if is_16_bit(parameter):
             self.state[parameter][MASTER] = value.detach().to(parameter.device, torch.float32, copy=True)
 
     def forget_moments(self) -> None:
-        """Drop all state but the master weights, which are weights."""
+        """Drop all state except the master weights."""
         for state in self.state.values():
             for key in [key for key in state if key != MASTER]:
                 del state[key]
 
     def take_gradients(self) -> list[Tensor]:
-        """The tensors that a step will change, each with a float32 `grad`: what is to be unscaled and clipped.
+        """The tensors that a step will change, each with a float32 `grad` to unscale and clip.
 
         A 16-bit gradient is freed as it is copied.
         """
@@ -80,7 +80,7 @@ class MasterAdamW(AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever given
-        """Step the masters (Loshchilov 2019) and round them into their parameters."""
+        """Step the master weights (Loshchilov 2019) and round them into their parameters."""
         self.take_gradients()
         for group in self.param_groups:
             parameters = [p for p in group["params"] if self.master(p).grad is not None]
@@ -110,14 +110,14 @@ class MasterAdamW(AdamW):
                     parameter.copy_(master)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Also of the masters, whose gradients are always set to None."""
+        """Zero gradients; those of the master weights are always set to None."""
         super().zero_grad(set_to_none)
         for state in self.state.values():
             if MASTER in state:
                 state[MASTER].grad = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch does, which rounds state to the type of its parameter; here it keeps its digits."""
+        """Load as torch does, but without rounding state to the type of its parameter."""
         super().load_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for parameter, index in zip(group["params"], saved["params"], strict=True):

@@ -1,4 +1,4 @@
-"""Pieces that strategies are made of: device, precision, AdamW, loss scaling, and the step of a torch optimizer."""
+"""Building blocks of strategies: device, precision, AdamW, loss scaling, and the step of a torch optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 ResolvedPrecision = Literal["fp32", "bf16", "fp16"]
-"""A precision of a run file, `auto` decided."""
+"""A precision of a run file with `auto` resolved."""
 
 _FIRST_SCALE = 2.0**16
 _STEPS_PER_GROWTH = 1000
@@ -44,7 +44,7 @@ def resolve_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def check_offload(device: torch.device, asked: Mapping[str, bool]) -> None:
-    """Raise `ConfigError` for the first option, by its name, that was asked for and needs a GPU where there is none."""
+    """Raise `ConfigError` for the first enabled option that needs a GPU where there is none."""
     for option, is_on in asked.items():
         if is_on and device.type == "cpu":
             raise ConfigError(
@@ -55,7 +55,7 @@ def check_offload(device: torch.device, asked: Mapping[str, bool]) -> None:
 
 
 def resolve_precision(precision: Precision, device: torch.device, on_cpu: ResolvedPrecision) -> ResolvedPrecision:
-    """`auto` is bf16 on a GPU and `on_cpu` elsewhere; never fp16 unless asked."""
+    """Resolve `auto` to bf16 on a GPU and `on_cpu` elsewhere; fp16 only if requested."""
     if precision != "auto":
         return precision
     return "bf16" if device.type == "cuda" else on_cpu
@@ -115,7 +115,7 @@ class LossScale:
 
 
 def diverged(norm: float, where: str = "training") -> DivergenceError:
-    """The error of a gradient that is not finite."""
+    """The error for a gradient that is not finite."""
     return DivergenceError(
         f"the gradient norm is {norm}; nothing was changed by this step",
         where=where,
@@ -124,7 +124,7 @@ def diverged(norm: float, where: str = "training") -> DivergenceError:
 
 
 def _with_gradients(optimizer: Optimizer) -> list[Tensor]:
-    """What the optimizer will step, each with its gradient: float32 master weights where it keeps them."""
+    """The tensors that the optimizer will step, with gradients: float32 master weights where it keeps them."""
     from .master_adamw import MasterAdamW
 
     if isinstance(optimizer, MasterAdamW):

@@ -1,4 +1,4 @@
-"""An engine without a model: deterministic answers, to test what stands around an engine."""
+"""An engine without a model: deterministic answers, to test code that uses an engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = Callable[[GenerationRequest, int], Sequence[int]]
 class FakeEngine:
     """Implements `RolloutEngine`. An answer depends on seed, sample id, prompt and policy version alone.
 
-    Answers come back in reverse order, since a caller may count on none. `calls` keeps what was asked for.
+    Answers are returned in reverse order, since callers must not rely on any. `calls` records the requests.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FakeEngine:
 
 
 class FakeReceiver:
-    """Implements `WeightReceiver`: takes any weights and keeps the names that came."""
+    """Implements `WeightReceiver`: accepts any weights and records their names."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine

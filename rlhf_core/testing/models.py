@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 CHARACTERS = "0123456789>,"
-"""What `sort-digits` writes; ids 4 and up, after pad, bos, eos and unk."""
+"""Characters that `sort-digits` uses; ids 4 and up, after pad, bos, eos and unk."""
 
 
 POLICY_PATH = "builtin:tiny-digits"
@@ -19,7 +19,7 @@ POLICY_PATH = "builtin:tiny-digits"
 
 
 def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerBase:
-    """One token a character; pad 0, bos 1, eos 2, unk 3."""
+    """One token per character; pad 0, bos 1, eos 2, unk 3."""
     return build_character_tokenizer(characters)
 
 
@@ -34,7 +34,7 @@ def tiny_model(
 def tiny_classifier() -> LlamaForSequenceClassification:
     """A model that scores texts of 16 token ids, always the same; its padding token is its end token, 2.
 
-    That is the case which transformers' own pooling gets wrong.
+    transformers' own pooling gets this case wrong.
     """
     import torch
     from transformers import LlamaConfig, LlamaForSequenceClassification

@@ -1,7 +1,7 @@
-"""The pytest plugin `rlhf`: on wherever rlhf-core is installed, so it imports nothing but pytest.
+"""The pytest plugin `rlhf`: active wherever rlhf-core is installed, so it imports only pytest.
 
-It brings `--rlhf-device`, where the contract suites put models, and the fixture `rlhf_device`; a test marked
-`gpu` is skipped where the device has none. The suites themselves are in `rlhf_core.testing.contracts`.
+It adds `--rlhf-device`, the device of the contract suites' models, and the fixture `rlhf_device`; tests marked
+`gpu` are skipped on other devices. The suites themselves are in `rlhf_core.testing.contracts`.
 """
 
 from __future__ import annotations

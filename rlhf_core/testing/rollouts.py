@@ -21,7 +21,7 @@ def make_rollout(
     finish_reason: FinishReason = "stop",
     sample_id: int = 0,
 ) -> Rollout:
-    """A rollout as a reward gets it. Unless given, there is one token a character, and an EOS after a `stop`."""
+    """A rollout as a reward receives it. By default one token per character, and an EOS after a `stop`."""
     ids = tuple(completion_ids) if completion_ids is not None else tuple(3 + ord(c) for c in completion)
     if completion_ids is None and finish_reason == "stop":
         ids = (*ids, EOS_ID)
@@ -42,7 +42,7 @@ def make_rollout(
 
 
 def awkward_rollouts() -> list[Rollout]:
-    """What a policy does write sooner or later: nothing at all, no end, other alphabets, markup, noise."""
+    """Difficult answers that policies do write: empty, truncated, other alphabets, markup, noise."""
     chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
     return [
         make_rollout("4", prompt="2 + 2 = ", answer="4", sample_id=0),

@@ -20,7 +20,7 @@ _TINY: Mapping[str, Any] = {
 
 
 def tiny_run(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A run of two episodes of two updates each on three-digit numbers; `changes` is laid over it.
+    """A run of two episodes of two updates each on three-digit numbers, with `changes` applied.
 
     A mapping in `changes` is merged into its section, unless it names another plugin there; all else replaces.
     """

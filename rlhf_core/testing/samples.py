@@ -10,7 +10,7 @@ from ..types import BufferItem, Prompt, Rollout, RolloutGroup
 def make_prompt(
     position: int, text: str = "31>", token_ids: Sequence[int] = (7, 5, 14), answer: object = "13"
 ) -> Prompt:
-    """A prompt as the stream would give it."""
+    """A prompt as the stream yields it."""
     return Prompt(position=position, text=text, prompt_ids=tuple(token_ids), answer=answer)
 
 
@@ -23,7 +23,7 @@ def make_item(
     policy_version: int = 0,
     reward: float | None = None,
 ) -> BufferItem:
-    """A sample whose tokens and log-probs follow from its id; reward `score` is `reward`, or the id mod 3."""
+    """A sample with tokens and log-probs derived from its id; reward `score` is `reward`, or the id mod 3."""
     import torch
 
     def row(length: int, first: int) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""What every strategy must do, run in real processes: for the authors of strategy plugins.
+"""Tests of strategies in real processes, for authors of strategy plugins.
 
 `run_strategies(cases, num_processes, folder)` starts the processes once, puts each case through the same small
-training, and returns what was seen; the tests of a plugin compare it with `train_alone(...)`, plain AdamW in
-this process. Losses are sums over 8 samples divided by all their tokens, whatever the split, so the numbers of
-any strategy, number of processes and micro-batch size must agree.
+training, and returns the results; a plugin's tests compare them with `train_alone(...)`, plain AdamW in this
+process. Losses are sums over 8 samples divided by all their tokens, whatever the split, so the results of any
+strategy, number of processes and micro-batch size must agree.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _load(path: str) -> Any:
 
 
 def observe(strategy: Strategy, folder: Path) -> dict[str, Any]:
-    """Put a strategy (already set up) through everything; collective. The result is the same on every rank."""
+    """Run all observations on a strategy (already set up); collective. The result is the same on every rank."""
     import torch
 
     seen: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def _resume(strategy: Strategy, folder: Path) -> dict[str, Any]:
 
 
 def _drop(strategy: Strategy) -> dict[str, Any]:
-    """Three updates, with gradients that are dropped after the first."""
+    """Three updates; gradients are dropped once after the first."""
     import torch
 
     training = Training(strategy)
@@ -124,9 +124,9 @@ def _drop(strategy: Strategy) -> dict[str, Any]:
 
 
 def _sixteen_bits(strategy: Strategy, folder: Path) -> dict[str, Any]:
-    """Tiny steps of weights that came in bfloat16, and a resume among them.
+    """Tiny steps on weights loaded in bfloat16, with a resume in between.
 
-    "finest" is what training holds on to: master weights of the optimizer's file, where it has some.
+    "finest": the most precise weights kept, master weights from the optimizer's file where it has some.
     """
     first = Training(strategy, dtype="bfloat16", lr=TINY_RATE)
     started = _updates(first, [{"micro_batch": 8}] * 3)
@@ -172,9 +172,9 @@ def _diverge(strategy: Strategy) -> dict[str, Any]:
 def run_strategies(
     cases: Sequence[StrategyCase], num_processes: int, folder: Path, *, load_chain: Sequence[str] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Observe every case in `num_processes` processes that are started once. Case name -> what rank 0 saw.
+    """Observe every case in `num_processes` processes that are started once. Case name -> rank 0's results.
 
-    `load_chain` names cases, each of which then loads what the one before saved ("chain" in its result).
+    `load_chain` names cases, each of which then loads the previous one's save ("chain" in its result).
     """
     from torch.multiprocessing.spawn import start_processes
 

@@ -1,4 +1,4 @@
-"""A tiny model and its training in plain torch, which strategies are compared with."""
+"""A tiny model and its training in plain torch, the reference for strategies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEARNING_RATE = 3e-4
 
 
 TINY_RATE = 1e-6
-"""A step so small that most bfloat16 weights cannot make it."""
+"""A learning rate so small that most bfloat16 weights cannot change."""
 
 
 MAX_GRAD_NORM = 0.5
@@ -64,7 +64,7 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> 
 
 
 class Training:
-    """A model under a strategy, and an endless series of updates on data that every process knows."""
+    """A model under a strategy, and an endless series of updates on data shared by all processes."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class Training:
     ) -> tuple[float, float]:
         """One update; loss and gradient norm. `shares` gives each rank's number of samples (default: equal).
 
-        A rank with fewer samples runs empty (wholly masked) micro-batches, as the trainer does. With several
-        `num_forwards`, one backward goes through as many forwards, as where pretraining batches are mixed in.
+        A rank with fewer samples runs empty (fully masked) micro-batches, as in the trainer. With several
+        `num_forwards`, one backward covers that many forwards, as when pretraining batches are mixed in.
         """
         import torch
 
@@ -122,7 +122,7 @@ class Training:
         return float(strategy.all_reduce(total)), norm
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights, gathered shard by shard; copies on the CPU. Each must have left the strategy a plain tensor."""
+        """All weights, gathered shard by shard, as copies on the CPU. Checks that each shard holds plain tensors."""
         import torch
 
         weights = {}
@@ -163,10 +163,10 @@ def train_alone(
     dtype: str = "float32",
     lr: float = LEARNING_RATE,
 ) -> dict[str, Any]:
-    """The same training written out with nothing but torch: what the strategies are compared with.
+    """The same training in plain torch, the reference for strategies.
 
-    Every gradient is brought to float32, AdamW steps float32 copies of the weights ("masters" of the result), and these
-    are rounded into the weights; with a `dtype` of float32 that is plain AdamW.
+    Gradients are cast to float32, AdamW steps float32 copies of the weights ("masters" in the result), and these are
+    rounded into the weights; with `dtype` float32 that is plain AdamW.
     """
     import torch
 
@@ -201,7 +201,7 @@ def largest_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torc
 
 
 def moved_fraction(start: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> float:
-    """Share of the numbers of `now` that are not those of `start` any more."""
+    """Share of the values of `now` that differ from `start`."""
     moved = sum(int((tensor != start[name]).sum()) for name, tensor in now.items())
     return moved / sum(tensor.numel() for tensor in now.values())
 
@@ -209,7 +209,7 @@ def moved_fraction(start: Mapping[str, torch.Tensor], now: Mapping[str, torch.Te
 def change_cosine(
     start: Mapping[str, torch.Tensor], one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
 ) -> float:
-    """Cosine between how `one` and how `other` moved from `start`, over all weights together."""
+    """Cosine between the changes of `one` and `other` from `start`, over all weights together."""
     import torch
 
     first = torch.cat([(one[name] - start[name]).flatten() for name in one])

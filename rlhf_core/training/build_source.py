@@ -1,4 +1,4 @@
-"""What feeds a trainer's loop, from its parts: rollouts or a dataset, completed by the trainer's own models."""
+"""Builds the batch source of a trainer's loop: rollouts or a dataset, with values from the trainer's own models."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def build_rollout_source(
     version: Callable[[], int],
     on_episode: Callable[[int, MadeEpisode, Sequence[BufferItem]], None],
 ) -> RolloutSource:
-    """Episodes from `channel`, with the trainer's log-probs of them where the algorithm asks for these.
+    """Episodes from `channel`, with the trainer's log-probs where the algorithm needs them.
 
-    temperature: at which the samples were drawn. timer: counts those forward passes as `train`.
+    temperature: sampling temperature. timer: counts the log-prob forward passes as `train`.
     """
 
     def complete(items: list[BufferItem]) -> list[BufferItem]:
@@ -50,7 +50,7 @@ def build_rollout_source(
 
 
 class DatasetItems:
-    """The records of a run's dataset as an algorithm's items, with the reference where it needs one."""
+    """The records of a run's dataset as an algorithm's items, with a reference model where it needs one."""
 
     def __init__(
         self,

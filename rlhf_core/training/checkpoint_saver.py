@@ -1,4 +1,4 @@
-"""A trainer process's part in the checkpoints of a run: what is saved, and how it is brought back."""
+"""Saves and restores a trainer process's part of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CheckpointSaver:
         self._hooks = hooks
 
     def improves(self, metrics: Mapping[str, float]) -> float | None:
-        """The value of `checkpoint.best` where it is the best so far, else None; rank 0's values decide."""
+        """The value of `checkpoint.best` if it is the best so far, else None; rank 0's values decide."""
         if self._config.best is None:
             return None
         value: float | None = self._strategy.broadcast_object(metrics.get(self._config.best))
@@ -54,7 +54,7 @@ class CheckpointSaver:
         return value if self._best is None or sign * value > sign * self._best[1] else None
 
     def save(self, state: RunState, best_value: float | None = None) -> None:
-        """Write checkpoint `state.step`, whole or not at all. `best_value`: it is the best, with this value."""
+        """Write checkpoint `state.step` atomically. `best_value`: its metric, if it is the best so far."""
         step = state.step
         best = self._best if best_value is None else (step, best_value)
         if best is not None:
@@ -77,7 +77,7 @@ class CheckpointSaver:
             self._hooks.fire("checkpoint_saved", path=path, step=step, episode=state.next_episode - 1)
 
     def load(self, path: Path) -> RunState:
-        """Bring everything to where it was; what was saved after it is removed. Collective."""
+        """Restore everything; removes later checkpoints. Collective."""
         state = load_run_state(path, self._trained, self._strategy)
         self._algorithm.load_state_dict(state.algorithm)
         self._combiner.load_state_dict(state.combiner)
@@ -91,9 +91,9 @@ class CheckpointSaver:
         return state
 
     def _best_left(self, state: RunState) -> tuple[int, float] | None:
-        """Step and value of the best checkpoint up to `state` that is still whole.
+        """Step and value of the best checkpoint up to `state` that is still complete.
 
-        The one that `state` names is gone where a better one took its place and was then damaged itself.
+        The one that `state` names is gone if a better one replaced it and was then damaged itself.
         """
         if state.best_step is None:
             return None
@@ -107,10 +107,10 @@ class CheckpointSaver:
         return None
 
     def last_good(self, episode: int) -> Path | None:
-        """The newest whole checkpoint from before `episode` began, where something went wrong in that episode.
+        """The checkpoint to roll back to after a problem in `episode`: a complete one from before it began.
 
-        The one written just before it holds the very weights whose samples were found wanting, so an earlier one is
-        taken; the oldest there is where none is earlier. None where there is none.
+        The one written just before it holds the weights that produced the bad samples, so the newest earlier one is
+        taken, or the oldest if none is earlier. None where there is no checkpoint.
         """
         chosen: Path | None = None
         if self._strategy.is_main:
@@ -126,4 +126,4 @@ class CheckpointSaver:
 
 
 def _discard(_: object) -> None:
-    """For a callback whose result nobody wants."""
+    """Callback that ignores its argument."""

@@ -1,4 +1,4 @@
-"""What `rlhf control` asks of a run, done by all ranks together at the borders of updates and episodes."""
+"""Executes the commands of `rlhf control` on all ranks together, between updates and episodes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..strategy import Strategy
 logger = logging.getLogger("rlhf")
 
 CONTROL = "control"
-"""Kind of the manifest's event."""
+"""Kind of the event in the manifest."""
 _PAUSED_POLL_SECONDS = 0.25
 
 Setter = Callable[[float], str]
-"""Takes the new value, returns what it means; raises `RlhfError` where it cannot be set."""
+"""Sets the new value and returns a description; raises `RlhfError` where it cannot be set."""
 
 
 class ControlLoop:
-    """Takes commands on rank 0 and has every rank do them at the same place."""
+    """Receives commands on rank 0 and has every rank execute them at the same point."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ControlLoop:
         setters: Mapping[str, Setter],
         interrupted: Callable[[], bool],
     ) -> None:
-        """`setters`: option -> what sets it on a rank. `interrupted`: whether this rank heard a signal."""
+        """`setters`: option -> its setter on this rank. `interrupted`: whether this rank received a signal."""
         self._folder = folder
         self._strategy = strategy
         self._setters = setters
@@ -42,7 +42,7 @@ class ControlLoop:
         self.stop_asked = False
 
     def after_update(self, step: int, episode: int) -> None:
-        """Collective. Do what was asked; while the run is paused, wait here. A signal to any rank ends the pause."""
+        """Collective. Execute pending commands; while paused, wait here. A signal to any rank ends the pause."""
         self._take(step, episode)
         while self._paused and not self.stop_asked:
             time.sleep(_PAUSED_POLL_SECONDS)
@@ -50,7 +50,7 @@ class ControlLoop:
             self.stop_asked = self.stop_asked or self.agree(self._interrupted())
 
     def agree(self, flag: bool) -> bool:
-        """Collective. True on every rank when it is on any."""
+        """Collective. True on every rank if `flag` is True on any."""
         import torch
 
         return bool(self._strategy.all_reduce(torch.tensor([float(flag)]), "max").item() > 0)

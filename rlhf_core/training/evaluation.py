@@ -1,4 +1,4 @@
-"""`HeldOutEvaluation`: a run's policy on what was held out of its training."""
+"""`HeldOutEvaluation`: evaluates a run's policy on held-out prompts or records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What guards ask for, agreed on by all ranks: nobody steps, stops or rolls back alone."""
+"""Runs the guards and applies their verdicts on all ranks together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("rlhf")
 B = TypeVar("B")
 P = TypeVar("P")
 ROLLBACK = "rollback"
-"""Kind of the manifest's event."""
+"""Kind of the event in the manifest."""
 _GRAVITY = {"skip": 1, "rollback": 2, "stop": 3}
 
 
@@ -37,7 +37,7 @@ class RollBack(Exception):
 
 
 class GuardRunner:
-    """Asks the hooks of rank 0 after each update, and does what they say on every rank."""
+    """Fires `rlhf_verdict` on rank 0 after each update and applies the verdict on every rank."""
 
     def __init__(self, strategy: Strategy, hooks: HookRelay, config: GuardsConfig, folder: RunFolder) -> None:
         self._strategy = strategy
@@ -46,13 +46,13 @@ class GuardRunner:
         self._folder = folder
         self._skip_rest = False
         self.rollbacks = 0
-        """Of the run so far."""
+        """Rollbacks of the run so far."""
         self._guards = make_guards(config) if strategy.is_main else []
         for guard in self._guards:
             hooks.register(guard, name=f"guard {guard.name}")
 
     def restart(self) -> None:
-        """The fit begins, goes on or was rolled back, with what `metrics.jsonl` says of its past."""
+        """Reset the guards at a start, resume or rollback, with the past lines of `metrics.jsonl`."""
         for guard in self._guards:
             guard.restart(read_lines(self._folder.metrics))
 
@@ -73,7 +73,7 @@ class GuardRunner:
     def after_failed_update(
         self, step: int, episode: int, metrics: Mapping[str, float], error: Exception
     ) -> SkippedUpdate:
-        """Collective. The update was not made on any rank: raises `error`, unless a guard says otherwise."""
+        """Collective. Called when no rank made the update: raises `error`, unless a guard decides otherwise."""
         verdict = self._ask(step, episode, metrics, error)
         if verdict is None or verdict.action == "stop":
             raise error
@@ -94,7 +94,7 @@ class GuardRunner:
         self.rollbacks += 1
 
     def tell_rollback(self, request: RollBack, state: RunState, factors: Mapping[str, float]) -> None:
-        """Say in the log and in the manifest that the run went back to `state`."""
+        """Record in the log and the manifest that the run was rolled back to `state`."""
         if not self._strategy.is_main:
             return
         verdict = request.verdict
@@ -118,7 +118,7 @@ class GuardRunner:
         self._folder.add_event(ROLLBACK, facts)
 
     def watch(self, source: BatchSource[B]) -> BatchSource[B]:
-        """The same episodes, which end early where a guard says so."""
+        """The same episodes, ended early where a guard skips the rest."""
         return _Watched(source, self._begin_episode, lambda: self._skip_rest)
 
     def _begin_episode(self) -> None:

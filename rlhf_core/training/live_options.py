@@ -1,4 +1,4 @@
-"""Options that guards and people change while a run goes on: learning rates and the algorithm's KL coefficient."""
+"""Options that guards and users change during a run: learning rates and the algorithm's KL coefficient."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..strategy import Trained
 
 
 class LiveOptions:
-    """Sets them on this rank, and keeps account of what is not as the run file says, for checkpoints."""
+    """Sets them on this rank, and tracks differences from the run file, for checkpoints."""
 
     def __init__(self, config: OptimizerConfig, trained: Mapping[str, Trained], algorithm: Algorithm[Any, Any]) -> None:
-        """To be made before a checkpoint is loaded."""
+        """Construct it before a checkpoint is loaded."""
         self._config = config
         self._rates = LearningRates(trained)
         self._algorithm = algorithm
@@ -35,7 +35,7 @@ class LiveOptions:
         return self._rates.factors
 
     def restore(self, lr_factors: Mapping[str, float], settings: Mapping[str, float]) -> None:
-        """Bring all to where it was, also the schedules' rates of the next update."""
+        """Restore all options, including the schedules' rates for the next update."""
         self._rates.set(lr_factors)
         for name, value in settings.items():
             self._algorithm.set_option(name, value)
@@ -46,7 +46,7 @@ class LiveOptions:
         self._rates.multiply(factor)
 
     def describe(self) -> str:
-        """What is not as the run file says; empty where nothing is."""
+        """Text on the differences from the run file; empty if there are none."""
         parts = [f"learning rate of the {role} x {factor:g}" for role, factor in self.lr_factors.items() if factor != 1]
         return ", ".join(parts + [f"{name} {value:g}" for name, value in self.settings.items()])
 

@@ -1,7 +1,7 @@
 """The one loop: fit > episode > epoch > batch > update.
 
-Local and detached runs, PPO and every other algorithm, rollouts and datasets all go through `Trainer.fit`; what
-differs is the `BatchSource` that feeds it, the `step` that trains on a batch, and the `EpisodeEnd` that follows.
+Local and detached runs, PPO and every other algorithm, rollouts and datasets all go through `Trainer.fit`; they differ
+in the `BatchSource` of batches, the `step` that trains on a batch, and the `Recorder` of events.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ Metrics = Mapping[str, float]
 
 
 class SkippedUpdate(Exception):
-    """`step` raises it for a batch that is left out: no update was made, and the next batch comes."""
+    """Raised by `step` for a skipped batch: no update was made, and the loop continues with the next batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeBatches(Generic[B_co]):
-    """What an episode trains on."""
+    """The batches of an episode."""
 
     epochs: Iterable[Iterable[B_co]]
-    """Passes over the episode; both iterables may make their elements when asked."""
+    """Passes over the episode; both iterables may be lazy."""
     metrics: Metrics = field(default_factory=dict)
     """Values of the episode, on each of its lines."""
 
 
 class BatchSource(Protocol[B_co]):
-    """Where batches come from: rollouts or a dataset."""
+    """Source of batches: rollouts or a dataset."""
 
     def episode(self, index: int) -> EpisodeBatches[B_co]: ...
 
 
 class Recorder(Protocol):
-    """Is told what an episode does, and does what follows it: publish, evaluate, save. Any call may end the fit."""
+    """Receives the events of an episode, and then publishes, evaluates, saves. Any call may end the fit."""
 
     def start_episode(self, episode: int, metrics: Metrics) -> None: ...
 
     def update(self, metrics: Metrics) -> None: ...
 
     def end_episode(self, episode: int) -> Metrics:
-        """All updates are made. Returns the values of the episode's last line."""
+        """Called after the last update. Returns the values of the episode's last line."""
         ...
 
 
@@ -89,12 +89,12 @@ class Trainer(Generic[B]):
         return self._recorder.end_episode(episode)
 
     def learn(self, batches: Iterable[B], episode: int, epoch: int) -> None:
-        """Train on one pass. A subclass may do something before or after it."""
+        """Train on one pass. A subclass may extend it."""
         for index, batch in enumerate(batches):
             try:
                 self._train_on(batch, episode, epoch, index)
             except SkippedUpdate:
-                self.num_updates -= 1  # whoever raised it has said why
+                self.num_updates -= 1  # the raiser has logged why
 
     def _train_on(self, batch: B, episode: int, epoch: int, index: int) -> None:
         self.num_updates += 1

@@ -1,4 +1,4 @@
-"""`PolicyPublisher`: the trainer's weights as numbered versions, at whoever generates."""
+"""`PolicyPublisher`: publishes the trainer's weights as numbered versions to the engines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..runfolder.metrics import PhaseTimer
 
 
 class PolicyPublisher:
-    """Publishes one version an episode, fires the hooks `rlhf_sync_…`, and tells the channel. One on every rank."""
+    """Publishes one version per episode, fires the hooks `rlhf_sync_…`, and notifies the channel. One per rank."""
 
     def __init__(self, sync: WeightSync, hooks: HookRelay, channel: ExperienceChannel | None = None) -> None:
-        """`channel` holds prompts back until their version is out; None where nothing does."""
+        """`channel`: holds prompts back until their version is published; None if there is none."""
         self._sync = sync
         self._hooks = hooks
         self._channel = channel
@@ -21,9 +21,9 @@ class PolicyPublisher:
         """Published last."""
 
     def publish(self, version: int, timer: PhaseTimer | None = None) -> None:
-        """Bring the weights as they are now to all receivers, as `version`. Collective.
+        """Send the current weights to all receivers as `version`. Collective.
 
-        timer: counts this as `sync`. Raises `SyncError` where a receiver stays at its old version.
+        timer: counts this as `sync`. Raises `SyncError` where a receiver keeps its old version.
         """
         with self._hooks.span("sync", version=version), nullcontext() if timer is None else timer.phase("sync"):
             self._sync.publish(version)

@@ -1,4 +1,4 @@
-"""What an episode leaves behind: metrics lines, samples, times. On rank 0 it writes; elsewhere it only counts."""
+"""Records of episodes: metrics lines, samples, times. Rank 0 writes; other ranks only count."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EpisodeRecord:
         self._train_tokens = 0
         self._reward_calls: dict[str, float] = {}
         self.values: dict[str, float] = {}
-        """Of the episode and of its newest update."""
+        """Values of the episode and of its newest update."""
         self.timer = PhaseTimer()
 
     @classmethod
@@ -59,7 +59,7 @@ class EpisodeRecord:
         keep_samples: Keep,
         num_samples: int | None = None,
     ) -> EpisodeRecord:
-        """`folder` None: nothing is written. What lies after `step` and `episode` (a resume) is cut.
+        """`folder` None: nothing is written. Lines after `step` and `episode` (on a resume) are removed.
 
         Raises:
             CheckpointError: of the `step` lines of metrics and the `num_samples` of samples (None: unknown) that the
@@ -98,7 +98,7 @@ class EpisodeRecord:
         self._stack.close()
 
     def rollouts(self, episode: int, made: MadeEpisode, items: Sequence[BufferItem]) -> None:
-        """An episode's samples, with their combined scores, are about to be trained on."""
+        """Record an episode's samples, with their combined scores, before training on them."""
         self.timer.add("rollout", made.times.rollout_s + made.times.forward_s)
         self.timer.add("reward", made.times.reward_s)
         if made.times.environment_s:
@@ -121,7 +121,7 @@ class EpisodeRecord:
         self.num_samples += len(choose(records, self._keep_samples))
 
     def items(self, episode: int, items: Sequence[Any]) -> None:
-        """An episode of a dataset is about to be trained on."""
+        """Record a dataset episode's items before training on them."""
         self._train_tokens = sum(item.num_tokens for item in items)
 
     def start_episode(self, episode: int, version: int | None, metrics: Mapping[str, float]) -> None:
@@ -141,7 +141,7 @@ class EpisodeRecord:
         self._metrics.update(values)
 
     def end_episode(self, strategy: Strategy) -> dict[str, float]:
-        """Times (of rank 0), throughput and calls to rewards (of all ranks), memory (of the fullest). Collective.
+        """Collect times (rank 0), throughput and reward calls (all ranks), memory (largest of all ranks). Collective.
 
         Returns all values of the episode's last line.
         """
@@ -161,12 +161,12 @@ class EpisodeRecord:
         return {**self.values, **values}
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Held-out scores, on the episode's last line; guards may have skipped all of them."""
+        """Put held-out scores on the episode's last line, if it has one: guards may have skipped all updates."""
         if self._metrics is not None and self._metrics.holds_line:
             self._metrics.evaluation(metrics)
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write the last line of the episode; `durable` before a checkpoint that counts on it.
+        """Write the last line of the episode; `durable` before a checkpoint that depends on it.
 
         Raises `RlhfError` where files of the run have vanished.
         """
@@ -192,7 +192,7 @@ def _count_lines(path: Path) -> int:
 
 
 def peak_memory_bytes(device: Any) -> float:
-    """Most memory held so far: of the GPU where there is one, else of this process."""
+    """Peak memory so far: of the GPU if there is one, else of this process."""
     import torch
 
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Between a checked run and its loop: the run to start, the transport that runs it, what a session is made of."""
+"""Types between a checked run and its loop: the run request, the transport, the parts of a session."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """What checking a run has built. The process that runs it goes on with these; another one builds its own."""
+    """Objects built while checking a run. The process that runs it reuses them; others build their own."""
 
     tokenizer: PreTrainedTokenizerBase
     algorithm: Algorithm[Any, Any]
     prompts: PromptStream
-    """What the run trains on, as `build.build_run_prompts` makes it."""
+    """Training prompts, from `build.build_run_prompts`."""
     eval_prompts: PromptStream | None
-    """What it evaluates on, where that has a source of its own."""
+    """Evaluation prompts, where they have a separate source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class RunRequest:
 
     resolved: ResolvedRun
     folder: RunFolder
-    """Exists; only the process that trains as rank 0 writes into it."""
+    """The existing run folder; only trainer rank 0 writes into it."""
     hooks: HookRelay
     inputs: RunInputs
     """Tokenizer, algorithm and prompts, built and checked in this process."""
@@ -53,11 +53,11 @@ class FitResult:
     eval_before: float | None
     eval_after: float | None
     step: int
-    """Updates made, over the whole run."""
+    """Updates of the whole run."""
 
 
 class Transport(Protocol):
-    """Runs a request to its end, and leaves nothing of its own behind however it ends."""
+    """Runs a request to its end, and releases all its resources however it ends."""
 
     def run(self, request: RunRequest) -> FitResult: ...
 
@@ -70,10 +70,10 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """What a transport brings to the loop."""
+    """Parts of a session that the transport provides."""
 
     channel: ExperienceChannel | None
-    """Where rollouts come from; None for an algorithm that is fed by a dataset."""
+    """Channel of rollouts; None for an algorithm trained on a dataset."""
     prompts: PromptStream
     sync: WeightSync
     evaluator: Evaluator | None

@@ -1,4 +1,4 @@
-"""`TrainerSession`: one trainer process of a run, from loaded models to the final policy, whatever the transport."""
+"""`TrainerSession`: one trainer process of a run, from loaded models to the final policy, under any transport."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class TrainerSession:
         self._save_model()
         return FitResult(self._eval_before, self._eval_after, self._trainer.num_updates)
 
-    # Recorder: what the loop reports to.
+    # Recorder: called by the loop.
 
     def start_episode(self, episode: int, metrics: Metrics) -> None:
         assert self._record is not None
@@ -191,7 +191,7 @@ class TrainerSession:
         return metrics
 
     def save(self, episode: int, step: int, best_value: float | None = None) -> None:
-        """Write the checkpoint that follows `episode`; `best_value`: it is the best so far. Collective."""
+        """Write the checkpoint after `episode`; `best_value`: its metric, if it is the best so far. Collective."""
         self._saver.save(
             RunState(
                 step=step,
@@ -211,11 +211,11 @@ class TrainerSession:
 
     @property
     def wall_seconds(self) -> float:
-        """Of the whole run, sessions before a resume included."""
+        """Wall time of the whole run, including sessions before a resume."""
         return self._wall_before + time.perf_counter() - self._started
 
     def _begin(self, resume: Path | None) -> tuple[int, int]:
-        """Load a checkpoint or take the score before training. Returns (first episode, updates so far)."""
+        """Load a checkpoint, or evaluate before training. Returns (first episode, updates so far)."""
         if resume is not None:
             state = self._load(resume)
             self._eval_before = state.eval_before
@@ -227,7 +227,7 @@ class TrainerSession:
         self._publisher.publish(0)
         self._eval_before = self._evaluate(0).get("eval/score")
         if self._resolved.run.guards.rolling_back:
-            self.save(-1, 0)  # somewhere to go back to
+            self.save(-1, 0)  # a target for rollbacks
         return 0, 0
 
     def _load(self, path: Path) -> RunState:

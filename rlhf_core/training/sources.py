@@ -1,4 +1,4 @@
-"""What feeds the loop: episodes of rollouts, or episodes of a dataset, cut into each rank's part of every batch."""
+"""Batch sources of the loop: episodes of rollouts or of a dataset, split into each rank's part of every batch."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .loop import EpisodeBatches
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """This rank's part of one global training batch; at least one item, which may be a masked stand-in."""
+    """This rank's part of one global training batch; at least one item, which may be a masked filler."""
 
     items: Sequence[Any]
     gap_version: int | None = None
-    """Set on the first batch of an episode only: the policy version the trainer's weights still are."""
+    """Policy version of the trainer's weights; set only on an episode's first batch, before they change."""
 
 
 Rows = Sequence[Any]
-"""What must stand in one update together: the rows of an episode that branched, or the one item of a sample."""
+"""Items that must be in the same update: the rows of an episode that branched, or a sample's one item."""
 
 
 def rows_of_samples(items: Sequence[BufferItem]) -> list[Rows]:
-    """The items, sorted by `sample_id` and `branch`, cut into samples."""
+    """The items sorted by `sample_id` and `branch` and grouped into samples."""
     return [list(rows) for _, rows in groupby(items, key=lambda item: item.sample_id)]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How an episode is cut: global sizes, and this rank's place."""
+    """How an episode is split: global sizes, and this rank."""
 
     train_batch_size: int
     epochs_per_episode: int
@@ -60,7 +60,7 @@ class BatchPlan:
             )
 
     def batch(self, part: Sequence[Rows], masked: Callable[[Any], Any], gap_version: int | None) -> TrainBatch:
-        """This rank's rows of the global batch `part`; a masked stand-in where it has none."""
+        """This rank's rows of the global batch `part`; a masked filler where it has none."""
         mine = list(chain.from_iterable(part[self.rank :: self.world_size]))
         return TrainBatch(mine or [masked(part[0][0])], gap_version)
 
@@ -79,7 +79,7 @@ class RolloutSource:
         complete: Callable[[list[BufferItem]], list[BufferItem]],
         on_episode: Callable[[int, MadeEpisode, Sequence[BufferItem]], None],
     ) -> None:
-        """`complete` adds what the trainer's own models know of the samples, before advantages are computed."""
+        """`complete` adds values of the trainer's own models to the samples, before advantages are computed."""
         self._channel = channel
         self._algorithm = algorithm
         self._combiner = combiner

@@ -23,8 +23,8 @@ GAP_KEY = "rollout/logprob_gap_max"
 class Updater:
     """Applies `Algorithm.loss` to this rank's part of a batch.
 
-    The sums of all micro-batches of all ranks are divided by their counts of the whole update, so splitting the
-    batch over micro-batches, accumulation or ranks leaves the gradient as it is.
+    The sums of all micro-batches of all ranks are divided by the counts of the whole update, so splitting the batch
+    over micro-batches, accumulation or ranks does not change the gradient.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Updater:
         micro_batch_size: int | None = None,
         compiled: bool = False,
     ) -> None:
-        """`compiled`: the blocks of the models run through `torch.compile`."""
+        """`compiled`: run the models' blocks through `torch.compile`."""
         self._algorithm = algorithm
         self._strategy = strategy
         self._trained = trained
@@ -47,13 +47,13 @@ class Updater:
         self._compiled = CompiledBlocks(list(self._models.values())) if compiled else None
 
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
-        """Train on this rank's `items` (at least one; maybe a masked stand-in) and step. Collective.
+        """Train on this rank's `items` (at least one; possibly a masked filler) and step. Collective.
 
-        Returns the update's metrics; `<role>/lr` is the rate it was made with. A role for which nothing counts on any
-        rank makes no step, of its schedule neither, and has `<role>/skipped` 1.
+        Returns the update's metrics; `<role>/lr` is the rate it used. A role for which nothing counts on any rank makes
+        no step, nor does its schedule, and has `<role>/skipped` 1.
 
-        gap_version: measure `rollout/logprob_gap_max` over samples of this policy version; to be given before
-        the first step of an episode only, when the trainer's weights are those that sampled.
+        gap_version: measure `rollout/logprob_gap_max` over samples of this policy version; set it only before the first
+        step of an episode, when the trainer's weights are those that sampled.
         """
         with _explained_memory():
             meter = self._run(items, gap_version, backward=True)
@@ -83,12 +83,12 @@ class Updater:
                 model.train(training[role])
 
     def _run(self, items: Sequence[Any], gap_version: int | None, *, backward: bool) -> _Meter:
-        """Forward (and backward) all micro-batches, in step with the other ranks."""
+        """Run forward (and backward) on all micro-batches, in step with the other ranks."""
         batches = [self._algorithm.collate([items[i] for i in plan]) for plan in self._plan(items)]
         counts, num_micro_batches = self._global_counts(batches)
         meter = _Meter(self._strategy, self._learning(counts))
         if backward and not meter.learning:
-            return meter  # on every rank, since the counts are those of all
+            return meter  # on every rank alike, since the counts are global
         for index in range(num_micro_batches):
             batch = batches[index] if index < len(batches) else self._empty(items)
             is_last = index == num_micro_batches - 1
@@ -98,11 +98,11 @@ class Updater:
         return meter
 
     def _learning(self, counts: Mapping[str, float]) -> frozenset[str]:
-        """Roles that have something to learn from in this update: AdamW moves weights at a gradient of zero, too."""
+        """Roles with a nonzero count in this update. Others take no step: AdamW moves weights at zero gradient too."""
         return frozenset(term.role for name, term in self._algorithm.terms.items() if counts[name] > 0)
 
     def _step(self, trained: Trained, learns: bool) -> float:
-        """The gradient's norm before clipping; 0 where no step is made."""
+        """Step; returns the gradient norm before clipping, 0 where no step is made."""
         if learns:
             return self._strategy.step(trained)
         self._strategy.drop_gradients(trained)
@@ -129,7 +129,7 @@ class Updater:
         return dict(zip(terms, totals.tolist(), strict=True)), int(steps.item())
 
     def _empty(self, items: Sequence[Any]) -> Any:
-        """What a rank runs to keep in step when the others have more micro-batches."""
+        """A masked micro-batch, which a rank runs to stay in step when others have more micro-batches."""
         return self._algorithm.collate([self._algorithm.masked(items[0])])
 
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
@@ -147,7 +147,7 @@ class Updater:
         return output
 
     def _objective(self, role: str, output: LossOutput, counts: Mapping[str, float]) -> Tensor | None:
-        """What `role` descends: its terms over their global counts, undoing the strategy's averaging."""
+        """The objective of `role`: its terms over their global counts, undoing the strategy's averaging."""
         loss: Tensor | None = None
         for name, term in self._algorithm.terms.items():
             if term.role != role or name not in output.sums:
@@ -170,7 +170,7 @@ class Updater:
                 meter.add(GAP_KEY, Max(gap))
 
     def _check_finite(self, meter: _Meter) -> None:
-        """Agree over ranks that every loss is a number before anybody steps."""
+        """Agree across ranks that every loss is finite before any rank steps."""
         import torch
 
         bad = meter.first_not_finite()
@@ -185,7 +185,7 @@ class Updater:
 
 @contextmanager
 def _explained_memory() -> Iterator[None]:
-    """An out-of-memory error says which key to lower; any other error stays itself."""
+    """Convert an out-of-memory error to one that names the key to lower; other errors pass unchanged."""
     try:
         yield
     except RuntimeError as error:
@@ -228,7 +228,7 @@ class _Meter:
         self._maxima: dict[str, Any] = {}
 
     def add(self, name: str, metric: Mean | Max, *, fixed_count: bool = False) -> None:
-        """`fixed_count`: the count is that of the whole update already, not to be summed."""
+        """`fixed_count`: the count is already that of the whole update and is not summed."""
         if isinstance(metric, Max):
             known = self._maxima.get(name)
             value = float(metric.value)
@@ -245,7 +245,7 @@ class _Meter:
         return next((n for n, v in self._totals.items() if n.startswith("loss/") and not math.isfinite(v)), None)
 
     def result(self) -> dict[str, float]:
-        """Means and maxima over all ranks; a mean over nothing is left out."""
+        """Means and maxima over all ranks; a mean with zero count is left out."""
         names = sorted(set().union(*self._strategy.all_gather_objects([*self._totals, *self._maxima])))
         if not names:
             return {}

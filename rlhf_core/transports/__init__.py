@@ -1,4 +1,4 @@
-"""The transport that core brings itself: `local`."""
+"""Core's own transport: `local`."""
 
 import lazy_loader
 

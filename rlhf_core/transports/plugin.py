@@ -7,7 +7,7 @@ from ..config.section import TransportConfig
 
 
 class LocalConfig(TransportConfig):
-    """`local` has no options: makers and trainers are one process (per rank)."""
+    """`local` has no options: maker and trainer share one process per rank."""
 
 
 local = Component(

@@ -1,4 +1,4 @@
-"""Small tools of core that know nothing of training: files, text, random numbers, memory."""
+"""Small utilities of core, independent of training: files, text, random numbers, memory."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, whatever happens meanwhile."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives the path of a file to write beside `path`; it is synced and renamed over `path`, or removed on an error."""
+    """Yields a temporary path beside `path` to write to; it is synced and renamed over `path`, or removed on error."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.unlink(missing_ok=True)  # a link left there would be followed
     try:
@@ -30,6 +30,6 @@ def discard_half_written(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file by one that holds `content`."""
+    """Replace a file atomically by one with `content`."""
     with replacing(path) as beside:
         beside.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Names compared the way people mistype them."""
+"""Suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from difflib import get_close_matches
 
 
 def fold(name: str) -> str:
-    """The form names are compared in: lower case, `_` as `-`."""
+    """Normalise a name for comparison: lower case, `_` as `-`."""
     return name.strip().lower().replace("_", "-")
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`, or None when none is near."""
+    """The known name most similar to `name`, or None when none is close."""
     folded = {fold(candidate): candidate for candidate in known}
     matches = get_close_matches(fold(name), folded, n=1, cutoff=0.6)
     return folded[matches[0]] if matches else None

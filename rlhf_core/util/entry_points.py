@@ -13,7 +13,7 @@ PREFIX = "rlhf."
 
 @dataclass(frozen=True, slots=True)
 class InstalledEntry:
-    """One entry point, and the distribution that brings it."""
+    """One entry point, and the distribution that provides it."""
 
     entry_point: EntryPoint
     distribution: str
@@ -21,9 +21,9 @@ class InstalledEntry:
 
 
 def installed_entries(group: str | None = None) -> tuple[InstalledEntry, ...]:
-    """Those of one group (`rlhf.rewards`), or of all groups of ours.
+    """Entry points of one group (`rlhf.rewards`), or of all groups `rlhf.…`.
 
-    Metadata is read once, and again when something was put into a folder of `sys.path` or taken from it.
+    Metadata is cached, and read again when a folder of `sys.path` changes.
     """
     found = _read(tuple(sys.path), tuple(map(_modified, sys.path)))
     return found if group is None else tuple(each for each in found if each.entry_point.group == group)
@@ -38,7 +38,7 @@ def _modified(folder: str) -> int | None:
 
 @lru_cache(maxsize=1)
 def _read(path: tuple[str, ...], modified: tuple[int | None, ...]) -> tuple[InstalledEntry, ...]:
-    """path, modified: what the answer depends on."""
+    """path, modified: the cache key."""
     installed = entry_points()
     return tuple(
         InstalledEntry(

@@ -1,4 +1,4 @@
-"""Signals that wait while something is done that must not be left half done."""
+"""Delays signals during an operation that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Within the block SIGINT, SIGTERM and a SIGHUP that is not ignored wait, and are sent again after it.
+    """Context that delays SIGINT, SIGTERM and a SIGHUP that is not ignored until its end.
 
-    For what takes a moment: nobody can stop it meanwhile. Outside the main thread none waits.
+    For short operations only, since they cannot be stopped. Has no effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

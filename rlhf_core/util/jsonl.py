@@ -22,7 +22,7 @@ def dump_line(record: Mapping[str, Any]) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[Record]:
-    """The whole lines of a file, without a torn last one; nothing where there is no file.
+    """The complete lines of a file, without an incomplete last one; nothing for a missing file.
 
     Raises:
         DataError: a line before the last is no JSON object; names file and line.
@@ -38,9 +38,9 @@ def read_lines(path: Path) -> Iterator[Record]:
 
 
 def truncate_lines(path: Path, key: str, last: int) -> Record | None:
-    """Cut a file before the first line whose number under `key` is above `last`, and a torn end with it.
+    """Truncate a file before the first line whose number under `key` is above `last`, or at an incomplete last line.
 
-    Returns the last line kept, None where none is. A file that is not there stays so.
+    Returns the last line kept, None if there is none. A missing file is not created.
 
     Raises:
         DataError: a line among those to be kept is no JSON object with such a number; the file stays as it was.
@@ -72,7 +72,7 @@ def truncate_lines(path: Path, key: str, last: int) -> Record | None:
 
 
 class LineFile:
-    """A file that lines are appended to: each call writes all of its lines, or none and raises OSError."""
+    """An append-only file of lines: each call writes all of its lines, or none and raises `OSError`."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -82,7 +82,7 @@ class LineFile:
         return self._file.closed
 
     def append(self, lines: bytes) -> None:
-        """Write lines of `dump_line`; a disk may take them in several pieces."""
+        """Append lines from `dump_line`, in several writes if needed."""
         handle = self._file.fileno()
         size = os.fstat(handle).st_size
         left = memoryview(lines)
@@ -90,12 +90,12 @@ class LineFile:
             while left:
                 left = left[os.write(handle, left) :]
         except OSError:
-            with suppress(OSError):  # of a device or a pipe, nothing can be taken back
+            with suppress(OSError):  # a device or pipe cannot be truncated
                 os.ftruncate(handle, size)
             raise
 
     def sync(self) -> None:
-        """Return when everything written is on the disk."""
+        """Wait until everything written is on disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -111,13 +111,13 @@ class LineFile:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file, whole or not at all."""
+    """Replace a JSON file atomically."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
     write_bytes(path, text.encode("utf-8", "surrogatepass"))
 
 
 def _scan(path: Path) -> Iterator[tuple[Record | None, int]]:
-    """Each line, None where it is torn, with the offset of its end."""
+    """Each line, None if it is incomplete, with the offset of its end."""
     if not path.exists():
         return
     with path.open("rb") as file:

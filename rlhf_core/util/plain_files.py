@@ -1,4 +1,4 @@
-"""Files of a folder that may not be one's own: regular ones only, and no link is followed out of it."""
+"""Safe access to files in untrusted folders: regular files only, without following links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def oddity(path: Path, *, is_folder: bool = False) -> str | None:
-    """What stands in the place of a regular file (or folder), in words; None where one does, or nothing."""
+    """Name of what is in the place of a regular file (or folder); None if it is one, or is missing."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -21,7 +21,7 @@ def oddity(path: Path, *, is_folder: bool = False) -> str | None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether this is a regular file that belongs to this process's user."""
+    """Whether this is a regular file owned by this process's user."""
     try:
         found = path.lstat()
     except OSError:
@@ -30,5 +30,5 @@ def is_own(path: Path) -> bool:
 
 
 def open_unlinked(path: str, flags: int) -> int:
-    """An `opener` for `open` that follows no link at the end of `path`. Raises OSError (ELOOP) at one."""
+    """An `opener` for `open` that does not follow a link at `path`. Raises `OSError` (ELOOP) for one."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -1,4 +1,4 @@
-"""Text for a terminal: what a model or somebody else's code wrote must not move its cursor or change its title."""
+"""Makes untrusted text safe for a terminal: it must not move the cursor or change the title."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import unicodedata
 from .redact import redact_text
 
 _HOSTILE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories: control and format characters (which turn the direction of text), surrogates, separators."""
+"""Unicode categories: control and format characters (which can reverse text), surrogates, separators."""
 _KEPT = frozenset("\n\t\u200c\u200d")
-"""Lines and tabs, and the two joiners that scripts and emoji need."""
+"""Newlines, tabs, and the two joiners that scripts and emoji need."""
 
 
 def printable(text: str) -> str:
@@ -21,12 +21,12 @@ def printable(text: str) -> str:
 
 
 def is_hostile(char: str) -> bool:
-    """Whether a terminal would act on a character in place of showing it."""
+    """Whether a terminal would act on a character instead of showing it."""
     return char not in _KEPT and unicodedata.category(char) in _HOSTILE
 
 
 class PrintableFormatter(logging.Formatter):
-    """A formatter whose lines, tracebacks included, are printable and hold no secret."""
+    """A log formatter whose lines, tracebacks included, are printable and without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(redact_text(super().format(record)))

@@ -1,8 +1,8 @@
-"""The one redactor: takes secrets out of everything that is written or shown.
+"""Removes secrets from everything that is written or shown.
 
-A secret is known by where it stands (a key that names one, credentials or a query in an address, a header), and from
-then on by its value: `learn` remembers it, and `redact_text` takes it out of whatever text it turns up in later, such
-as another library's error. What is kept of it is `***`.
+A secret is recognised by its place (a key that names one, credentials or a query in a URL, a header), and from then
+on by its value: `learn` remembers it, and `redact_text` removes it from any later text, such as another library's
+error. It is replaced by `***`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 HIDDEN = "***"
-"""Stands in the place of a secret."""
+"""Replaces a secret."""
 ENVIRONMENT = "env:"
-"""`env:NAME` in the place of a secret names the environment variable that holds it, and is none itself."""
+"""Prefix of `env:NAME`, which names the environment variable with the secret and is not one itself."""
 
 _WORDS = (
     r"api[_-]?key|secret|passwd|password|passphrase|pwd|credentials?|authorization|auth|bearer|cookie|signature|sig|"
@@ -33,20 +33,20 @@ _HEADER = re.compile(
 )
 _BEARER = re.compile(r"(?P<key>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})", re.IGNORECASE)
 _LEAST_CHARS = 4
-"""A shorter value is hidden where it stands, but not looked for in other texts: it would be found in any."""
+"""Shorter values are hidden in place, but not searched for in other texts, where they would match anywhere."""
 _LEAST_CHARS_OF_ENVIRONMENT = 8
 _known: dict[str, None] = {}
-"""Values of this process's secrets, as they may be written: a process has one set of secrets, as it has one log."""
+"""Values of this process's secrets, in the forms they may be written in."""
 
 
 def learn(value: Any, key: str = "") -> None:
-    """Remember every secret in a run file, or in a part of one that stands under `key`."""
+    """Remember every secret in a run file, or in its part under `key`."""
     for secret in _secrets(value, key):
         learn_secret(secret)
 
 
 def learn_secret(secret: str) -> None:
-    """Remember a secret; `env:NAME` stands for what the variable holds."""
+    """Remember a secret; for `env:NAME` the variable's value."""
     if secret.startswith(ENVIRONMENT):
         secret = os.environ.get(secret.removeprefix(ENVIRONMENT), "")
     if len(secret) < _LEAST_CHARS or secret == HIDDEN:
@@ -59,19 +59,19 @@ def learn_secret(secret: str) -> None:
 
 
 def learn_environment() -> None:
-    """Remember the values of environment variables whose names say that they are secrets; paths (PWD) are none."""
+    """Remember the values of environment variables with secret-like names, except paths (PWD)."""
     for name, value in os.environ.items():
         if names_secret(name) and len(value) >= _LEAST_CHARS_OF_ENVIRONMENT and not os.path.isabs(value):
             learn_secret(value)
 
 
 def forget() -> None:
-    """Know of no secret: for tests, which share a process."""
+    """Forget all secrets; for tests, which share a process."""
     _known.clear()
 
 
 def names_secret(key: str) -> bool:
-    """Whether what stands under a key is a secret."""
+    """Whether the value under a key is a secret."""
     return bool(_KEY.search(key))
 
 
@@ -95,7 +95,7 @@ def _secrets(value: Any, key: str) -> Iterator[str]:
 
 
 def redact_command(command: Sequence[str]) -> list[str]:
-    """The command with the values of keys that name a secret, and secrets in its texts, taken out."""
+    """The command without the values of secret keys and without secrets in its texts."""
     shown: list[str] = []
     hide_next = False
     for word in command:
@@ -112,7 +112,7 @@ def redact_command(command: Sequence[str]) -> list[str]:
 
 
 def redact_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a run file without its secrets, for every place it is written to or shown in."""
+    """A copy of a run file without its secrets, for writing and display."""
     return {key: _redact(value, str(key)) for key, value in config.items()}
 
 
@@ -127,7 +127,7 @@ def _redact(value: Any, key: str) -> Any:
 
 
 def redact_text(text: str) -> str:
-    """The text without known secrets, credentials of addresses, secrets in their queries, and headers that hold one."""
+    """The text without known secrets, credentials and secret queries in URLs, and secret headers."""
     for secret in _known:
         if secret in text:
             text = text.replace(secret, HIDDEN)
@@ -140,7 +140,7 @@ def redact_text(text: str) -> str:
 
 
 def hidden_parts(value: Any, path: str = "") -> Iterator[str]:
-    """Dotted places of a run file, as it was written down, where a secret was taken out."""
+    """Dotted places in a written run file where a secret was removed."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from hidden_parts(part, f"{path}.{key}".lstrip("."))

@@ -1,4 +1,4 @@
-"""Seeds and generators, each owned by one purpose: nothing here or elsewhere touches global random state."""
+"""Seeds and generators per purpose; global random state is never used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def derive_seed(seed: int, *what: str | int) -> int:
 
 
 def generator(seed: int, *what: str | int) -> numpy.random.Generator:
-    """A counter-based generator (Philox) of its own for one purpose."""
+    """A separate counter-based generator (Philox) for one purpose."""
     import numpy
 
     return numpy.random.Generator(numpy.random.Philox(key=derive_seed(seed, *what)))
@@ -38,5 +38,5 @@ def permutation(n: int, seed: int, *what: str | int) -> list[int]:
 
 
 def prompt_order(n: int, seed: int, epoch: int) -> list[int]:
-    """In which order pass number `epoch` over `n` prompts takes them: depends on (n, seed, epoch) alone."""
+    """Order of `n` prompts in pass `epoch`; depends on (n, seed, epoch) alone."""
     return permutation(n, seed, "prompt-order", epoch)

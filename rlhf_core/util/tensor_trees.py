@@ -1,7 +1,7 @@
 """Trees of tensors and plain values in one safetensors file: optimizer state, random states, buffers.
 
-The tensors are the file's tensors; the shape of the tree is JSON in the file's header, so a tree is one file,
-written whole or not at all, and reading one runs nobody's code (no pickle).
+Tensors are stored as the file's tensors and the tree's structure as JSON in its header, so a tree is one file,
+written atomically, and reading it executes no code (no pickle).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def save_tree(path: Path | str, tree: Any) -> None:
 
 
 def load_tree(path: Path | str, device: str = "cpu") -> Any:
-    """Read what `save_tree` wrote, tensors on `device`. Raises `CheckpointError` when it is no such file."""
+    """Read a file from `save_tree`, tensors on `device`. Raises `CheckpointError` for an invalid file."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -61,12 +61,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     try:
         with replacing(path) as beside:
             save_file(_storable(tensors), str(beside), metadata=metadata)
-    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
         raise CheckpointError(f"cannot be written: {error}", where=str(path), hint="is the disk full?") from error
 
 
 def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors wants contiguous tensors of which no two share memory."""
+    """Contiguous copies without shared memory, as safetensors requires."""
     seen: set[int] = set()
     ready: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""JSON that a model wrote: read in linear time, within bounds, and refused with a reason that can be shown to it."""
+"""Reads JSON written by a model: in linear time, within bounds; errors can be shown to the model."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 MAX_CHARS = 65_536
 MAX_DEPTH = 32
 MAX_DIGITS = 300
-"""Of one integer. Python's own conversion takes quadratic time."""
+"""Most digits of one integer, since Python's conversion takes quadratic time."""
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
-"""A string, or an unclosed one to its end: from a quote it always matches, so nothing is read twice."""
+"""A string, or an unclosed one to its end: it always matches at a quote, so nothing is read twice."""
 _OPENING, _BRACKET = frozenset("[{"), re.compile(r"[\[\]{}]")
 
 
 class UnreadableJson(ValueError):
-    """The text is no JSON that can be taken; the message says why."""
+    """The text is not acceptable JSON; the message says why."""
 
 
 def read_json(text: str) -> Any:
-    """The value that `text` is.
+    """Parse `text`.
 
-    Besides what is no JSON, this refuses what would surprise whoever uses the value: NaN and infinities, a key given
-    twice, text that is no Unicode (lone surrogates), and what is too long or too deep. Raises `UnreadableJson`.
+    Besides invalid JSON, this refuses values that could surprise the caller: NaN and infinities, duplicate keys,
+    invalid Unicode (lone surrogates), and text that is too long or too deep. Raises `UnreadableJson`.
     """
     value, end = read_first_json(text)
     if text[end:].strip():
@@ -35,7 +35,7 @@ def read_json(text: str) -> Any:
 
 
 def read_first_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """The value that begins at `start` (leading blanks are skipped) and where it ends. Raises `UnreadableJson`."""
+    """The value at `start` (leading blanks are skipped), and its end. Raises `UnreadableJson`."""
     while start < len(text) and text[start] in " \t\r\n":
         start += 1
     if len(text) - start > MAX_CHARS:
@@ -48,7 +48,7 @@ def read_first_json(text: str, start: int = 0) -> tuple[Any, int]:
         raise UnreadableJson(f"it is no valid JSON: {error.msg} at character {error.pos - start}") from None
     except UnicodeEncodeError:
         raise UnreadableJson("it has half of a surrogate pair, which is no text") from None
-    except RecursionError:  # whoever calls may stand deep in the stack already
+    except RecursionError:  # the caller may be deep in the stack already
         raise UnreadableJson("it is nested too deeply") from None
     return value, end
 

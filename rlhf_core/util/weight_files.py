@@ -1,6 +1,6 @@
-"""A model's weights as named tensors: grouped into shards of bounded size, and as a folder of safetensors.
+"""A model's weights as named tensors: in shards of bounded size, and as a folder of safetensors.
 
-The folder is laid out as transformers lays out a model: `model.safetensors`, or numbered files with an index.
+The folder has transformers' layout: `model.safetensors`, or numbered files with an index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def untied_names(model: nn.Module) -> dict[str, str]:
-    """Name of every entry of `model.state_dict()` -> the name its tensor goes by: tied ones share their first name."""
+    """Name of every entry of `model.state_dict()` -> name of its tensor; tied tensors share their first name."""
     aliases: dict[int, str] = {}
     names: dict[str, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -32,7 +32,7 @@ def untied_names(model: nn.Module) -> dict[str, str]:
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:
-    """The same memory without gradient or subclass: ColossalAI's ColoTensor, for one, is changed by no `add_`."""
+    """The same memory without gradient or subclass; `add_` has no effect on ColossalAI's ColoTensor, for example."""
     import torch
 
     if type(tensor) is torch.Tensor and not tensor.requires_grad:
@@ -42,7 +42,7 @@ def plain_tensor(tensor: Tensor) -> Tensor:
 
 
 def group_into_shards(tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Group lazily, in order, as plain tensors; a tensor larger than `max_shard_bytes` is a shard of its own."""
+    """Group lazily, in order, as plain tensors; a tensor larger than `max_shard_bytes` is a separate shard."""
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be at least 1, not {max_shard_bytes}")
     shard: dict[str, Tensor] = {}
@@ -66,8 +66,8 @@ def state_dict_shards_of(
     only: Callable[[str], bool] | None = None,
     gather: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Iterator[dict[str, Tensor]]:
-    """Shards of `model.state_dict()`, tied tensors once; `gather(name, tensor)` makes one whole (and may wait for
-    the other ranks). At most one shard and one tensor are whole at once."""
+    """Shards of `model.state_dict()`, tied tensors once; `gather(name, tensor)` gathers a full one (possibly
+    collectively). At most one shard and one tensor are held in full at once."""
 
     def wanted() -> Iterator[tuple[str, Tensor]]:
         owners = untied_names(model)
@@ -79,7 +79,7 @@ def state_dict_shards_of(
 
 
 def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write: bool = True) -> None:
-    """Write shards as they come. With `write=False` (ranks other than 0) they are only gathered."""
+    """Write shards one by one. With `write=False` (ranks other than 0) they are only gathered."""
     folder = Path(folder)
     count = 0
     weight_map: dict[str, int] = {}
@@ -133,8 +133,8 @@ def stored_dtype(folder: Path) -> torch.dtype:
 def load_weights(model: nn.Module, folder: Path, put: Callable[[str, Tensor], None] | None = None) -> None:
     """Copy a folder's tensors into `model`, one at a time; names and shapes must match exactly.
 
-    `put(name, tensor)` replaces the plain copy where a strategy holds the weights in its own way.
-    Raises `CheckpointError` naming what is missing, unknown or of another shape.
+    `put(name, tensor)` replaces the plain copy for a strategy with its own layout. Raises `CheckpointError` naming
+    missing, unknown or differently shaped tensors.
     """
     import torch
 

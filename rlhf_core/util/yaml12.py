@@ -1,4 +1,4 @@
-"""YAML as run files use it: YAML 1.2 numbers, values that JSON has too, no key twice."""
+"""The YAML of run files: YAML 1.2 numbers, JSON values only, no duplicate keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 _LONGEST_INT = 100
 _MAX_VALUES = 100_000
-"""Values of a file, those that an alias repeats counted each time."""
+"""Most values in a file, counting each repetition by an alias."""
 
 
 def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
@@ -70,7 +70,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either reader, YAML 1.1's or ours, would take for something else than text."""
+    """Quotes text that a YAML 1.1 reader or ours would read as another type."""
 
 
 _Dumper.yaml_implicit_resolvers = {
@@ -97,7 +97,7 @@ def _load(text: str) -> Any:
 
 
 def _check_size(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) -> int:
-    """How many values a node stands for; aliases of aliases could stand for more than any memory holds."""
+    """Number of values in a node with aliases expanded, which could otherwise exhaust memory."""
     if id(node) in known:
         return known[id(node)]
     if id(node) in open_nodes:
@@ -113,7 +113,7 @@ def _check_size(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) ->
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value `text` says. Raises `ConfigError` with the line of a mistake."""
+    """Parse `text`. Raises `ConfigError` with the line of a mistake."""
     try:
         return _load(text)
     except yaml.MarkedYAMLError as error:

@@ -1,1 +1,1 @@
-"""One module for each command; each imports what it needs when it runs."""
+"""One module per command; each imports its dependencies when it runs."""

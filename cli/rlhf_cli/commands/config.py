@@ -1,4 +1,4 @@
-"""`rlhf config`: a run file as it will be used, whether it is right, and the schema of all of them."""
+"""`rlhf config`: show a resolved run file, check one, and print the JSON schema of run files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Examples:
 def show(request: RunArguments) -> None:
     """Print the run as it will be used: file, flags, --set and every default, as YAML.
 
-    Files of code that the run names are read, not run; what they do not tell is checked by `train`.
+    Code files that the run names are read, not run; what cannot be read from them is checked by `train`.
     With no RUN.yaml, the quickstart's second stage.
 
     \b
@@ -55,7 +55,7 @@ def show(request: RunArguments) -> None:
 def check(request: RunArguments) -> None:
     """Check a run file with its flags: every option, every plugin. Exits 2 and lists what is wrong.
 
-    Files of code that the run names are read, not run; what they do not tell is checked by `train`.
+    Code files that the run names are read, not run; what cannot be read from them is checked by `train`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`rlhf control`: pause, resume, checkpoint, stop or change a run that is going on."""
+"""`rlhf control`: pause, resume, checkpoint, stop or change a running run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..output import echo
     help="How long to wait for the run's answer, which comes at the end of an update.",
 )
 def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
-    """Ask something of a run that is going on. It is done between two updates and noted in the run's manifest.
+    """Send a command to a running run. It is executed between two updates and recorded in the run's manifest.
 
-    pause and resume hold the run and let it go on; checkpoint writes one at the end of the episode; stop ends the run
+    pause and resume hold the run and continue it; checkpoint writes one at the end of the episode; stop ends the run
     there, with a checkpoint, as Ctrl-C does. set changes lr, critic_lr (peak learning rates) or kl_coef.
 
     \b

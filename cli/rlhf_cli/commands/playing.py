@@ -26,13 +26,13 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRequest:
-    """An environment as asked for on the command line."""
+    """An environment chosen on the command line."""
 
     name: str | None
     overrides: tuple[str, ...]
 
     def select(self) -> SelectedEnvironment | None:
-        """The environment with its options; None where none is asked for. Raises `ConfigError`."""
+        """The environment with its options; None where none was requested. Raises `ConfigError`."""
         from rlhf_core.config.load import ENVIRONMENT_SECTION, load_run
         from rlhf_core.config.problems import Problems
         from rlhf_core.config.resolve import resolve_environment

@@ -1,4 +1,4 @@
-"""`rlhf plugins`: what is installed, what one of them takes, and whether all of them work."""
+"""`rlhf plugins`: list installed plugins, show the options of one, and check that they work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlhf plugins check`: try plugins, each in a process of its own, and say which are broken."""
+"""`rlhf plugins check`: try plugins, each in a separate process, and report the broken ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 @click.command("check")
 @click.argument("name", metavar="[NAME | KIND/NAME]", required=False)
 def check(name: str | None) -> int:
-    """Try every plugin (or those of that name), each in a process of its own, without a GPU.
+    """Try every plugin (or those of that name), each in a separate process, without a GPU.
 
     It is imported, its schema is made, and it is built and run with its default options where it has them. Exits 1
-    where one is broken. A missing optional dependency is reported and is no failure.
+    where one is broken. A missing optional dependency is reported but is not a failure.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`rlhf samples`: what a run's policy answered, in the terminal."""
+"""`rlhf samples`: show answers of a run's policy in the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GROUPS = ("best", "worst", "random", "first", "last")
 @click.option("--episode", type=click.IntRange(min=1), help="Of this episode only, as the progress counts them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: group -> lines of samples.jsonl.")
 def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | None, as_json: bool) -> None:
-    """Show prompts, answers and rewards of a run, also while it goes on; an environment's episodes turn by turn.
+    """Show prompts, answers and rewards of a run, also while it is running; an environment's episodes turn by turn.
 
     \b
     Examples:
@@ -62,7 +62,7 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
 
 
 def _show(sample: Mapping[str, Any]) -> None:
-    """A sample: a line of numbers, the prompt, and the answer or the turns of an episode; the text whole."""
+    """Print a sample: a line of numbers, the prompt, and the answer or an episode's turns, uncut."""
     rewards = sample.get("rewards") or {}
     facts = [
         f"#{sample.get('sample_id')}" + (f" branch {sample['branch']}" if sample.get("branch") else ""),

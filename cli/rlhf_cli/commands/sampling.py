@@ -43,7 +43,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRequest:
-    """How a model is asked to answer."""
+    """Sampling options given on the command line."""
 
     engine: str
     max_new_tokens: int
@@ -54,7 +54,7 @@ class SamplingRequest:
     device: str
 
     def params(self) -> SamplingParams:
-        """As an engine takes it; temperature 0 is greedy."""
+        """Sampling parameters for an engine; temperature 0 is greedy."""
         from rlhf_core.types import SamplingParams
 
         greedy = self.temperature == 0

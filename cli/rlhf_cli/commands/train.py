@@ -26,10 +26,10 @@ Verbosity = Literal["quiet", "normal", "verbose"]
 
 _PROGRESS = "rlhf_cli.progress:make_progress"
 _QUIET = "rlhf_cli.commands.train:quiet_progress"
-"""Progress is named rather than made here, so that it can show in another process."""
+"""Progress is passed by import path, not as an object, so that another process can create it."""
 
 MAPPING_SOURCE = "run file"
-"""How core's errors call a run that it was given as a mapping."""
+"""The place that core's errors name for a run given as a mapping."""
 
 _HELP = """Train a model: sample answers, score them, update the policy.
 
@@ -102,7 +102,7 @@ def train(
 
 
 def _processes_of(request: RunArguments) -> int:
-    """As many as the run had that is made again, or goes on as its folder says; else, or under a launcher, one."""
+    """Process count of the run that is repeated, or resumed without a run file; otherwise, or under a launcher, 1."""
     from rlhf_core.distributed.launch_env import read_launch_env
     from rlhf_core.runfolder.folder import RunFolder
 
@@ -124,14 +124,14 @@ def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., Trai
 
 
 def quiet_progress() -> PlainProgress:
-    """The progress of `--quiet`: how the run ended."""
+    """Progress for `--quiet`: shows only how the run ended."""
     from ..progress import make_progress
 
     return make_progress(quiet=True)
 
 
 class _WithoutTraceback(PrintableFormatter):
-    """Tracebacks are in the run's log."""
+    """Formats log records without tracebacks, which are in the run's log."""
 
     def format(self, record: logging.LogRecord) -> str:
         bare = copy(record)

@@ -1,4 +1,4 @@
-"""The half of the sandbox that runs in the child: it shuts itself in, then starts the program.
+"""The child's half of the sandbox: it isolates itself, then starts the program.
 
-Started without site-packages from a folder of its own, so it imports the standard library and its siblings only.
+Started without site-packages from its own folder, so it imports only the standard library and its siblings.
 """

@@ -19,14 +19,14 @@ _SIGCHLD = 17
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 _NUMBERS = {"x86_64": (56, 155), "aarch64": (220, 41)}
-"""clone and pivot_root; the calls below whose numbers are above 423 have the same one everywhere."""
+"""Numbers of clone and pivot_root; those above 423, used below, are equal on all architectures."""
 _MOUNT_SETATTR = 442
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Unavailable(Exception):
-    """The machine does not give what the sandbox needs; the text says what."""
+    """The machine lacks something the sandbox needs; the text says what."""
 
 
 def checked(result: int, what: str) -> int:
@@ -43,7 +43,7 @@ def syscall(number: int, *arguments: object) -> int:
 
 
 def numbers() -> tuple[int, int]:
-    """clone and pivot_root here. Raises `Unavailable` on a processor whose numbers are not known."""
+    """Numbers of clone and pivot_root on this machine. Raises `Unavailable` on an unknown architecture."""
     machine = platform.machine()
     if machine not in _NUMBERS:
         raise Unavailable(f"system calls of {machine} processors are not known")
@@ -72,7 +72,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def make_read_only(path: str, *, recursive: bool) -> None:
-    """A mount, and with `recursive` what is mounted below it, gets read-only, without set-uid and devices."""
+    """Make a mount, and with `recursive` all mounts below it, read-only, without set-uid and devices."""
     attributes = _MountAttributes(_ATTR_RDONLY | _ATTR_NOSUID | (_ATTR_NODEV if recursive else 0), 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     size = ctypes.sizeof(attributes)
@@ -81,7 +81,7 @@ def make_read_only(path: str, *, recursive: bool) -> None:
 
 
 def enter_root(path: str) -> None:
-    """Make `path`, a mount, the root and let go of the old one."""
+    """Make the mount `path` the root and unmount the old one."""
     os.chdir(path)
     checked(syscall(numbers()[1], b".", b"."), "changing the root")
     checked(int(_libc.umount2(b".", MNT_DETACH)), "leaving the old root")
@@ -89,9 +89,9 @@ def enter_root(path: str) -> None:
 
 
 def drop_rights(user: int | None) -> None:
-    """Become `user` (None: stay who we are) without any capability, for good."""
+    """Become `user` (None: keep the current one) and drop all capabilities, permanently."""
     for capability in range(_LAST_CAPABILITY + 1):
-        prctl(PR_CAPBSET_DROP, capability)  # refused for those that do not exist
+        prctl(PR_CAPBSET_DROP, capability)  # fails for capabilities that do not exist
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)

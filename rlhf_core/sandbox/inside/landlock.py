@@ -1,4 +1,4 @@
-"""Landlock, the kernel's own access rules for a process without rights: the weaker mode's files and signals."""
+"""Landlock, the kernel's access rules for unprivileged processes: files and signals in the weaker mode."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER, _TRUNCATE, _IOCTL = 1, 2, 4, 8, 1 << 14, 1 << 15
 _ALL = (1 << 15) - 1
-"""Every right on files of version 3; version 5 knows one more, on devices."""
+"""All file rights of version 3; version 5 adds one, for devices."""
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 _READ = _EXECUTE | _READ_FILE | _READ_FOLDER
 _NETWORK = 3
 _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 _TRUNCATES, _CONNECTS, _CONTROLS, _SIGNALS = 3, 4, 5, 6
-"""The versions that began to keep out truncating, TCP, control calls of devices, and signals."""
+"""First versions that restrict truncation, TCP, device ioctls, and signals."""
 
 
 def version() -> int:
-    """What the kernel's Landlock understands; 0 or less where it is off."""
+    """Version of the kernel's Landlock; 0 or less where it is off."""
     return syscall(_CREATE, None, 0, _VERSION_FLAG)
 
 
 def check() -> None:
-    """Raise `Unavailable` where the kernel's Landlock is off or does not keep files from being truncated."""
+    """Raise `Unavailable` where the kernel's Landlock is off or cannot forbid truncating files."""
     if (found := version()) < _TRUNCATES:
         said = f"version {found}" if found > 0 else "none"
         raise Unavailable(f"Landlock version {_TRUNCATES} or newer, Linux 6.2 (found: {said})")
 
 
 def restrict(readable: Sequence[str], devices: Sequence[str], folder: str) -> None:
-    """Allow this process and all it starts to read some paths and to do as it likes in one folder; nothing else.
+    """Allow this process and its descendants to read some paths and to do anything in one folder; nothing else.
 
     `no_new_privs` must be set. Raises `Unavailable`.
     """

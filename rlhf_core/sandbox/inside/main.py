@@ -1,4 +1,4 @@
-"""The child of the sandbox: `main(JOB_FD, STATUS_FD)` shuts itself in and runs the program of the job.
+"""The child of the sandbox: `main(JOB_FD, STATUS_FD)` isolates itself and runs the job's program.
 
 Three processes: this one stays outside, the second is the first process of the new namespaces and watches, the third
 becomes the program. In the weaker mode the first two are one. The status is two lines of JSON: `ready` or `missing`
@@ -22,7 +22,7 @@ _OPEN_FILES = 256
 
 
 def main(job_fd: int, status_fd: int) -> NoReturn:
-    """Do the job and leave; the exit code says nothing, the status does."""
+    """Do the job and exit; the result is in the status, not in the exit code."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     with os.fdopen(job_fd, "rb") as file:
         job: dict[str, Any] = json.load(file)
@@ -54,13 +54,13 @@ def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
     os.close(alive_write)
     try:
         if not os.read(mapped_read, 1):
-            os._exit(0)  # the first process could not go on, and has said why
+            os._exit(0)  # the first process failed and has reported why
         view.enter(job, NOBODY)
         kernel.drop_rights(NOBODY if as_root else None)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the program cannot look into it
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user forgets the first one
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the program cannot trace it
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user resets the earlier setting
         if select.select([alive_read], [], [], 0)[0]:
-            os._exit(0)  # its parent was gone before that
+            os._exit(0)  # its parent died before that
         syscall_filter.install()
     except (kernel.Unavailable, OSError) as error:
         _say(status_fd, {"missing": str(error)})
@@ -69,7 +69,7 @@ def _in_namespaces(job: dict[str, Any], status_fd: int) -> None:
 
 
 def _may_become_nobody() -> bool:
-    """Whether this is root, and not a user who is called that in a namespace of one user (a rootless container)."""
+    """Whether this is real root, rather than a user mapped to root in a rootless container."""
     if os.geteuid() != 0:
         return False
     with open("/proc/self/uid_map", encoding="ascii") as file:
@@ -80,7 +80,7 @@ def _may_become_nobody() -> bool:
 
 
 def _map_users(child: int, user: int, group: int, as_root: bool) -> None:
-    """Say who the users of the child's namespace are outside: `nobody`, or whoever started this."""
+    """Map users of the child's namespace to those outside: `nobody`, or the starting user."""
     both = "0 0 1\n65534 65534 1\n"
     files = {"uid_map": both, "gid_map": both}
     if not as_root:
@@ -97,7 +97,7 @@ def _under_landlock(job: dict[str, Any], status_fd: int) -> None:
     landlock.check()
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _end_all)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)  # no namespace ends what is left behind
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)  # no namespace ends leftover processes
     _run(job, status_fd, job["folder"] + "/program.py", job["folder"] + "/input", job["folder"] + "/work")
 
 
@@ -107,9 +107,9 @@ def _end_all(number: int, frame: object) -> None:
 
 
 def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
-    """Start the program, wait for it, say how it ended, and end with all it left behind."""
+    """Start the program, wait for it, report how it ended, and end all its descendants."""
     whole = job["mode"] == "namespaces"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler of Python's would let the program reach this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Python handler would let the program reach this process
     _say(status_fd, {"ready": True})
     child = os.fork()
     if child == 0:
@@ -131,13 +131,13 @@ def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: 
 
 
 def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
-    """The last steps inside the third process."""
+    """The last steps in the third process, which becomes the program."""
     os.setsid()
     os.dup2(os.open(given, os.O_RDONLY), 0)
     kernel.close_from(3, keep=[status_fd])
     os.chdir(folder)
     os.umask(0o077)
-    watcher_counts = True  # among the processes of the program's user
+    watcher_counts = True  # in the process limit of the program's user
     if job["mode"] == "landlock":
         watcher_counts = os.geteuid() != 0
         kernel.drop_rights(NOBODY if os.geteuid() == 0 else None)
@@ -154,7 +154,7 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
 
 
 def _limit(job: dict[str, Any], num_processes: int) -> None:
-    """Limits of each process from here on; none can be raised again."""
+    """Set the limits of each process from here on; none can be raised again."""
     cpu = int(job["cpu_seconds"])
     for limit, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),

@@ -1,7 +1,7 @@
-"""A seccomp filter: the system calls no program in the sandbox needs and many an attack does.
+"""A seccomp filter against system calls that no sandboxed program needs but many attacks do.
 
-The namespaces keep the machine out of reach; this keeps most of the kernel out of reach of what is inside, and turns
-off what neither a namespace nor a limit bounds (System V shared memory, files in memory, kernel keys, sockets).
+Namespaces hide the machine; this hides most of the kernel, and disables resources that neither a namespace nor a limit
+bounds (System V shared memory, files in memory, kernel keys, sockets).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 
 from .kernel import NAMESPACES, Unavailable, checked, syscall
 
-_DENIED = {  # name: (x86_64, aarch64), None where there is no such call
+_DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
     "socket": (41, 198),
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -79,7 +79,7 @@ _DENIED = {  # name: (x86_64, aarch64), None where there is no such call
 }
 _CLONE = (56, 220)
 _CLONE3 = 435
-"""Its flags are behind a pointer, which a filter cannot follow: the C library takes clone where there is no clone3."""
+"""A filter cannot follow the pointer to its flags; without clone3 the C library falls back to clone."""
 _SIGNALLING = {
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -90,7 +90,7 @@ _SIGNALLING = {
 _PIDFD_SEND_SIGNAL = 424
 _FCNTL, _IOCTL = (72, 25), (16, 29)
 _OWNER_BY_FCNTL = (8, 10, 15)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: input on a file is told to any process by a signal of choice."""
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: could send any process a chosen signal on file input."""
 _OWNER_BY_IOCTL = (0x8901, 0x8902)
 """FIOSETOWN and SIOCSPGRP."""
 _SECCOMP = (317, 277)
@@ -104,9 +104,9 @@ _SET_MODE_FILTER = 1
 
 
 def install(signals_to: int | None = None) -> None:
-    """Filter this process and all it starts, for good; `no_new_privs` must be set. Raises `Unavailable`.
+    """Filter this process and its descendants permanently; `no_new_privs` must be set. Raises `Unavailable`.
 
-    With `signals_to`, where no namespace hides other processes, signals reach that process only.
+    With `signals_to`, for use without a process namespace, signals can be sent to that process only.
     """
     program = filter_program(signals_to)
     buffer = ctypes.create_string_buffer(program, len(program))

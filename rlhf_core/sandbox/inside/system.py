@@ -1,4 +1,4 @@
-"""What of the machine a program in the sandbox may read: programs, libraries and the Python interpreter."""
+"""Paths that a sandboxed program may read: programs, libraries and the Python interpreter."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _OF_A_PREFIX = ("bin", "lib", "lib64", "pyvenv.cfg")
-"""Not all of an interpreter's prefix: it may be somebody's home folder."""
+"""Readable parts of an interpreter's prefix; the prefix itself may be a home folder."""
 
 
 def interpreter_paths(prefixes: Sequence[str]) -> list[str]:
-    """Folders and files of the interpreter, as far as they lie outside the system's own folders."""
+    """Folders and files of the interpreter outside the system's own folders."""
     paths = {os.path.join(prefix, each) for prefix in prefixes for each in _OF_A_PREFIX}
     paths |= {os.path.realpath(each) for each in paths}
     return sorted(each for each in paths if os.path.exists(each) and not is_below(each, FOLDERS))
 
 
 def is_below(path: str, folders: Sequence[str]) -> bool:
-    """Whether `path` is one of the folders or in one."""
+    """Whether `path` is one of the folders or inside one."""
     return any(path == each or path.startswith(each + "/") for each in folders)
 
 
 def links_to(executable: str) -> Iterator[tuple[str, str]]:
     """The symbolic links, as (path, target), that lead from a path to its file."""
     path = executable
-    for _ in range(40):  # as many as the kernel follows
+    for _ in range(40):  # the kernel's limit on links
         if not os.path.islink(path):
             return
         target = os.readlink(path)

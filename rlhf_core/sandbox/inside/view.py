@@ -1,6 +1,6 @@
-"""The file system a program in the sandbox sees: built in memory, in a mount namespace of its own.
+"""The file system that a sandboxed program sees: built in memory, in a separate mount namespace.
 
-Nothing is hidden one by one: the new root starts empty, what may be read is bound into it, and the old one is let go.
+The new root starts empty, readable paths are bind-mounted into it, and the old root is unmounted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC,
 from .system import DEVICES, FILES, FOLDERS, interpreter_paths, is_below, links_to
 
 PRIVATE = "/sandbox"
-"""The one folder that can be written to."""
+"""The only writable folder."""
 PROGRAM, INPUT = "/program.py", "/input"
 _BASE = "/tmp"  # any folder that is always there: the new root is mounted over it, out of everybody else's sight
 _ROOT_FILES = 4096
@@ -70,7 +70,7 @@ def _link(path: str, target: str) -> None:
 
 
 def _own_places(job: dict[str, object], user: int) -> None:
-    """The private folder, `/proc` of its own processes, and the links that programs expect."""
+    """Make the private folder, `/proc` of its own processes, and the links that programs expect."""
     os.mkdir(_BASE + PRIVATE)
     options = (
         f"size={job['max_folder_bytes']},nr_inodes={int(str(job['max_files'])) + 1},mode=0700,uid={user},gid={user}"

@@ -1,4 +1,4 @@
-"""Waiting for a program and all it started, and stopping it where together they use too much."""
+"""Waits for a program and its descendants, and stops them when together they exceed a limit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def wait_for(program: int, *, wall_seconds: float, cpu_seconds: float, memory_bytes: int | None) -> tuple[int, str]:
-    """Wait for `program`, collecting every process that ends; SIGCHLD must be blocked.
+    """Wait for `program`, reaping every process that ends; SIGCHLD must be blocked.
 
-    Returns its exit code (128 + n for signal n) and what it was stopped for: `time`, `processor`, `memory` or nothing.
-    `memory_bytes` bounds the memory of all processes in /proc, which must be those of the sandbox; None looks at none.
+    Returns its exit code (128 + n for signal n) and the exceeded limit: `time`, `processor`, `memory` or nothing.
+    `memory_bytes` bounds the memory of all processes in /proc, which must be those of the sandbox; None disables it.
     """
     deadline = time.monotonic() + wall_seconds
     while True:
@@ -41,7 +41,7 @@ def wait_for(program: int, *, wall_seconds: float, cpu_seconds: float, memory_by
 
 
 def _collect(program: int) -> int | None:
-    """Collect what has ended; the program's exit code if it is among it."""
+    """Reap ended processes; returns the program's exit code if it is among them."""
     found = None
     while True:
         try:
@@ -56,7 +56,7 @@ def _collect(program: int) -> int | None:
 
 
 def _processes() -> Iterator[tuple[int, float]]:
-    """Bytes of memory that belong to no file on a disk, and processor seconds, of each process but this one."""
+    """For each process but this one: bytes of memory not backed by a file on disk, and processor seconds."""
     own = str(os.getpid())
     for name in os.listdir("/proc"):
         if not name.isdecimal() or name == own:
@@ -72,7 +72,7 @@ def _processes() -> Iterator[tuple[int, float]]:
 
 
 def end_descendants() -> None:
-    """Kill and collect all that this process or one of its children started; it must be their subreaper."""
+    """Kill and reap all descendants of this process, which must be their subreaper."""
     while True:
         for name in os.listdir("/proc"):
             if name.isdecimal() and _parent(name) == os.getpid():

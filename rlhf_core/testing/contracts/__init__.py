@@ -1,4 +1,4 @@
-"""What core relies on, as tests: one class for each kind of plugin, to be subclassed in three lines.
+"""Core's requirements on plugins as tests: one class per kind of plugin, to subclass in three lines.
 
     from rlhf_core.testing.contracts import RewardContract
 
@@ -6,8 +6,8 @@
         plugin = "brevity"
         options = {"target_tokens": 8}
 
-Everything goes through the door that a run uses: the entry point's name, the component, its options, `build`. Run
-with pytest; `--rlhf-device cuda` puts models on a GPU. Importing this needs pytest and nothing heavier.
+Plugins are loaded as in a run: the entry point's name, the component, its options, `build`. Run with pytest;
+`--rlhf-device cuda` puts models on a GPU. Importing this needs pytest and nothing heavier.
 """
 
 from __future__ import annotations

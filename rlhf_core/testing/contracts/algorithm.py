@@ -44,13 +44,13 @@ class RolloutBench:
         return self.algorithm.advantages(self.episode)
 
     def items(self) -> list[BufferItem]:
-        """The episode, ready for updates."""
+        """The episode's items, ready for updates."""
         from ...batching import split
 
         return split(self.output().experience)
 
     def log_probs(self) -> Tensor:
-        """[B] of each whole answer, under the policy as it is now."""
+        """[B] log-prob of each whole answer under the current policy."""
         import torch
 
         from ...batching import to_device
@@ -70,7 +70,7 @@ class AlgorithmContract(ComponentContract):
     """Whether training on an episode must make its better answers likelier."""
     learning_rate: ClassVar[float] = 1e-3
     tolerance: ClassVar[float] = 1e-4
-    """Of gradients, relative to the largest."""
+    """Tolerance of gradients, relative to the largest."""
 
     @pytest.fixture
     @classmethod
@@ -119,7 +119,7 @@ class AlgorithmContract(ComponentContract):
         assert not bad, f"metrics of the episode are not finite: {bad}"
 
     def test_advantages_are_pure(self, bench: RolloutBench) -> None:
-        """Every rank computes them for itself and must come to the same."""
+        """Every rank computes them separately and must get the same result."""
         before = copy.deepcopy(bench.episode)
         first, second = bench.output(), bench.output()
         _equal(before, bench.episode, "advantages() changes the episode it is given: return a new one")
@@ -127,7 +127,7 @@ class AlgorithmContract(ComponentContract):
         assert first.metrics == second.metrics, "metrics of one episode differ when computed twice"
 
     def test_scores_that_are_all_the_same(self, bench: RolloutBench) -> None:
-        """The start and the end of many runs: every answer fails, or none does."""
+        """As at the start and the end of many runs: every answer fails, or none does."""
         import torch
 
         flat = replace(bench.episode, scores=torch.zeros(len(bench.episode)))
@@ -138,7 +138,7 @@ class AlgorithmContract(ComponentContract):
         check_output(bench.algorithm, bench.objective, bench.items())
 
     def test_log_probs_of_the_loss(self, bench: RolloutBench) -> None:
-        """They give `rollout/logprob_gap_max`; before the first step they are the sampled ones."""
+        """They determine `rollout/logprob_gap_max`; before the first step they equal the sampled ones."""
         items = bench.items()
         found = bench.objective.output(items).log_probs
         if found is None:
@@ -152,7 +152,7 @@ class AlgorithmContract(ComponentContract):
         check_split(bench.objective, bench.items(), tolerance=self.tolerance)
 
     def test_a_masked_item_adds_nothing(self, bench: RolloutBench) -> None:
-        """A rank with less work than the others runs one, to keep in step."""
+        """A rank with less work runs one to stay in step."""
         check_masked(bench.algorithm, bench.objective, bench.items(), self.tolerance)
 
     def test_better_answers_become_likelier(self, bench: RolloutBench) -> None:

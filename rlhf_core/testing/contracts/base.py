@@ -1,4 +1,4 @@
-"""What holds for a plugin of any kind: it is found, its options make a strict schema, and listing it is cheap."""
+"""Contract of plugins of any kind: discoverable, with a strict options schema, and cheap to list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IMPORT_SECONDS = 120
 
 
 class ComponentContract:
-    """Subclass the contract of your plugin's kind, name the class `Test…`, and say which plugin it is about."""
+    """Subclass the contract of your plugin's kind, name the class `Test…`, and set `plugin`."""
 
     kind: ClassVar[Kind]
     plugin: ClassVar[str]
@@ -38,9 +38,9 @@ class ComponentContract:
 
     @classmethod
     def make_options(cls, folder: Path) -> Mapping[str, Any]:
-        """The options; override it where they name files or servers, which it may put into the empty `folder`.
+        """The options; override it where they name files or servers; files may be put into the empty `folder`.
 
-        Relative paths of prompt sources start there; elsewhere give whole paths.
+        Relative paths of prompt sources start there; other plugins need absolute paths.
         """
         return cls.options
 
@@ -53,7 +53,7 @@ class ComponentContract:
     @pytest.fixture(scope="class")
     @classmethod
     def given(cls, folder: Path) -> dict[str, Any]:
-        """What `make_options` gave."""
+        """The options from `make_options`."""
         return dict(cls.make_options(folder))
 
     @pytest.fixture(scope="class")
@@ -141,7 +141,7 @@ def contracts_for(
 ) -> dict[str, type[ComponentContract]]:
     """A test class for every installed plugin of the contract's kind: `globals().update(contracts_for(…))`.
 
-    options: plugin name -> attributes of its class (`options`, `plugin`, whatever the contract reads);
+    options: plugin name -> attributes of its class (`options`, `plugin` and others that the contract reads);
     skip: plugin name -> why it is left out.
     """
     classes: dict[str, type[ComponentContract]] = {}

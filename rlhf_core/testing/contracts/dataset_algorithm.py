@@ -54,7 +54,7 @@ class DatasetAlgorithmContract(ComponentContract):
     records: ClassVar[Sequence[Mapping[str, Any]]] = RECORDS
     learning_rate: ClassVar[float] = 1e-3
     tolerance: ClassVar[float] = 1e-4
-    """Of gradients, relative to the largest."""
+    """Tolerance of gradients, relative to the largest."""
 
     @pytest.fixture
     @classmethod
@@ -110,7 +110,7 @@ class DatasetAlgorithmContract(ComponentContract):
         check_split(bench.objective, bench.items, tolerance=self.tolerance)
 
     def test_a_masked_item_adds_nothing(self, bench: DatasetBench) -> None:
-        """A rank with less work than the others runs one, to keep in step."""
+        """A rank with less work runs one to stay in step."""
         check_masked(bench.algorithm, bench.objective, bench.items, self.tolerance)
 
     def test_the_loss_falls(self, bench: DatasetBench) -> None:
@@ -123,7 +123,7 @@ class DatasetAlgorithmContract(ComponentContract):
 
 
 def _policy(algorithm: DatasetAlgorithm[Any, Any]) -> nn.Module:
-    """The tiny model, as what the algorithm trains: a language model, or one that gives a score."""
+    """The tiny model in the kind that the algorithm trains: a language model or a score model."""
     from ...models.classifier import as_score_model
 
     model = contract_policy()

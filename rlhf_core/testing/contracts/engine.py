@@ -1,4 +1,4 @@
-"""The contract of a rollout engine: what it samples, what it says of it, and how it takes new weights."""
+"""The contract of a rollout engine: its samples, their log-probs, and how it takes new weights."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Bench:
 
     engine: RolloutEngine
     module: nn.Module
-    """What the engine was given."""
+    """The module that the engine was built over."""
     twin: nn.Module
-    """The same weights, never seen by the engine: what its log-probs are compared with."""
+    """A separate copy of the weights, to compare the engine's log-probs with."""
     tokenizer: PreTrainedTokenizerBase
 
     def answers(self, requests: Sequence[GenerationRequest], sampling: SamplingParams = PLAIN) -> dict[int, Completion]:
@@ -62,7 +62,7 @@ class Bench:
 
 
 def make_requests(count: int, *, same_prompt: bool = False, first_id: int = 100) -> list[GenerationRequest]:
-    """Prompts of 3 to 9 tokens, known from their number."""
+    """Requests with deterministic prompts of 3 to 9 tokens."""
     numbers = [0 if same_prompt else index for index in range(count)]
     prompts = [tuple(NUM_SPECIAL + (n * 7 + 5 * i + i * i) % 40 for i in range(3 + n % 7)) for n in numbers]
     return [GenerationRequest(sample_id=first_id + i, prompt_ids=ids) for i, ids in enumerate(prompts)]
@@ -73,13 +73,13 @@ class EngineContract(ComponentContract):
 
     kind = "engines"
     shares_module: ClassVar[bool] = True
-    """Whether it generates from the module it is given; False for an engine that loads weights of its own."""
+    """Whether it generates from the given module; False for an engine with its own copy of the weights."""
     batch_invariant: ClassVar[bool] = True
     """Whether an answer's tokens are the same alone and in a batch, as `RolloutEngine.generate` promises."""
     log_prob_tolerance: ClassVar[float] = 1e-4
     """Largest difference to a plain forward pass, in nats."""
     hidden_size: ClassVar[int] = 32
-    """Of the tiny policy, over two heads; for an engine whose kernels take larger heads only."""
+    """Hidden size of the tiny policy, over two heads; raise it for kernels that need larger heads."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -123,7 +123,7 @@ class EngineContract(ComponentContract):
             assert done.policy_version == bench.engine.policy_version, f"{who}: version {done.policy_version}"
 
     def test_turns_of_one_sample(self, bench: Bench) -> None:
-        """Requests that share a sample id are told apart by their branch, draw noise of their own where branch or
+        """Requests that share a sample id are distinguished by their branch, draw different noise where branch or
         offset differ, and keep to their own bound."""
         prompt = make_requests(1)[0].prompt_ids
         turns = [
@@ -138,7 +138,7 @@ class EngineContract(ComponentContract):
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     def test_log_probs_are_those_sampled_from(self, bench: Bench, temperature: float) -> None:
-        """At the temperature of sampling; the trainer compares them with its own."""
+        """At the sampling temperature; the trainer compares them with its own."""
         gap = bench.gap(make_requests(9), SamplingParams(max_new_tokens=8, temperature=temperature))
         assert gap <= self.log_prob_tolerance, f"log-probs are {gap:.3g} nats off a forward pass of the policy"
 

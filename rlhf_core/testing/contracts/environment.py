@@ -1,4 +1,4 @@
-"""The contract of an environment: the same task gives the same episode, whoever plays beside it."""
+"""The contract of an environment: the same task gives the same episode, independent of other episodes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .base import ComponentContract
 
 
 class EnvironmentContract(ComponentContract):
-    """Say what the policy writes and which prompts it gets, where made-up ones do not lead anywhere."""
+    """Override `records` and `replies` where made-up ones do not play the environment meaningfully."""
 
     kind = "environments"
     records: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """Prompts as a source gives them; none is empty tasks, as in a run without prompts."""
+    """Prompts as a source gives them; with none the tasks are empty, as in a run without prompts."""
     replies: ClassVar[Sequence[str]] = ()
-    """What the policy writes in most turns, one of them at a time; otherwise it is random characters."""
+    """Texts for the policy to write, one in most turns; other turns are random characters."""
     chat: ClassVar[bool] = True
-    """Whether the model has a chat template; say False of an environment for plain text."""
+    """Whether the model has a chat template; set False for a plain-text environment."""
     deterministic: ClassVar[bool] = True
-    """Whether a task and what the policy writes decide everything; say False of one that asks the network."""
+    """Whether task and policy text determine the episode; set False if it uses the network."""
     max_turns: ClassVar[int] = 4
     timeout_seconds: ClassVar[float] = 60.0
 
@@ -54,7 +54,7 @@ class EnvironmentContract(ComponentContract):
 
     @classmethod
     def _play(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
-        """Core refuses what is no finite number, no triple of a step no free name of a metric, and calls that hang."""
+        """Play through core, which refuses numbers that are not finite, malformed steps and metrics, and hung calls."""
         try:
             return play_episodes(
                 environment,
@@ -68,7 +68,7 @@ class EnvironmentContract(ComponentContract):
             pytest.fail(f"{environment.selected.label}: an episode fails: {error}")
 
     def test_episodes_end(self, episodes: PlayedEpisodes) -> None:
-        """Whatever the policy writes: random text, nothing at all, and turns that are cut."""
+        """Whatever the policy writes: random text, nothing, or truncated turns."""
         assert all(each.rows and each.measured["num_turns"] >= 1 for each in episodes.played)
 
     def test_bounds_are_kept(self, episodes: PlayedEpisodes) -> None:
@@ -95,7 +95,7 @@ class EnvironmentContract(ComponentContract):
         assert len(places) == len(set(places)) and set(places) == set(_by_branch(episodes))
 
     def test_the_samples_of_a_prompt_begin_alike(self, episodes: PlayedEpisodes) -> None:
-        """They are compared with each other: `reset` may look at `task.seed`, but not at `task.sample_seed`."""
+        """They are compared with each other: `reset` may use `task.seed`, but not `task.sample_seed`."""
         starts = defaultdict(set)
         for each in episodes.played:
             starts[each.prompt.position].add((each.rows[0].text, each.rows[0].prompt_ids))
@@ -112,7 +112,7 @@ class EnvironmentContract(ComponentContract):
     def test_an_episode_does_not_look_at_others(
         self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
     ) -> None:
-        """One at a time they are as they are at once: what a class or module keeps would be seen by others."""
+        """Played one at a time they equal those played together: state in a class or module would leak between them."""
         if self.deterministic:
             options = environment.options.model_copy(update={"concurrency": 1})
             alone = self._play(SelectedEnvironment(options, environment.selected), folder)

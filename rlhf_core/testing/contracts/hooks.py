@@ -1,4 +1,4 @@
-"""The contract of a hook plugin: its hooks exist, and a run with them ends as it would without."""
+"""The contract of a hook plugin: its hooks exist, and a run with it completes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..runs import tiny_run
 
 
 class HooksContract:
-    """Subclass it, name the class `Test…`, and say which hook plugin it is about."""
+    """Subclass it, name the class `Test…`, and set `plugin`."""
 
     plugin: ClassVar[str]
     """Its entry point's name."""
@@ -33,7 +33,7 @@ class HooksContract:
         relay.unregister(name)
 
     def test_a_run_with_it_is_done(self, ref: PluginRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An installed hook plugin is on in every run; what it raises ends the run and names it."""
+        """An installed hook plugin is enabled in every run; its errors end the run and name it."""
         monkeypatch.chdir(tmp_path)
         run: dict[str, Any] = tiny_run({"train": {"episodes": 1}})
         result = train(run, output=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What the contracts of both kinds of algorithm ask of a loss."""
+"""Checks of losses, shared by the contracts of both kinds of algorithm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAINED: frozenset[Role] = frozenset({"policy", "critic"})
 
 
 def trained_models(algorithm: Algorithm[Any, Any], policy: nn.Module, device: str) -> dict[str, nn.Module]:
-    """The models that the trainer hands to `loss`."""
+    """The models that the trainer passes to `loss`."""
     models = {"policy": policy.to(device)}
     if "critic" in algorithm.roles:
         models["critic"] = algorithm.build_critic(policy).to(device)
@@ -35,7 +35,7 @@ def check_terms(algorithm: Algorithm[Any, Any]) -> None:
 
 
 class Objective:
-    """What the trainer descends, computed by hand: each term's sum over its count, batch by batch."""
+    """The trainer's objective, recomputed: each term's sum over its count, batch by batch."""
 
     def __init__(self, algorithm: Algorithm[Any, Any], models: Mapping[str, nn.Module], device: str) -> None:
         import torch
@@ -64,7 +64,7 @@ class Objective:
         return total
 
     def gradient(self, batches: Sequence[Sequence[Any]]) -> Tensor:
-        """Of every trained model's parameters, in one vector; 0 where there is none."""
+        """Gradient of all trained models' parameters as one vector; 0 where there is none."""
         import torch
 
         parameters = [p for model in self._models.values() for p in model.parameters() if p.requires_grad]
@@ -105,7 +105,7 @@ def check_output(algorithm: Algorithm[Any, Any], objective: Objective, items: Se
 
 
 def check_split(objective: Objective, items: Sequence[Any], *, tolerance: float) -> None:
-    """The gradient is that of the whole, however the update is cut; a masked item adds nothing."""
+    """The gradient is the same however the update is split; a masked item adds nothing."""
     whole = objective.gradient([items])
     size = float(whole.abs().max())
     assert size > 0, "the loss has no gradient at all"
@@ -130,7 +130,7 @@ def check_masked(algorithm: Algorithm[Any, Any], objective: Objective, items: Se
 
 
 def check_state(make: Any, algorithm: Algorithm[Any, Any]) -> None:
-    """What a checkpoint keeps of it is JSON, and another instance takes it."""
+    """Its checkpoint state is JSON, and another instance loads it."""
     import json
 
     state = algorithm.state_dict()

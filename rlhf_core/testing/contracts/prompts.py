@@ -1,4 +1,4 @@
-"""The contract of a prompt source: a finite list of records that stays as it is."""
+"""The contract of a prompt source: a finite, constant list of records."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 
 
 class PromptsContract(ComponentContract):
-    """Override `make_options` where they name files."""
+    """Override `make_options` where options name files."""
 
     kind = "prompts"
     may_be_empty: ClassVar[bool] = False
-    """Whether a prompt may have no text, since an environment gives the first words."""
+    """Whether a prompt may be empty, because an environment gives the first text."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -58,7 +58,7 @@ class PromptsContract(ComponentContract):
     def test_every_process_builds_the_same(
         self, selected: Selected, config: BaseModel, folder: Path, source: PromptSource
     ) -> None:
-        """Each trainer and a resumed run build the source anew and must find the same records in the same order."""
+        """Each trainer and a resumed run rebuild the source and must find the same records in the same order."""
         other = _build(selected, config, folder)
         assert len(other) == len(source), f"built twice, it has {len(source)} and then {len(other)} records"
         for index in _indices(source):

@@ -1,4 +1,4 @@
-"""The contract of a reward: one finite number for every answer, whatever the answers are and come with."""
+"""The contract of a reward: one finite number for every answer, whatever its text and metadata."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class RewardContract(ComponentContract):
 
     kind = "rewards"
     deterministic: ClassVar[bool] = True
-    """Whether the same answer always gets the same score; say False of a sampled judge."""
+    """Whether the same answer always gets the same score; set False for a sampled judge."""
     looks_at_batch: ClassVar[bool] = False
-    """Whether a score may depend on the other answers of the call; say True of a reward that ranks them."""
+    """Whether a score may depend on the other answers of the call; set True for a reward that ranks them."""
     timeout_seconds: ClassVar[float] = 60.0
 
     @pytest.fixture(scope="class")
@@ -53,7 +53,7 @@ class RewardContract(ComponentContract):
         return RewardScorer([reward_spec(selected, config, context, policy, name="it")])
 
     def test_one_finite_number_for_every_answer(self, scorer: RewardScorer, rollouts: Sequence[Rollout]) -> None:
-        """Core refuses a wrong count, NaN, infinity and what is no number, and names the sample."""
+        """Core refuses a wrong count, NaN, infinity and values that are not numbers, and names the sample."""
         assert len(_scores(scorer, rollouts)) == len(rollouts)
 
     def test_each_answer_alone(self, scorer: RewardScorer, rollouts: Sequence[Rollout]) -> None:
@@ -69,7 +69,7 @@ class RewardContract(ComponentContract):
             _same(backwards[::-1], _scores(scorer, rollouts), "in reverse order", "in order")
 
     def test_the_same_answer_gets_the_same_score(self, scorer: RewardScorer, rollouts: Sequence[Rollout]) -> None:
-        """`cache: true` remembers scores, which is right for a deterministic reward only."""
+        """`cache: true` stores scores, which is correct only for a deterministic reward."""
         again = _scores(scorer, rollouts)
         if self.deterministic:
             _same(again, _scores(scorer, rollouts), "at first", "again; say deterministic = False if so meant")
@@ -83,7 +83,7 @@ class RewardContract(ComponentContract):
     def test_scores_in_a_process_of_its_own(
         self, selected: Selected, config: BaseModel, rlhf_device: str, scorer: RewardScorer, rollouts: Sequence[Rollout]
     ) -> None:
-        """`isolate: true` builds the reward anew in another process, from its name and options alone."""
+        """`isolate: true` rebuilds the reward in another process from its name and options alone."""
         with closing(self._scorer(selected, config, rlhf_device, isolate=True)) as isolated:
             scores = _scores(isolated, rollouts)
         assert len(scores) == len(rollouts)
@@ -92,7 +92,7 @@ class RewardContract(ComponentContract):
 
 
 def _scores(scorer: RewardScorer, rollouts: Sequence[Rollout]) -> list[float]:
-    rows = scorer.score(copy.deepcopy(list(rollouts)))  # one that changes what it gets must not hide it
+    rows = scorer.score(copy.deepcopy(list(rollouts)))  # a reward that modifies its input must not hide it
     assert all(row is not None for row in rows), "an answer got no score"
     return [row["it"] for row in rows if row is not None]
 

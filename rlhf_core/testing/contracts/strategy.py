@@ -1,4 +1,4 @@
-"""The contract of a strategy: it trains as plain torch does, whatever it does to the model on the way."""
+"""The contract of a strategy: it trains like plain torch, however it wraps or shards the model."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _SAME_DIRECTION = 0.95
 
 
 def strategy_case(selected: Selected, options: Mapping[str, Any], device: str = "cpu") -> StrategyCase:
-    """What `strategy_suite` puts through its training, from an installed plugin."""
+    """A case for `strategy_suite` from an installed plugin."""
     component = selected.component
     config = f"{component.config.__module__}:{component.config.__qualname__}"
     return StrategyCase(selected.name, component.build, config, dict(options), device)
 
 
 class StrategyContract(ComponentContract):
-    """A small training in one process, or in several, held against AdamW in plain torch."""
+    """A small training in one or several processes, compared with AdamW in plain torch."""
 
     kind = "strategies"
     num_processes: ClassVar[int] = 1
-    """Processes the training runs in; more than one are started over gloo."""
+    """Number of training processes; several are started over gloo."""
     exact: ClassVar[bool] = True
     """Whether the arithmetic is float32; a strategy that rounds to 16 bits is held to looser bounds."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def seen(cls, selected: Selected, given: dict[str, Any], rlhf_device: str, folder: Path) -> dict[str, Any]:
-        """What the training showed (see `strategy_suite.observe`)."""
+        """The observed results (see `strategy_suite.observe`)."""
         case = strategy_case(selected, given, rlhf_device)
         if cls.num_processes > 1:
             return run_strategies([case], cls.num_processes, folder)[case.name]

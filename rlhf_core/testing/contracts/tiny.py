@@ -18,7 +18,7 @@ EOS_ID = 2
 
 
 def contract_tokenizer() -> PreTrainedTokenizerBase:
-    """One token a character; 4 special ones."""
+    """One token per character, plus 4 special ones."""
     return tiny_tokenizer(CHARACTERS)
 
 
@@ -36,7 +36,7 @@ def contract_policy(*, seed: int = 0, hidden_size: int = 32) -> PreTrainedModel:
 
 
 def perturb(model: nn.Module, *, seed: int, scale: float = 0.05) -> None:
-    """Move every weight a little, in place: another policy."""
+    """Change every weight slightly, in place, to get another policy."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

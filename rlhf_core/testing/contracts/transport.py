@@ -22,11 +22,11 @@ _BAD_REWARD = "def bad(rollouts) -> list[float]:\n    raise ValueError('this rew
 
 
 class TransportContract(ComponentContract):
-    """Runs of a tiny model by the plugins that a run has by default (rlhf-ppo, rlhf-torch, rlhf-hf)."""
+    """Runs of a tiny model with the default plugins (rlhf-ppo, rlhf-torch, rlhf-hf)."""
 
     kind = "transports"
     run: ClassVar[Mapping[str, Any]] = {}
-    """Laid over the run file of these tests (`rlhf_core.testing.runs.tiny_run`)."""
+    """Changes to the run file of these tests (`rlhf_core.testing.runs.tiny_run`)."""
 
     @classmethod
     def run_file(
@@ -61,7 +61,7 @@ class TransportContract(ComponentContract):
         assert all("reward/mean" in line and "loss/policy" in line for line in lines), sorted(lines[0])
 
     def test_no_sample_is_lost_or_doubled(self, finished: TrainResult) -> None:
-        """Also not across the resume: `sample_id` is unique in the run, episode e has exactly its prompts."""
+        """Also across the resume: `sample_id` is unique in the run, episode e has exactly its prompts."""
         path = RunFolder.read(finished.run_folder).samples
         ids = [json.loads(line)["sample_id"] for line in path.read_text(encoding="utf-8").splitlines()]
         assert sorted(ids) == list(range(2 * _SAMPLES_PER_EPISODE)), f"samples trained on: {sorted(ids)}"
@@ -74,7 +74,7 @@ class TransportContract(ComponentContract):
         assert model.num_parameters() > 0 and AutoTokenizer.from_pretrained(folder).eos_token_id is not None
 
     def test_a_failing_run_fails(self, selected: Selected, given: dict[str, Any], tmp_path: Path) -> None:
-        """With the error that was its reason, wherever it happened; the folder says that it failed."""
+        """With its original error, wherever that happened; the folder records the failure."""
         bad = tmp_path / "bad_reward.py"
         bad.write_text(_BAD_REWARD, encoding="utf-8")
         with pytest.raises(RewardError, match="this reward always fails"):

@@ -14,7 +14,7 @@ Bound = Annotated[float, Field(gt=0)]
 
 
 class CriticFreeConfig(PolicyLossSection, NamesFunctions):
-    """What all critic-free algorithms have."""
+    """Options shared by all critic-free algorithms."""
 
     policy_loss: Choice = Field(
         "clip", description="Policy loss: clip, gspo, cispo or an installed one; {name: …, option: …} sets its options."
@@ -58,23 +58,23 @@ class CriticFreeConfig(PolicyLossSection, NamesFunctions):
     @property
     @abstractmethod
     def estimator(self) -> FunctionUse:
-        """What turns an episode into advantages."""
+        """The advantage estimator with its options."""
 
     def functions(self) -> dict[str, FunctionUse]:
         bounds = self._given("clip_eps", "clip_eps_high")
         return {"advantage": self.estimator, "policy_loss": FunctionUse("policy_losses", self.policy_loss, bounds)}
 
     def _given(self, *names: str) -> dict[str, Any]:
-        """Those of the options that are not null."""
+        """The named options that are not null."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def weighing_late_samples(self) -> PolicyLossSection:
-        """`importance_token_range` weighs and bounds the same ratios."""
+        """Unchanged where `importance_token_range` is set: it already weights and bounds these ratios."""
         return self if self.importance_token_range is not None else super().weighing_late_samples()
 
     @property
     def corrects_off_policy(self) -> bool:
-        """Whether the trainer's own log-probs are asked for at the start of an episode."""
+        """Whether the trainer's own log-probs are needed at the start of an episode."""
         options = (self.importance_cap, self.importance_token_range, self.importance_sequence_range)
         return any(option is not None for option in options)
 

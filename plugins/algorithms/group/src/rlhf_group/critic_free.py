@@ -67,13 +67,13 @@ class CriticFree(RolloutAlgorithm):
         return self._config.corrects_off_policy
 
     def keep(self, group: RolloutGroup) -> bool:
-        """With dynamic sampling, only groups whose samples differ in score, length penalties left aside."""
+        """With dynamic sampling, keep only groups whose samples differ in score, length penalties aside."""
         if not self._config.dynamic_sampling:
             return True
         return len({self._score(item.rewards) for item in group.items}) > 1
 
     def advantages(self, episode: Experience) -> EpisodeOutput:
-        """Scores with length penalty and KL to advantages, times importance weights; masks what must not count."""
+        """Advantages from scores, length penalty and KL, times importance weights; masks tokens that must not count."""
         assert episode.scores is not None
         config, mask = self._config, episode.action_mask
         scores, metrics = self._shaped(episode, episode.scores)
@@ -106,7 +106,7 @@ class CriticFree(RolloutAlgorithm):
         return scores + penalty, {"reward/overlong_penalty": float(penalty.mean())}
 
     def _kl(self, episode: Experience, metrics: dict[str, float]) -> Tensor | None:
-        """[B, A] KL estimate of the policy that sampled to the reference; noted in `metrics`."""
+        """[B, A] KL estimate of the sampling policy to the reference; added to `metrics`."""
         if episode.reference_log_probs is None:
             return None
         kl = kl_estimate(episode.action_log_probs, episode.reference_log_probs, self._config.kl_estimator)
@@ -130,7 +130,7 @@ class CriticFree(RolloutAlgorithm):
             models["policy"], batch, self._temperature, with_entropy=True, entropy_grad="entropy" in terms
         )
         assert output.entropy is not None
-        # What is corrected for the engine by weights starts from the trainer's own log-probs.
+        # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
         old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
         policy = self._policy_loss(PolicyLossInput(output.log_probs, old, batch.advantages, mask))
         if not isinstance(policy, PolicyLoss):

@@ -1,4 +1,4 @@
-"""GRPO: what an answer is worth is measured against the other answers to its prompt."""
+"""GRPO: an answer's advantage is its reward relative to the other answers to its prompt."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def cispo(
     clip_eps: Annotated[float, Field(gt=0, le=1)] = 1.0,
     clip_eps_high: Positive = 4.0,
 ) -> PolicyLoss:
-    """REINFORCE with a clipped weight, so every token goes on learning (CISPO: MiniMax-M1 2025).
+    """REINFORCE with a clipped weight, so every token keeps its gradient (CISPO: MiniMax-M1 2025).
 
     By default the ratio is bounded above only, at 5 (ScaleRL, Khatri 2025).
     """

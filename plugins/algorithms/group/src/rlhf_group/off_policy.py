@@ -14,17 +14,17 @@ from .config import CriticFreeConfig
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What an episode's tokens count."""
+    """Importance weights and the new action mask of an episode's tokens."""
 
     weights: Tensor
-    """[B, A] float32, 0 where not kept. Multiplied into advantages, which every loss is proportional to."""
+    """[B, A] float32, 0 where not kept. Multiplied into the advantages, as every loss is proportional to them."""
     kept: Tensor
     """[B, A] bool, the new action mask."""
     metrics: dict[str, float]
 
 
 def correct(config: CriticFreeConfig, episode: Experience) -> Correction:
-    """Compare the trainer's log-probs with the engine's, as the options say."""
+    """Compute the correction from the trainer's and the engine's log-probs, under the options."""
     assert episode.trainer_log_probs is not None
     mask = episode.action_mask
     result = off_policy_correction(

@@ -1,4 +1,4 @@
-"""Whole conversations to examples of which only the assistant's turns are learnt."""
+"""Turns whole conversations into examples in which only the assistant's turns are learnt."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Messages = Sequence[Mapping[str, Any]]
 Span = tuple[int, int]
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""How a chat template marks what the assistant writes."""
+"""The block by which a chat template marks the assistant's text."""
 
 
 def conversation_example(messages: Messages, tokenizer: PreTrainedTokenizerBase, *, turns: Turns) -> Example:
-    """The conversation as the model's own chat template writes it; learnt: all assistant turns, or the last.
+    """The conversation in the model's own chat template; learnt are all assistant turns, or the last.
 
     Where the template marks what the assistant writes (`{% generation %}`) the marks decide; else a turn is what
     the template adds for it, its end-of-turn token included. Raises `DataError`.
@@ -84,7 +84,7 @@ def _render(messages: Messages, tokenizer: PreTrainedTokenizerBase, *, ask: bool
 
 
 def _last_run(flags: list[bool]) -> list[bool]:
-    """Only the last stretch of True."""
+    """Keep only the last run of consecutive True."""
     end = len(flags) - flags[::-1].index(True) if True in flags else 0
     start = end
     while start and flags[start - 1]:

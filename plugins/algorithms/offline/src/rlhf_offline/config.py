@@ -25,7 +25,7 @@ class SFTConfig(Section):
 
 
 class PairConfig(Section):
-    """What algorithms on preference pairs have: lines with `prompt`, `chosen` and `rejected`."""
+    """Options shared by algorithms on preference pairs: lines with `prompt`, `chosen` and `rejected`."""
 
     max_tokens: int = Field(
         1024, ge=2, description="Longest prompt and answer together, in tokens; longer pairs are skipped."

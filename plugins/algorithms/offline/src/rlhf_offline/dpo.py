@@ -48,7 +48,7 @@ class DPO(PairAlgorithm):
     def prepare_items(
         self, items: Sequence[Pair], reference: Callable[[Sequence[Pair]], Sequence[Tensor]]
     ) -> Sequence[Pair]:
-        """With the reference's log-probs of both answers; only of pairs not seen before is it asked."""
+        """Add the reference's log-probs of both answers; each pair is computed once and remembered."""
         if self._config.reference_free:
             return items
         keys = [_digest(item) for item in items]
@@ -57,7 +57,7 @@ class DPO(PairAlgorithm):
         return [replace(item, reference=self._known[key]) for key, item in zip(keys, items, strict=True)]
 
     def reference_forward(self, model: nn.Module, batch: PairBatch) -> Tensor:
-        """[B, 2] nats of chosen and rejected."""
+        """[B, 2] log-probs of chosen and rejected, in nats."""
         return torch.stack(self._log_probs(model, batch), dim=-1)
 
     def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
@@ -70,7 +70,7 @@ class DPO(PairAlgorithm):
         return pair_output(result, batch.counts)
 
     def _log_probs(self, model: nn.Module, batch: PairBatch) -> tuple[Tensor, Tensor]:
-        """[B] each: of the chosen and the rejected answers, summed over tokens (IPO: their mean)."""
+        """[B] each: log-probs of the chosen and the rejected answers, summed over tokens (IPO: their mean)."""
         values = answer_log_probs(model, batch.examples)
         if self._config.loss == "ipo":
             values = values / batch.examples.target_mask.sum(-1).clamp(min=1)

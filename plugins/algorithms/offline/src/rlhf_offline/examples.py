@@ -1,4 +1,4 @@
-"""One text to learn from, unpadded, and batches of them: what all offline algorithms are made of."""
+"""Training examples, unpadded, and batches of them, shared by all offline algorithms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Example:
         return int(self.input_ids.numel())
 
     def masked(self) -> Example:
-        """The same, counting for nothing."""
+        """The same example with an empty loss mask."""
         return replace(self, loss_mask=torch.zeros_like(self.loss_mask))
 
 
@@ -49,7 +49,7 @@ class ExampleBatch:
     position_ids: Tensor | None = None
     """[B, S] int64 where rows hold several examples: each counts from 0; padding is 0."""
     num_packed: int | None = None
-    """Examples in it, where rows hold several."""
+    """Number of examples, where rows hold several."""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0]) if self.num_packed is None else self.num_packed
@@ -61,19 +61,19 @@ class ExampleBatch:
 
     @property
     def targets(self) -> Tensor:
-        """[B, S - 1] int64: what each position but the last predicts."""
+        """[B, S - 1] int64: the next token at each position but the last."""
         return self.input_ids[:, 1:]
 
     @property
     def target_mask(self) -> Tensor:
-        """[B, S - 1] bool: which of the targets are learnt. The first token has nothing to be predicted from."""
+        """[B, S - 1] bool, True = a target that is learnt. Never a row's first token, which has no context."""
         return self.loss_mask[:, 1:]
 
 
 def answer_example(
     record: Mapping[str, Any], answer: str, tokenizer: PreTrainedTokenizerBase, *, add_eos: bool, where: str
 ) -> Example:
-    """The record's `prompt` (text or chat messages) followed by `answer`, of which alone is learnt."""
+    """The record's `prompt` (text or chat messages) followed by `answer`; only the answer is learnt."""
     prompt_ids = list(PromptEncoder(tokenizer).prompt(record, 0, where).prompt_ids)
     answer_ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
     if add_eos and tokenizer.eos_token_id is not None:
@@ -98,6 +98,6 @@ def target_logits(model: nn.Module, batch: ExampleBatch) -> Tensor:
 
 
 def answer_log_probs(model: nn.Module, batch: ExampleBatch) -> Tensor:
-    """[B] float32 nats: the log-prob of each row's learnt tokens together, 0 where there are none."""
+    """[B] float32 nats: summed log-probs of each row's learnt tokens, 0 where there are none."""
     losses = masked_cross_entropy(target_logits(model, batch), batch.targets, batch.target_mask)
     return -losses.sum(-1)

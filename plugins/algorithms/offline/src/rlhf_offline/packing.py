@@ -1,4 +1,4 @@
-"""Several examples in one row, so that little is padding; none sees another.
+"""Packs several examples into one row to save padding; examples do not attend to one another.
 
 A row's position ids start again at 0 with each example; from that transformers makes a causal mask of blocks.
 """
@@ -16,7 +16,7 @@ from rlhf_core.models import carries_state, innermost, own_lengths
 
 
 def plan_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Which examples share a row, as indices into `lengths` (tokens): first fit, longest first.
+    """Rows of examples, as indices into `lengths` (tokens): first fit, longest first.
 
     A row holds at most `max_tokens`, or one longer example.
     """
@@ -34,7 +34,7 @@ def plan_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def packed_logits(model: nn.Module, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-    """[B, S, V] logits of packed rows ([B, S] int64 both). Raises `UserInputError` for a model that cannot."""
+    """[B, S, V] logits of packed rows (both [B, S] int64). Raises `UserInputError` for a model without this support."""
     inner = innermost(model)
     attention = str(getattr(getattr(inner, "config", None), "_attn_implementation", "sdpa"))
     takes_positions = "position_ids" in inspect.signature(inner.forward).parameters

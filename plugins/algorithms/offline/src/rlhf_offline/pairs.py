@@ -27,19 +27,19 @@ class Pair:
     chosen: Example
     rejected: Example
     margin: float = 0.0
-    """By how much the chosen one should win."""
+    """By how much the chosen answer's score should exceed the rejected one's."""
     counts: bool = True
-    """False for a stand-in that must not count."""
+    """False for a filler pair that must not count."""
     reference: Tensor | None = None
-    """[2] float32: what a frozen model says of chosen and rejected."""
+    """[2] float32: the reference model's values for chosen and rejected."""
 
     @property
     def num_tokens(self) -> int:
-        """Of its two rows, padded to the longer."""
+        """Tokens of its two rows, padded to the longer one."""
         return 2 * max(self.chosen.num_tokens, self.rejected.num_tokens)
 
     def masked(self) -> Pair:
-        """The same, counting for nothing."""
+        """The same pair with `counts` False."""
         return replace(self, counts=False)
 
 
@@ -65,7 +65,7 @@ class PairBatch:
 
 
 class PairAlgorithm(PolicyOnly[Pair, PairBatch]):
-    """An algorithm whose policy learns from pairs, by a mean over those of the global batch."""
+    """An algorithm that trains the policy on pairs; the loss is a mean over the pairs of the global batch."""
 
     def collate(self, items: Sequence[Pair]) -> PairBatch:
         return collate_pairs(items)
@@ -102,7 +102,7 @@ def encode_pair(
 
 
 def collate_pairs(pairs: Sequence[Pair], *, pad_id: int = 0) -> PairBatch:
-    """Padded to the longest answer of all. Reference numbers are there for all pairs or for none."""
+    """Collate pairs, padded to the longest row. Reference values are present for all pairs or none."""
     rows = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
     known = [pair.reference for pair in pairs if pair.reference is not None]
     return PairBatch(

@@ -1,4 +1,4 @@
-"""What the algorithms of this distribution share: the policy alone learns, by one loss, from items of a dataset."""
+"""Base of this distribution's algorithms: one loss trains the policy alone, on items of a dataset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BatchT = TypeVar("BatchT", bound="MovableBatch")
 
 
 class MaskableItem(Item, Protocol):
-    """An item that can stand in for another without counting."""
+    """An item with a masked copy that does not count."""
 
     def masked(self: ItemT) -> ItemT: ...
 

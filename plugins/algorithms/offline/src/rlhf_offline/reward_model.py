@@ -1,4 +1,4 @@
-"""Reward models: a score for each answer, learnt from which of two people preferred (Bradley-Terry)."""
+"""Reward models: a score for each answer, learnt from preference pairs (Bradley-Terry)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, encode_pair, p
 
 
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
-    """The algorithm; gives the run's tokenizer a pad token that is not EOS, where it has none.
+    """Make the algorithm; where the run's tokenizer has no pad token other than EOS, add one.
 
-    transformers reads the score at the rightmost token that is not padding. Every text ends in EOS, so with a pad
-    token of its own that is the last real token, here and for whoever loads the saved folder.
+    transformers reads the score at the rightmost token that is not padding. Every text ends in EOS, so with a separate
+    pad token that is the last real token, here and for any loader of the saved folder.
     """
     tokenizer = context.tokenizer
     if tokenizer.eos_token_id is None:
@@ -73,7 +73,7 @@ class RewardModel(PairAlgorithm):
 
 
 def _other_token(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A token that no text ends with: a special one, or else any but EOS."""
+    """A pad token that no text ends with: a special token, otherwise any but EOS."""
     for token in (tokenizer.unk_token, tokenizer.bos_token):
         if token is not None and token != tokenizer.eos_token:
             return str(token)

@@ -65,7 +65,7 @@ class SFT(PolicyOnly[Example, ExampleBatch]):
 
 
 def pack(rows: Sequence[Sequence[Example]]) -> ExampleBatch:
-    """Each row's examples one after the other; the first token of each is never learnt."""
+    """Concatenate each row's examples; the first token of each is never learnt."""
     joined, positions = [], []
     for row in rows:
         masks = [each.loss_mask.clone() for each in row]

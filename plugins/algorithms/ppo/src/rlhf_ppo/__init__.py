@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class when it is asked for: listing plugins loads neither torch nor ray."""
+    """Import a class at first access, so that listing plugins loads neither torch nor ray."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _HOMES[name] == "detached" and (find_spec("rlhf_ray") is None or find_spec("ray") is None):

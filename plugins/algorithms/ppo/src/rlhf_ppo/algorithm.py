@@ -38,7 +38,7 @@ from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pr
 
 
 def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
-    """What the component `ppo` names."""
+    """Build the algorithm `ppo`."""
     pretraining = None
     if config.ptx_path is not None and config.ptx_coef > 0:
         pretraining = PretrainingFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens)
@@ -72,7 +72,7 @@ class PPO(RolloutAlgorithm):
         self._last_kl: tuple[float, int] | None = None
 
     def use_pretraining(self, data: PretrainingData) -> None:
-        """Where the ptx loss takes its text from, for who knows it later than the options."""
+        """Set the text source of the ptx loss, for callers that know it only after construction."""
         self._pretraining = data
 
     @property
@@ -101,7 +101,7 @@ class PPO(RolloutAlgorithm):
         return Critic.from_pretrained(policy)
 
     def advantages(self, episode: Experience) -> EpisodeOutput:
-        """Rewards per token (score on the last action, KL on each), GAE, whitening over the episode."""
+        """Compute per-token rewards (score on the last action, KL on each), GAE, and whiten over the episode."""
         assert episode.scores is not None and episode.values is not None
         config, mask = self._config, episode.action_mask
         kl = self._kl(episode)
@@ -116,7 +116,7 @@ class PPO(RolloutAlgorithm):
         return EpisodeOutput(replace(episode, advantages=advantages, returns=result.returns), metrics)
 
     def _importance(self, episode: Experience, cap: float, metrics: dict[str, float]) -> Tensor:
-        """[B, A] truncated importance weights of the trainer's policy over the one that sampled; noted in `metrics`."""
+        """[B, A] truncated importance weights, trainer's policy over sampling policy; logged in `metrics`."""
         assert episode.trainer_log_probs is not None
         mask = episode.action_mask
         result = truncated_importance_weights(episode.trainer_log_probs, episode.action_log_probs, mask, cap=cap)
@@ -126,7 +126,7 @@ class PPO(RolloutAlgorithm):
         return result.weights
 
     def _kl(self, episode: Experience) -> Tensor | None:
-        """[B, A] KL estimate of the policy that sampled to the reference."""
+        """[B, A] KL estimate of the sampling policy to the reference."""
         if episode.reference_log_probs is None:
             return None
         return kl_estimate(episode.action_log_probs, episode.reference_log_probs, self._config.kl_estimator)
@@ -171,7 +171,7 @@ class PPO(RolloutAlgorithm):
             models["policy"], batch, self._temperature, with_entropy=True, entropy_grad=learns_entropy
         )
         assert output.entropy is not None
-        # What is corrected for the engine by weights starts from the trainer's own log-probs.
+        # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
         old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
         policy = ppo_policy_loss(
             output.log_probs,
@@ -210,7 +210,7 @@ class PPO(RolloutAlgorithm):
         return aggregate_sum(result.losses, mask, "token-mean"), {"value/clip_fraction": clipped}
 
     def set_option(self, name: str, value: float) -> None:
-        """`kl_coef` can be changed where there is a reference; an adaptive controller goes on from the new value."""
+        """Change `kl_coef`, where there is a reference; an adaptive controller continues from the new value."""
         if name != "kl_coef" or self._config.kl_coef == 0 or value == 0:
             super().set_option(name, value)
         self._config = self._config.model_copy(update={name: value})

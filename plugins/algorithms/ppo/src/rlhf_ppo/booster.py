@@ -1,6 +1,6 @@
 """A ColossalAI `Booster` that the user made, seen as a `Strategy`.
 
-Nothing of ColossalAI is imported: whatever has a Booster's methods (`backward`, `no_sync`, `save_model`, …) is one.
+ColossalAI is not imported: any object with a Booster's methods (`backward`, `no_sync`, `save_model`, …) is one.
 Models and optimizers have been through `booster.boost` already, so this never wraps anything itself.
 """
 
@@ -26,17 +26,17 @@ from rlhf_core.util import group_into_shards, load_tree, save_tree, state_dict_s
 
 _METHODS = ("backward", "no_sync", "save_model", "load_model", "save_optimizer", "load_optimizer")
 _SHARDING = frozenset({"GeminiPlugin"})
-"""Plugins whose models are not whole in one process."""
+"""Plugins that shard models across processes."""
 _REFUSED = {"TorchFSDPPlugin": "fsdp"}
-"""Plugins that cannot give an engine its weights, and the strategy of ours that does the same."""
+"""Plugins that cannot pass weights to an engine -> our strategy that replaces them."""
 _NOT_ON_A_CPU = {"LowLevelZeroPlugin": "low-level-zero", "GeminiPlugin": "gemini"}
-"""Plugins that need CUDA's streams and kernels, and the strategy of ours that brings a CPU's."""
+"""Plugins that need CUDA streams and kernels -> our strategy that also runs on a CPU."""
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _TIMEOUT_SECONDS = 1800.0
 
 
 def is_booster(candidate: object) -> bool:
-    """Whether it has what we use of a Booster."""
+    """Whether it has the Booster methods used here."""
     return all(callable(getattr(candidate, name, None)) for name in _METHODS)
 
 
@@ -48,7 +48,7 @@ def tensor_parallel_size(booster: object) -> int:
 class BoosterAdapter(GroupStrategy):
     """One Booster and the model and optimizer it boosted.
 
-    Clipping is the plugin's business, as everywhere in ColossalAI.
+    Gradients are clipped by the Booster's plugin, as everywhere in ColossalAI.
     """
 
     def __init__(self, booster: Any, model: nn.Module, optimizer: Optimizer) -> None:
@@ -91,7 +91,7 @@ class BoosterAdapter(GroupStrategy):
         *,
         max_grad_norm: float | None = None,
     ) -> Trained:
-        """The model has been boosted already."""
+        """Accept a model and optimizer that are boosted already."""
         return Trained(model, optimizer, scheduler)
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
@@ -173,7 +173,7 @@ def _torch_optimizer(optimizer: Any) -> Optimizer:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """Where its process computes; parameters that a plugin has put away on the host do not count."""
+    """The device this process computes on, even where a plugin has offloaded the parameters to the host."""
     device = next(model.parameters()).device
     if device.type == "cpu" and torch.cuda.is_available() and torch.distributed.is_initialized():
         backend = torch.distributed.get_backend()

@@ -1,4 +1,4 @@
-"""What feeds the loop of `PPOTrainer`: collect steps fill a buffer, update steps go over it."""
+"""Batch source of `PPOTrainer`'s loop: collect steps fill a buffer, update steps iterate over it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ logger = logging.getLogger("rlhf")
 
 
 class SampleBuffer:
-    """`PPOTrainer.data_buffer`: this process's samples of the episode at hand, the newest last.
+    """`PPOTrainer.data_buffer`: this process's samples of the current episode, newest last.
 
-    While they are collected they have raw rewards; when training starts, their advantages as well, and the samples of
-    all processes are shared out anew.
+    During collection they have raw rewards only; when training starts they get advantages, and the samples of all
+    processes are redistributed.
     """
 
     def __init__(self, sample_batch_size: int, limit: int, *, seed: int) -> None:
-        """limit: most samples, of which the oldest go first; 0 or less is any number. seed: of `sample`."""
+        """limit: most samples kept, oldest dropped first; 0 or less means no limit. seed: seed of `sample`."""
         self.items: list[BufferItem] = []
         self.limit = limit
         self._sample_batch_size = sample_batch_size
@@ -62,7 +62,7 @@ class SampleBuffer:
 
 
 class CollectedEpisodes:
-    """An `ExperienceChannel`: every rank collects from its own prompts, then all exchange what they have."""
+    """An `ExperienceChannel`: every rank collects from its own prompts, then all ranks exchange their samples."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CollectedEpisodes:
         self._strategy = strategy
 
     def episode(self, index: int) -> MadeEpisode:
-        """Collect anew."""
+        """Collect an episode."""
         self._buffer.clear()
         for step in range(self._num_collect_steps):
             self._buffer.append(self._collect(step))
@@ -94,16 +94,16 @@ class CollectedEpisodes:
         )
 
     def published(self, version: int) -> None:
-        """Nothing waits for a version: the next episode is collected when the loop asks for it."""
+        """Do nothing: the next episode is collected when the loop asks for it."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing is kept between episodes."""
+        """Do nothing: no state is kept between episodes."""
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,21 +116,21 @@ class RandomBatches(BatchPlan):
         self, samples: Sequence[Sequence[Any]], masked: Callable[[Any], Any], gap_version: int | None
     ) -> Iterator[Iterator[TrainBatch]]:
         for step in range(self.epochs_per_episode):
-            # Sample ids never come back in a run, so the first one names the episode.
+            # Sample ids are unique in a run, so the first one identifies the episode.
             order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
             drawn = [samples[index] for index in order[: self.train_batch_size]]
             yield iter([self.batch(drawn, masked, gap_version if step == 0 else None)])
 
 
 class ExperienceSource:
-    """A `BatchSource` of whole `Experience`s over core's `RolloutSource`: what the seed's steps and callbacks get."""
+    """Wraps core's `RolloutSource`: yields batches as `Experience`, as the seed's steps and callbacks expect."""
 
     def __init__(
         self, source: RolloutSource, *, accumulation_steps: int, num_passes: int, device: torch.device | None
     ) -> None:
-        """accumulation_steps: batches of one optimizer step, over the passes of an episode; its last one may have less.
+        """accumulation_steps: batches per optimizer step, counted across an episode's passes; its last may have fewer.
 
-        device: where the episode's samples wait for their batches; None leaves them on the CPU.
+        device: device that holds the episode's samples until they are used; None is the CPU.
         """
         self._source = source
         self._accumulation_steps = accumulation_steps
@@ -138,7 +138,7 @@ class ExperienceSource:
         self._device = device
         self._num_batches = 0
         self.gap_version: int | None = None
-        """Of the batch yielded last: the version to measure the log-prob gap of, on an episode's first one only."""
+        """Policy version to measure the last batch's log-prob gap against; None but on an episode's first batch."""
         self.ends_episode = False
         """Whether the batch yielded last is the episode's last."""
 
@@ -167,7 +167,7 @@ class ExperienceSource:
         if self._device is None:
             return item
         if not bool(item.action_mask.any()):
-            return to_device(item, self._device)  # a stand-in that shares its sample's id
+            return to_device(item, self._device)  # a masked copy that shares its sample's id
         place = item.sample_id, item.branch
         if place not in placed:
             placed[place] = to_device(item, self._device)

@@ -16,7 +16,7 @@ from transformers import AutoModel, PreTrainedModel
 from rlhf_core.models import Packing, is_lora, merged_weights, takes_packed_rows, write_transformers_folder
 
 PEFT_PREFIX = "base_model.model."
-"""What PEFT puts before the names of a model that it wraps."""
+"""Prefix that PEFT adds to the parameter names of a model it wraps."""
 _HEAD_FILE = "value_head.safetensors"
 
 
@@ -24,8 +24,8 @@ class Critic(nn.Module):
     """Value of the state after each token: forward gives [B, S] float32.
 
     The value of the state *before* response token t is read at position P + t - 1, with the same helper that slices
-    log-probs (`rlhf_core.functional.logprobs.response_values`). The head starts at zero, so a new critic says 0
-    everywhere and what it learns owes nothing to chance.
+    log-probs (`rlhf_core.functional.logprobs.response_values`). The head starts at zero, so a new critic predicts 0
+    everywhere, independent of the seed.
     """
 
     def __init__(self, trunk: nn.Module, hidden_size: int) -> None:
@@ -41,8 +41,8 @@ class Critic(nn.Module):
     def from_pretrained(cls, path_or_model: str | Path | nn.Module, *, dtype: torch.dtype = torch.float32) -> Critic:
         """A critic on a copy of a causal LM's trunk, or on the trunk in a folder.
 
-        The model may carry a LoRA adapter: the copy then has one of its own, and its base stays frozen. A folder that
-        `save_pretrained` of a critic wrote brings its head along.
+        If the model has a LoRA adapter, the copy gets its own and its base stays frozen. A folder written by a critic's
+        `save_pretrained` includes the head.
         """
         if isinstance(path_or_model, nn.Module):
             given: Any = path_or_model

@@ -28,7 +28,7 @@ _SHARD_BYTES = 64 * 1024**2
 
 
 class DetachedPPOTrainerBase(DetachedTrainer):
-    """What `DetachedPPOTrainer` is; to subclass, where a step is to be another one, and decorate with `ray.remote`.
+    """The class behind `DetachedPPOTrainer`: subclass it to override steps, and decorate with `ray.remote`.
 
     An overriding `training_step` finds `actor`, `critic` (as the strategy wrapped them), `actor_optim`,
     `critic_optim`, and `actor_booster`, `critic_booster` and `strategy` (what `strategy_fn` returned; a Booster's is
@@ -142,13 +142,13 @@ class DetachedPPOTrainerBase(DetachedTrainer):
 
     @ray.method(concurrency_group="model_io")
     def get_sync_report(self) -> SyncReport | None:
-        """What the last weight sync sent, and how long it took; None before the first."""
+        """Report of the last weight sync (bytes, seconds, makers); None before the first."""
         return self._sync_to_makers.report
 
     def _update_remote_makers(self, fully_update: bool = False, **config: Any) -> None:
         """Send actor and critic as version `policy_version + 1`. Collective.
 
-        fully_update: all weights, not the adapter alone. config: `max_shard_bytes`, for this time.
+        fully_update: send all weights, not the adapter alone. config: may set `max_shard_bytes` for this call.
         """
         max_shard_bytes = config.pop("max_shard_bytes", self._max_shard_bytes)
         if config:
@@ -169,7 +169,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         )
 
     def _own_makers(self) -> list[str]:
-        """The makers this trainer sends to: of one that several ranks name, the first rank takes care."""
+        """Names of the makers this rank sends to; a maker named by several ranks is served by the first."""
         strategy = self._learner.strategy
         named = strategy.all_gather_objects(list(self.makers.names))
         earlier = {name for names in named[: strategy.rank] for name in names}
@@ -180,7 +180,7 @@ class DetachedPPOTrainerBase(DetachedTrainer):
         return next((reason for reason in reasons if reason is not None), outcome)
 
     def _step_device(self) -> torch.device:
-        """Batches are split again, and micro-batches moved: that is the updater's business."""
+        """CPU: the updater splits batches and moves each micro-batch to the device."""
         return torch.device("cpu")
 
     def _sampling_temperature(self) -> float:
@@ -233,13 +233,13 @@ class DetachedPPOTrainer(DetachedPPOTrainerBase):
     (rank, world_size, local_rank, master_addr, master_port): call `fit`, `sync_…` and `strategy_save_…` on all.
 
     strategy_fn: a core `Strategy` or a ColossalAI `Booster`. model_fn: (actor, critic), a transformers causal
-    LM and a `Critic`. The KL coefficient rides on the samples: it is the makers'.
+    LM and a `Critic`. The KL coefficient is set on the makers and sent with each sample.
     train_batch_size: samples of a batch of this trainer. buffer_limit: batches that may wait; 0 or less = any.
     eps_clip, value_clip, gamma, lam, entropy_coef: as in `PPOConfig`; advantages are whitened over an update's batches,
     those of all trainers of the process group.
-    eval_performance: print how fast it was when a fit ends.
-    update_lora_weights: send what LoRA trains only, but for `sync_models_to_remote_makers`, which sends all.
-    temperature: what the makers sample at; None takes what they say of themselves.
+    eval_performance: print throughput when a fit ends.
+    update_lora_weights: send only the LoRA weights; `sync_models_to_remote_makers` always sends all.
+    temperature: sampling temperature of the makers; None takes the one that they report.
     micro_batch_tokens: most tokens in one forward; None runs a batch whole. The result is the same.
     max_shard_bytes: most bytes of one chunk of weights. sync_timeout_seconds: longest wait for a maker to take one.
     """

@@ -1,4 +1,4 @@
-"""What a detached PPO trainer trains: actor and critic behind one strategy. No Ray in here."""
+"""The learner of a detached PPO trainer: actor and critic behind one strategy. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class DetachedLearner:
         self._updater: Updater | None = None
 
     def step(self, experience: Experience, temperature: float) -> dict[str, float]:
-        """One update on this rank's batch; its metrics. Advantages are computed where it has none.
+        """Make one update from this rank's batch and return its metrics; missing advantages are computed first.
 
-        They are whitened over the batches of all ranks, which make one update.
+        They are whitened over the batches of all ranks, which form one update.
 
-        temperature: what the batch was sampled at; log-probs are compared on that distribution.
+        temperature: sampling temperature of the batch; log-probs are computed at it.
         """
         algorithm, updater = self._for_temperature(temperature)
         if experience.advantages is None:
@@ -69,7 +69,7 @@ class DetachedLearner:
             return updater.update(split(experience))
 
     def trained_names(self, role: str) -> frozenset[str]:
-        """Parameters that the optimizer changes. Raises `UserInputError` when that is all of them: no adapter."""
+        """Names of trainable parameters. Raises `UserInputError` when all are trainable, i.e. there is no adapter."""
         parameters = dict(self.unwrapped(role).named_parameters())
         trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
         if len(trained) == len(parameters):
@@ -97,11 +97,11 @@ class DetachedLearner:
 
     @property
     def num_parameters(self) -> dict[str, int]:
-        """By role; on this rank, where a strategy shards them."""
+        """Parameter count by role; where a strategy shards them, the count on this rank."""
         return {role: sum(p.numel() for p in self.unwrapped(role).parameters()) for role in self.trained}
 
     def _with_advantages(self, algorithm: PPO, experience: Experience) -> Experience:
-        """Rewards summed, the KL penalty at the samples' own coefficient, GAE, whitening. Collective."""
+        """Sum rewards, apply the KL penalty at each sample's own coefficient, compute GAE, whiten. Collective."""
         if not experience.rewards or experience.values is None:
             missing = "values" if experience.rewards else "rewards"
             raise UserInputError(
@@ -120,7 +120,7 @@ class DetachedLearner:
     def _for_temperature(self, temperature: float) -> tuple[PPO, Updater]:
         if self._algorithm is None or self._updater is None or temperature != self._temperature:
             self._temperature = temperature
-            # A rank holds a part of what is whitened together.
+            # Whitening spans all ranks; each holds only its part.
             unwhitened = self._config.model_copy(update={"whiten_advantages": False})
             self._algorithm = PPO(unwhitened, temperature=temperature)
             self._updater = Updater(

@@ -24,14 +24,14 @@ _EPS = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerOptions:
-    """AdamW, or what the strategy takes in its place (HybridAdam under Gemini and LowLevelZero)."""
+    """Options of AdamW, or of the strategy's replacement (HybridAdam under Gemini and LowLevelZero)."""
 
     actor_lr: float
     critic_lr: float
     betas: tuple[float, float]
     weight_decay: float
     max_grad_norm: float | None
-    """Of a core strategy; a Booster's plugin clips by its own options."""
+    """Used by a core strategy; a Booster's plugin clips by its own options."""
 
     def lr(self, role: str) -> float:
         return self.actor_lr if role == "policy" else self.critic_lr
@@ -50,7 +50,7 @@ def check_strategy(made: object) -> None:
 def prepare_roles(
     made: Any, models: Mapping[str, nn.Module], options: OptimizerOptions
 ) -> tuple[Strategy, dict[str, Trained]]:
-    """Optimizers for both models, and both wrapped; and the one strategy they are trained with.
+    """Make optimizers for both models and wrap both; also returns the strategy that trains them.
 
     `made` is what the seed's `strategy_fn` returned, joined already.
     """

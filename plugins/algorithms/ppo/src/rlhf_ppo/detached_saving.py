@@ -1,4 +1,4 @@
-"""A trained actor and critic as folders that `from_pretrained` reads. Collective; rank 0 writes."""
+"""Saves a trained actor and critic as folders for `from_pretrained`. Collective; rank 0 writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARD_BYTES = 512 * 1024**2
 
 
 def save_actor(strategy: Strategy, model: nn.Module, path: Path) -> None:
-    """A folder for `AutoModelForCausalLM.from_pretrained`, with any LoRA adapter merged; without a tokenizer."""
+    """Write a folder for `AutoModelForCausalLM.from_pretrained`, any LoRA adapter merged; without a tokenizer."""
     weights = _gather(strategy, model)
     inner: Any = strategy.unwrap(model)
 
@@ -30,7 +30,7 @@ def save_actor(strategy: Strategy, model: nn.Module, path: Path) -> None:
 
 
 def save_critic(strategy: Strategy, model: nn.Module, path: Path) -> None:
-    """A folder for `Critic.from_pretrained`, with any LoRA adapter merged; of another value model for `load_model`."""
+    """Write a folder for `Critic.from_pretrained`, LoRA merged; any other value model is written for `load_model`."""
     inner: Any = strategy.unwrap(model)
     critic = inner.get_base_model() if is_lora(inner) else inner
     if not isinstance(critic, Critic):
@@ -41,7 +41,7 @@ def save_critic(strategy: Strategy, model: nn.Module, path: Path) -> None:
 
 
 def _gather(strategy: Strategy, model: nn.Module) -> dict[str, Tensor]:
-    """The full weights on rank 0, in CPU memory; nothing on the others, which take part in the gathering."""
+    """The full weights on rank 0, in CPU memory; empty on other ranks, which only take part in the gather."""
     weights: dict[str, Tensor] = {}
     for shard in strategy.state_dict_shards(model, _SHARD_BYTES):
         if strategy.is_main:

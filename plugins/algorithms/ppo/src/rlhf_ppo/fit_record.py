@@ -1,4 +1,4 @@
-"""What a fit of `PPOTrainer` leaves in `log_dir`: metrics.jsonl, TensorBoard events, a W&B run."""
+"""Logs of a `PPOTrainer` fit in `log_dir`: metrics.jsonl, TensorBoard events, a W&B run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _METRICS = "metrics.jsonl"
 def open_record(
     log_dir: str | Path | None, *, use_wandb: bool, is_main: bool, step: int, hooks: HookRelay, stack: ExitStack
 ) -> EpisodeRecord:
-    """The record of a fit that goes on after update `step`; `stack` closes it and takes its loggers off again.
+    """Open the record of a fit that continues after update `step`; `stack` closes it and unregisters its loggers.
 
     Without `log_dir` (or away from rank 0) nothing is written. A `log_dir` that holds another fit's metrics gets a
     subfolder for this one. Raises `UserInputError` where a logger's package is missing, or W&B has no folder.

@@ -12,7 +12,7 @@ from .collection import SampleBuffer
 
 
 class OLTrainer(ABC):
-    """What such a trainer has, and the steps that its `fit` is made of, each for a subclass to override.
+    """Attributes of such a trainer, and the steps of its `fit`, each of which a subclass may override.
 
     `fit` calls `_before_fit` once. An episode is `num_collect_steps` calls of `_make_experience`, whose samples go into
     `data_buffer`, then `num_update_steps` calls of `_learn`, which calls `_training_step` for each batch; where due,
@@ -60,11 +60,11 @@ class OLTrainer(ABC):
 
     @abstractmethod
     def _make_experience(self, collect_step: int) -> Experience:
-        """Answer the next batch of prompts."""
+        """Sample answers to the next batch of prompts."""
 
     @abstractmethod
     def _learn(self, update_step: int) -> None:
-        """Train on what was collected, once over."""
+        """Make one pass over the collected samples."""
 
     @abstractmethod
     def _training_step(self, experience: Experience) -> None:
@@ -72,4 +72,4 @@ class OLTrainer(ABC):
 
     @abstractmethod
     def _save_checkpoint(self, episode: int = 0) -> None:
-        """Write what training goes on from; `episode` are done."""
+        """Write a checkpoint to resume from; `episode` episodes are done."""

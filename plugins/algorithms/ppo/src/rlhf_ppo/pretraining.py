@@ -31,7 +31,7 @@ class PretrainingExperience(Experience):
 
 
 class PretrainingData(Protocol):
-    """Brings pretraining text to a batch."""
+    """Adds pretraining text to a batch."""
 
     def attach(self, batch: Experience, items: Sequence[BufferItem]) -> PretrainingExperience: ...
 
@@ -39,7 +39,7 @@ class PretrainingData(Protocol):
 class PretrainingFile:
     """Texts of a JSON Lines file; sample n goes with text n modulo their number.
 
-    So what an update learns from the file does not depend on how the update is split over micro-batches or ranks.
+    So the text of an update does not depend on its split over micro-batches or ranks.
     """
 
     def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> None:
@@ -63,8 +63,8 @@ class PretrainingFile:
 class PretrainingLoader:
     """Batches of a data loader (`input_ids`, `attention_mask`, maybe `labels` with -100 where nothing is learnt).
 
-    One goes with each micro-batch that counts, so what an update learns from depends on how it is split, as it does
-    in ColossalChat; the loss is divided by all predicted tokens of the update either way.
+    Each micro-batch that counts takes one, so the text of an update depends on how it is split, as in ColossalChat;
+    the loss is divided by all predicted tokens of the update either way.
     """
 
     def __init__(self, batches: Iterator[Mapping[str, Tensor]]) -> None:
@@ -74,7 +74,7 @@ class PretrainingLoader:
 
     def attach(self, batch: Experience, items: Sequence[BufferItem]) -> PretrainingExperience:
         counts = any(bool(item.action_mask.any()) for item in items)
-        if counts or self._last is None:  # a stand-in that keeps ranks in step takes no text from the others
+        if counts or self._last is None:  # a masked filler micro-batch reuses the last text
             self._last = next(self._batches)
         text = {name: torch.as_tensor(values) for name, values in self._last.items()}
         real = text["attention_mask"].bool()

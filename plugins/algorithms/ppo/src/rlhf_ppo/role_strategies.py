@@ -1,4 +1,4 @@
-"""The strategies of actor and critic as one: each call goes to the one that prepared what it is about."""
+"""The strategies of actor and critic as one: each call goes to the strategy that prepared its argument."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class RoleStrategies(Strategy):
         self._of(optimizer).load_optimizer(optimizer, path)
 
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
-        """The whole state: schedulers here are the user's, of any class."""
+        """Save the scheduler's whole state, since a user's scheduler may be of any class."""
         if self.is_main:
             save_tree(path / _SCHEDULE_FILE, scheduler.state_dict())
 

@@ -37,7 +37,7 @@ from .trainer_setup import Batching, Models, Objective, Optimizers, Rollouts, ch
 logger = logging.getLogger("rlhf")
 
 ROWS_PER_COLLECT_STEP = 1 << 20
-"""Room for prompts of one collect step in the numbering of samples: (step, rank, row) never meet."""
+"""Sample ids reserved for one collect step, so that no two (step, rank, row) share an id."""
 
 
 class PPOTrainer(OLTrainer):
@@ -47,23 +47,23 @@ class PPOTrainer(OLTrainer):
     prepared them, and may be one object. `reward_model` is a neural reward model, a function of rollouts or the name of
     an installed reward. `initial_model` is the KL reference; None with a LoRA actor is the actor with its adapter off.
 
-    `train_batch_size` is per trainer process and is what runs forward at once; `accumulation_steps` such batches, of
-    one pass or of several, make one optimizer step, with the loss normalised over all their tokens; what is left at an
-    episode's end makes a smaller one. `buffer_limit` counts an episode's samples on a process (0: no limit); beyond it
-    the oldest are dropped. `sample_buffer`: an update step draws one random batch instead of passing over the buffer in
-    order. `save_interval` counts optimizer steps.
+    `train_batch_size` counts samples per trainer process and forward; `accumulation_steps` such batches, of one pass or
+    of several, make one optimizer step, with the loss normalised over all their tokens; those left at an episode's end
+    make a smaller step. `buffer_limit` counts an episode's samples on a process (0: no limit); beyond it the oldest are
+    dropped. `sample_buffer`: an update step draws one random batch instead of passing over the buffer in order.
+    `save_interval` counts optimizer steps.
     `apply_loss_mask=False` divides each answer's loss by the longest answer possible instead of by real tokens.
     `generate_kwargs`: `max_length` (prompt and response together), `max_new_tokens`, `temperature`, `top_k`, `top_p`,
     `do_sample`, `stop`, `stop_token_ids`, `eos_token_id`.
 
-    Added here: `options`, what the algorithm can do beyond the seed's parameters (saying otherwise than those is an
-    error); `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
+    Added here: `options`, the algorithm's options beyond the seed's parameters (contradicting those is an error);
+    `engine`, the rollout engine's name; `samples_per_prompt`; `seed` of all sampling.
 
     A subclass may override `_before_fit`, `_make_experience`, `_training_step`, `_learn` and `_save_checkpoint`. They
     find `actor`, `critic`, `actor_booster`, `critic_booster`, `actor_optim`, `critic_optim`, `actor_scheduler`,
     `critic_scheduler`, `tokenizer`, `device`, `data_buffer`, `accumulation_steps`, `completes_update`,
     `num_train_step`, and, during `fit`, `experience_maker`.
-    Dropout is switched off in actor and critic: the ratio compares one function with itself.
+    Dropout is off in actor and critic, as the importance ratio must compare the same function.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class PPOTrainer(OLTrainer):
         self._batches_before = {"prompt": 0, "pretrain": 0}
         """Batches that were taken from the loaders before a resume."""
         self._at_border = {"num_collected": 0, **self._batches_before}
-        """Where the loaders stood when the episode at hand began."""
+        """Positions of the loaders when the current episode began."""
         self._save_is_due = False
         self._pending: list[BufferItem] = []
         """Samples of the batches since the last optimizer step."""
@@ -220,7 +220,7 @@ class PPOTrainer(OLTrainer):
         self._first_episode = 0
 
     def load_checkpoint(self, path: str | Path | None = None) -> int:
-        """Go on from a checkpoint that `_save_checkpoint` wrote: the folder `step-N`, or the newest of `save_dir`.
+        """Resume from a checkpoint that `_save_checkpoint` wrote: the folder `step-N`, or the newest in `save_dir`.
 
         Returns the episode that the next `fit` starts with. Raises `CheckpointError`.
         """
@@ -274,7 +274,7 @@ class PPOTrainer(OLTrainer):
             model.train()
 
     def _make_experience(self, collect_step: int) -> Experience:
-        """Answers to the next batch of prompts, with rewards, reference log-probs and values; on the CPU."""
+        """Sample answers to the next batch of prompts; returns rewards, reference log-probs and values, on the CPU."""
         strategy = self._context.strategy
         place = self._num_collected * strategy.world_size + strategy.rank
         self._num_collected += 1
@@ -286,7 +286,7 @@ class PPOTrainer(OLTrainer):
         return collate(sorted(items, key=lambda item: item.sample_id))
 
     def _learn(self, update_step: int) -> None:
-        """Train on the buffer once over (or on one random batch of it): `_training_step` for each batch."""
+        """Make one pass over the buffer (or take one random batch of it): `_training_step` for each batch."""
         self._generation.release_inference_models()
         self._loop.learn_now()
 
@@ -303,13 +303,13 @@ class PPOTrainer(OLTrainer):
 
     @property
     def completes_update(self) -> bool:
-        """Whether the batch at hand is the last of an optimizer step, or of its episode."""
+        """Whether the current batch is the last of an optimizer step, or of its episode."""
         return self._source.completes_update
 
     def _save_checkpoint(self, episode: int = 0) -> None:
-        """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states. `episode` are done.
+        """Write `save_dir/step-N`: actor and critic, optimizers, schedulers and running states.
 
-        One from within an episode is gone on from at that episode's first prompt.
+        `episode` episodes are done. A checkpoint from inside an episode resumes at that episode's first prompt.
         """
         if self._checkpoints is None:
             raise UserInputError("there is no folder to save to", where="PPOTrainer.save_dir")
@@ -336,13 +336,13 @@ class PPOTrainer(OLTrainer):
         }
 
     def _start_training(self, episode: int, made: MadeEpisode, items: Sequence[BufferItem]) -> None:
-        """An episode is collected: `items`, of all processes, have their advantages."""
+        """Called once an episode is collected: `items`, of all processes, have their advantages."""
         strategy = self._context.strategy
         self.data_buffer.items = list(items[strategy.rank :: strategy.world_size])
         self._record.rollouts(episode, made, items)
 
     def _after_update(self, episode: int) -> None:
-        """Save when due; after an episode's last step, when all of the episode is done."""
+        """Save when due; if due at an episode's last step, wait until the episode is finished."""
         if self._save_interval > 0 and self.num_train_step % self._save_interval == 0:
             if self._source.ends_episode:
                 self._save_is_due = True

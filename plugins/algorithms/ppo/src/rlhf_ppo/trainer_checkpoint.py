@@ -23,7 +23,7 @@ from .trainer_parts import TrainerContext
 
 _KEEP_ALL = 1 << 30
 _WITH_ADAPTER = "policy-with-adapter"
-"""Folder of a LoRA policy to go on from, its base and its adapter apart; `policy` has it merged."""
+"""Folder of a LoRA policy to resume from, base and adapter separate; in `policy` they are merged."""
 
 
 class TrainerCheckpoints:
@@ -45,7 +45,7 @@ class TrainerCheckpoints:
         """By the name of its folder: `policy` is what transformers loads."""
 
     def save(self, state: RunState, progress: Mapping[str, Any]) -> Path:
-        """Write `step-<state.step>`; `progress` is where the loaders stand. Returns the folder."""
+        """Write `step-<state.step>`; `progress` is the position of the loaders. Returns the folder."""
         partial = self._folder / f".partial-step-{state.step}"
         self._strategy.run_on_main(lambda: _discard(self._store.begin(state.step)))
         try:
@@ -61,7 +61,7 @@ class TrainerCheckpoints:
         return self._folder / f"step-{state.step}"
 
     def load(self, path: Path | None) -> tuple[RunState, dict[str, Any]]:
-        """Bring models, optimizers and schedulers to `path`, or to the newest whole checkpoint. Raises
+        """Restore models, optimizers and schedulers from `path`, or from the newest complete checkpoint. Raises
         `CheckpointError` when there is none or it is damaged."""
         chosen = path if path is not None else self._store.newest()
         if chosen is None:
@@ -71,7 +71,7 @@ class TrainerCheckpoints:
         return load_run_state(chosen, self._trained, self._strategy), load_channel_state(chosen) or {}
 
     def _complete_policy(self, folder: Path) -> None:
-        """Config and tokenizer beside the policy's weights: transformers can load the folder as it is."""
+        """Write config and tokenizer beside the policy's weights, so that transformers can load the folder."""
         policy: Any = self._strategy.unwrap(self._policy)
         if not self._is_lora:
             write_model_config(policy, stored_dtype(folder), folder)
@@ -79,4 +79,4 @@ class TrainerCheckpoints:
 
 
 def _discard(_: object) -> None:
-    """For a callback whose result nobody wants."""
+    """Callback that ignores its argument."""

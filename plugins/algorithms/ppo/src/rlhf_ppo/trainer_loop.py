@@ -1,4 +1,4 @@
-"""Core's loop as `PPOTrainer` goes through it: it asks the trainer's own steps for a pass and for a step."""
+"""Core's loop for `PPOTrainer`: each pass and each step calls the trainer's own methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TrainerLoop(Trainer[Experience]):
     """Calls the trainer's `_learn` for each pass and its `_training_step` for each batch.
 
-    Only a batch that completes an update is one to the hooks `rlhf_update_…` and to the metrics.
+    Only a batch that completes an update fires the hooks `rlhf_update_…` and enters the metrics.
     """
 
     def __init__(self, owner: PPOTrainer, source: ExperienceSource, hooks: HookRelay, record: EpisodeRecord) -> None:
@@ -28,14 +28,14 @@ class TrainerLoop(Trainer[Experience]):
         self._batches = source
         self._pass: tuple[Iterable[Experience], int, int] = ((), 0, 0)
         self.metrics: Mapping[str, float] = {}
-        """Of the step made last; the seed's `_training_step` returns nothing."""
+        """Metrics of the last step; kept here because the seed's `_training_step` returns nothing."""
 
     def learn(self, batches: Iterable[Experience], episode: int, epoch: int) -> None:
         self._pass = (batches, episode, epoch)
         self._owner._learn(epoch)
 
     def learn_now(self) -> None:
-        """The pass that `_learn` was called for."""
+        """Run the pass that `_learn` was called for."""
         super().learn(*self._pass)
 
     def _train_on(self, batch: Experience, episode: int, epoch: int, index: int) -> None:
@@ -55,7 +55,7 @@ class TrainerLoop(Trainer[Experience]):
 
 
 class _Recorder:
-    """Is told by the loop what an episode does."""
+    """Receives the loop's events and passes them to the record and the trainer."""
 
     def __init__(self, owner: PPOTrainer, record: EpisodeRecord) -> None:
         self._owner = owner

@@ -1,4 +1,4 @@
-"""What a fit of `PPOTrainer` runs with, from what the trainer was given: core's own parts, none of them new."""
+"""Builds the core components of a `PPOTrainer` fit from the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .trainer_setup import Batching, Models, Rollouts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerContext:
-    """What lasts as long as the trainer."""
+    """Objects that live as long as the trainer."""
 
     models: Models
     batching: Batching
@@ -46,7 +46,7 @@ class TrainerContext:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What makes experience: held open by the fit's exit stack."""
+    """Components that make experience; the fit's exit stack closes them."""
 
     maker: PolicyExperienceMaker
     publisher: PolicyPublisher
@@ -54,19 +54,19 @@ class Generation:
     neural_reward: NeuralReward | None
 
     def release_inference_models(self) -> None:
-        """`offload_inference_models`: what only makes experience leaves the device before training."""
+        """Under `offload_inference_models`, move the neural reward off the device before training."""
         if self.neural_reward is not None:
             self.neural_reward.release()
 
 
 def build_updater(context: TrainerContext) -> Updater:
-    """What makes one optimizer step of all the samples it is given, `train_batch_size` of them at a time."""
+    """An updater that makes one optimizer step from all given samples, in micro-batches of `train_batch_size`."""
     size = context.batching.train_batch_size
     return Updater(context.algorithm, context.strategy, context.trained, micro_batch_size=size)
 
 
 def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
-    """Engine, rewards, reference and the maker over them; `stack` closes what must be."""
+    """Build engine, rewards, reference and the maker that uses them; `stack` closes them."""
     rollouts, strategy = context.rollouts, context.strategy
     engine, sync = _engine(context)
     stack.callback(engine.close)
@@ -150,11 +150,11 @@ def _engine(context: TrainerContext) -> tuple[RolloutEngine, WeightSync]:
 
 
 def _empty_copy(model: nn.Module) -> nn.Module:
-    """A model of the same architecture, for weights to come; what is sharded cannot be copied as it is."""
+    """A new model of the same architecture, to load weights into: a sharded model cannot be copied directly."""
     adapted: Any = model
     base = adapted.get_base_model() if is_lora(model) else adapted
     copy: Any = AutoModelForCausalLM.from_config(base.config, dtype=next(model.parameters()).dtype)
-    copy.generation_config = deepcopy(base.generation_config)  # what ends an answer
+    copy.generation_config = deepcopy(base.generation_config)  # its EOS tokens
     if is_lora(model):
         from peft import get_peft_model
 

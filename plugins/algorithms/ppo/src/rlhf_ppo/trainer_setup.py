@@ -1,4 +1,4 @@
-"""What a `PPOTrainer` was given, in groups, and what is checked of it before anything is built."""
+"""The arguments of `PPOTrainer` in groups, and their checks before anything is built."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .role_strategies import RoleStrategies, as_strategy
 
 _WHERE = "PPOTrainer"
 _PARAMETERS = {"clip_eps": "eps_clip", "aggregation": "apply_loss_mask"}
-"""Options that the seed's class has under another name."""
+"""Option -> its name among the seed's parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Models, and what prepared the trained ones."""
+    """The models, and the boosters that prepared the trained ones."""
 
     actor_booster: Any
     critic_booster: Any
@@ -37,13 +37,13 @@ class Models:
     initial: nn.Module | None
 
     def strategy(self, trained: dict[str, Trained]) -> RoleStrategies:
-        """Both boosters as one strategy. Raises `UserInputError` on what is none."""
+        """Both boosters as one strategy. Raises `UserInputError` if either is not a booster or strategy."""
         actor = as_strategy(self.actor_booster, trained["policy"], where=f"{_WHERE}.actor_booster")
         critic = as_strategy(self.critic_booster, trained["critic"], where=f"{_WHERE}.critic_booster")
         return RoleStrategies({"policy": actor, "critic": critic}, trained)
 
     def check(self, strategy: Strategy, kl_coef: float) -> None:
-        """A KL penalty needs something to stay near to. Raises `UserInputError`."""
+        """Raise `UserInputError` for a KL penalty without a reference."""
         lora = is_lora(strategy.unwrap(self.actor))
         same = self.initial is self.actor
         if kl_coef > 0 and not lora and (self.initial is None or same):
@@ -74,7 +74,7 @@ class Optimizers:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is optimised: the seed's parameters, and the algorithm's other options."""
+    """Options of the objective: the seed's parameters, and the algorithm's other options."""
 
     kl_coef: float
     ptx_coef: float
@@ -90,7 +90,7 @@ class Objective:
         return PPO(self.config(), temperature=sampling.temperature, max_new_tokens=longest, pin_memory=pin_memory)
 
     def config(self) -> PPOConfig:
-        """The options, with the seed's parameters in their places. Raises `UserInputError`."""
+        """The options, with the seed's parameters under their names here. Raises `UserInputError`."""
         pretraining = self.options.model_fields_set & {"ptx_path", "ptx_coef", "ptx_max_tokens"}
         if pretraining:
             raise UserInputError(
@@ -135,7 +135,7 @@ class Batching:
     train_batch_size: int
     """Samples that run forward together, on each trainer."""
     accumulation_steps: int
-    """Such batches in one optimizer step."""
+    """Batches in one optimizer step."""
     buffer_limit: int
     """Most samples of an episode, on each trainer; 0 or less is any number."""
     buffer_cpu_offload: bool
@@ -155,7 +155,7 @@ class Rollouts:
 
 
 def check_numbers(batching: Batching, rollouts: Rollouts, save_interval: int, save_dir: str | None) -> None:
-    """Bounds of what is counted. Raises `UserInputError`."""
+    """Check the bounds of counts. Raises `UserInputError`."""
     at_least = {
         "train_batch_size": (batching.train_batch_size, 1),
         "accumulation_steps": (batching.accumulation_steps, 1),
@@ -174,7 +174,7 @@ def check_numbers(batching: Batching, rollouts: Rollouts, save_interval: int, sa
 
 
 def check_tensor_parallel(use_tp: bool, *boosters: object) -> None:
-    """Raises `UserInputError` where tensor parallelism is asked for, or is on: nothing here can train with it."""
+    """Raise `UserInputError` where tensor parallelism is requested or on: it is not supported."""
     sizes = [tensor_parallel_size(booster) for booster in boosters]
     if max(sizes) > 1:
         raise UserInputError(

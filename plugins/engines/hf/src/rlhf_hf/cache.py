@@ -1,8 +1,7 @@
 """A bounded key-value cache of slots: every row has its own length.
 
-Rows lie in slots 0..n-1 without a hole, each starting at position 0 of its slot, so that a decoding step
-works on one plain view `[:n, :, :longest]`. What lies behind a row's length is stale but finite; the mask of
-the step hides it.
+Rows occupy slots 0..n-1 without gaps, each starting at position 0 of its slot, so that a decoding step works on one
+plain view `[:n, :, :longest]`. Values past a row's length are stale but finite; the step's mask hides them.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ BLOCK = 64
 
 
 def round_up(num_tokens: int) -> int:
-    """To whole blocks."""
+    """Round up to whole blocks."""
     return -(-num_tokens // BLOCK) * BLOCK
 
 
 class StepIndex:
-    """Where the tokens of the current decoding step are written: computed once, used by every layer."""
+    """Cache positions that the current decoding step writes to; computed once, used by every layer."""
 
     def __init__(self) -> None:
         self.lengths = torch.zeros(0, dtype=torch.int64)

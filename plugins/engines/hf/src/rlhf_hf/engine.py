@@ -44,7 +44,7 @@ class HfEngine:
         self._path: Path | None = None
         self._packed: PackedLinears | None = None
         self._dtype = _mixed_dtype(config, context, self._forward.dtype)
-        """What is multiplied in, where that is not the weights' own type."""
+        """Type of matrix multiplications; None is the weights' own type."""
         self._owns_weights = False
         """True once weights arrive through a receiver: then nobody else changes them."""
         self._policy_version = 0
@@ -55,17 +55,17 @@ class HfEngine:
 
     @property
     def context_tokens(self) -> int | None:
-        """Positions the model has."""
+        """Longest sequence the model has positions for."""
         return self._forward.context_tokens
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Of the model and its tokenizer."""
+        """EOS token ids of the model and its tokenizer."""
         return self._eos_ids
 
     @property
     def path(self) -> Path:
-        """How this model generates; found out by a short trial at first use."""
+        """How this model generates; determined by a short trial at first use."""
         if self._path is None:
             with generating(self._module):
                 self._path = choose_path(self._forward)
@@ -88,7 +88,7 @@ class HfEngine:
         return self._completions(self.plan(rows, sampling)) if rows else iter(())
 
     def plan(self, rows: list[Row], sampling: SamplingParams) -> SlotBatch | LockstepBatch:
-        """The work of one `generate`, not yet begun."""
+        """The batch for one `generate` call, not yet started."""
         config = self._config
         sampler = Sampler(self._seed, sampling)
         stop = StopRule(self._eos_ids, sampling.stop, self._tokenizer)
@@ -102,7 +102,7 @@ class HfEngine:
             )
         name = self.path.name
         if name == "slots":
-            # Prompts that wait are passed ahead, many in one call, where the bound on the cache has room for them.
+            # Waiting prompts are prefilled ahead, many in one call, where the cache limit has room for them.
             room = min(len(rows), config.max_cache_tokens // round_up(longest)) - num_slots
             spare = min(num_slots // 2, room)
             model = SlotModel(self._forward, num_slots, longest, self._capture(), spare)
@@ -110,7 +110,7 @@ class HfEngine:
         return LockstepBatch(LockstepModel(self._forward, name), rows, sampler, stop, num_slots)
 
     def _capture(self) -> Callable[[Replay], Replay] | None:
-        """What is made of a decoding step of a fixed shape; None where steps have any shape."""
+        """How to capture a decoding step of fixed shape (CUDA graph, compile or both); None for variable shapes."""
         compiles, captures = self._config.compile, self._config.cuda_graphs and self._forward.device.type == "cuda"
         if not compiles:
             return capture_graph if captures else None
@@ -133,7 +133,7 @@ class HfEngine:
                 where="engine hf",
                 hint="take all completions of a generate call before publishing",
             )
-        # The mode ends before every yield: the caller may train, or switch an adapter off, in between.
+        # Leave generation mode before every yield: the caller may train, or switch an adapter off, in between.
         with self._generating():
             finished = batch.advance()
         for row in finished:
@@ -143,7 +143,7 @@ class HfEngine:
     def _generating(self) -> Iterator[None]:
         with generating(self._module):
             if self._packed is None:
-                # The compiler knows no packed weights; it fuses what surrounds plain ones.
+                # The compiler does not support packed weights; it fuses the operations around plain ones.
                 mode = "off" if self._config.compile else self._config.prepack
                 self._packed = PackedLinears(
                     self._module, num_rows=self._config.max_batch_size, mode=mode, dtype=self._dtype
@@ -177,17 +177,17 @@ class HfEngine:
         return ModuleReceiver(self._module, on_commit=self.weights_updated)
 
     def close(self) -> None:
-        """Free what was derived from the weights; the module belongs to the caller."""
+        """Free the packed weights; the module belongs to the caller."""
         self._packed = None
 
 
 def build(config: HfEngineConfig, context: EngineContext) -> RolloutEngine:
-    """What the component `hf` names."""
+    """Build the engine `hf`."""
     return HfEngine(config, context)
 
 
 def _mixed_dtype(config: HfEngineConfig, context: EngineContext, weights: torch.dtype) -> torch.dtype | None:
-    """None where the weights are multiplied in their own type."""
+    """Type of matrix multiplications; None where it is the weights' own."""
     if weights is not torch.float32:
         return None
     if config.precision == "auto":

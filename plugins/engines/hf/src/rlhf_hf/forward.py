@@ -18,7 +18,7 @@ def base_module(module: nn.Module) -> nn.Module:
 
 
 class ModelForward:
-    """One forward pass with explicit positions, and logits only where they are asked for."""
+    """One forward pass with explicit positions, and logits only where requested."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -48,7 +48,7 @@ class ModelForward:
 
     @property
     def context_tokens(self) -> int | None:
-        """Positions the model has, where its config says."""
+        """Longest sequence the model has positions for; None where its config does not say."""
         bound = getattr(self.text_config, "max_position_embeddings", None)
         return bound if isinstance(bound, int) and bound > 0 else None
 

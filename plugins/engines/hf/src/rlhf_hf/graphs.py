@@ -19,11 +19,11 @@ from .cache import SlotCache
 Step = Callable[[Tensor, Tensor], Tensor]
 """(token ids [n], positions [n]) -> logits [n, V], over the cache as `begin_step` left it."""
 Replay = Callable[[], Tensor]
-"""Runs again what was captured, on what its inputs hold now."""
+"""Replays the captured step on the current contents of its inputs."""
 
 
 class FixedShapes:
-    """`step` at rows rounded up, over the whole capacity of `cache`; lives as long as one generation's weights."""
+    """Runs `step` with rows rounded up, over the whole capacity of `cache`; used for one generation's weights."""
 
     def __init__(
         self, step: Step, cache: SlotCache, num_slots: int, device: torch.device, capture: Callable[[Replay], Replay]
@@ -42,7 +42,7 @@ class FixedShapes:
         self._cache.reserve(max(lengths) + 1)
         if self._cache.capacity != self._capacity:
             self._capacity = self._cache.capacity
-            self._shapes.clear()  # the cache has moved: what was captured writes to the old place
+            self._shapes.clear()  # the cache was reallocated: captured graphs write to the old memory
         count = len(token_ids)
         rows = min(self._num_slots, 1 << (count - 1).bit_length())
         if rows not in self._shapes:
@@ -65,7 +65,7 @@ class FixedShapes:
 
 
 def _at_first_use(run: Replay, capture: Callable[[Replay], Replay]) -> Replay:
-    """Captured when its inputs hold real rows: capturing runs them."""
+    """Capture at the first call, when the inputs hold real rows, since capturing runs the step."""
     captured: list[Replay] = []
 
     def replay() -> Tensor:
@@ -81,7 +81,7 @@ MOST_COMPILED_SHAPES = 256
 
 
 def compile_step(run: Replay) -> Replay:
-    """`run` through `torch.compile`. What was compiled for a shape serves all generations of the process."""
+    """`run` through `torch.compile`; the code compiled for a shape is reused in later generations of the process."""
     compiled = torch.compile(run, dynamic=False)
 
     def replay() -> Tensor:
@@ -95,11 +95,11 @@ def compile_step(run: Replay) -> Replay:
 
 
 def capture_graph(run: Replay) -> Replay:
-    """A CUDA graph of `run`, whose tensors must keep their places."""
+    """A CUDA graph of `run`, whose tensors must keep their addresses."""
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        run()  # libraries set themselves up outside the graph
+        run()  # warm-up: libraries initialise outside the graph
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

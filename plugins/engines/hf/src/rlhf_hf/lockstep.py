@@ -3,7 +3,7 @@
 Three ways, from faster to surer. `padded`: prompts of any lengths, padded on the left (attention models, sliding
 windows included). `equal`: only prompts of one length together, so that nothing is padded and no mask is needed
 (recurrent and hybrid models, and those whose rotary embedding depends on a row's length). `recompute`: the same
-without any cache (what has none that we know).
+without any cache (models with none that we know).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Way = Literal["padded", "equal", "recompute"]
 
 
 class LockstepModel:
-    """A causal LM that feeds one batch of sequences from their start, one way of three."""
+    """A causal LM that decodes one batch of sequences from their start, in one of the three ways."""
 
     def __init__(self, forward: ModelForward, way: Way) -> None:
         self._forward = forward
@@ -34,7 +34,7 @@ class LockstepModel:
         self._mask = torch.zeros(0, 0, dtype=torch.bool)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Logits [B, V] behind each prompt; begins a new batch."""
+        """Start a new batch; returns next-token logits [B, V] of each prompt."""
         longest, device = max(map(len, prompts)), self._forward.device
         assert self.way == "padded" or min(map(len, prompts)) == longest
         padded = torch.tensor([[*([0] * (longest - len(p))), *p] for p in prompts], device=device)
@@ -45,7 +45,7 @@ class LockstepModel:
         return self._run(padded)
 
     def step(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Logits [B, V] behind the last token of each whole sequence, one token longer than at the last call."""
+        """Next-token logits [B, V] of each whole sequence, which is one token longer than at the last call."""
         device = self._forward.device
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(sequences), 1)], dim=1)
         if self.way == "recompute" or self._begins_anew(len(sequences[0])):
@@ -54,7 +54,7 @@ class LockstepModel:
         return self._run(torch.tensor([[sequence[-1]] for sequence in sequences], device=device))
 
     def _begins_anew(self, length: int) -> bool:
-        """Whether what is cached was computed with other rotary embeddings than a row of `length` tokens has."""
+        """Whether the cache was computed with rotary embeddings that do not fit a row of `length` tokens."""
         rules = self._forward.row_lengths
         return rules is not None and rules.begins_anew(length)
 
@@ -117,7 +117,7 @@ class LockstepBatch:
         return [row for row in rows if row.finish_reason is not None]
 
     def _sequence(self, row: Row) -> list[int]:
-        """Prompt and answer; an ended row repeats its last token to stay in step."""
+        """Prompt and answer; a finished row repeats its last token to keep the batch in lockstep."""
         return [*row.prompt_ids, *row.token_ids, *row.token_ids[-1:] * (self._age - len(row.token_ids))]
 
 

@@ -1,4 +1,4 @@
-"""What a module must be while it generates, and is no longer when anyone else gets to see it."""
+"""Puts a module in generation mode for the duration of a context, and restores its mode afterwards."""
 
 from __future__ import annotations
 

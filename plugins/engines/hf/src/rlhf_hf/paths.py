@@ -1,4 +1,4 @@
-"""Which way of generating a model can take: tried on a few tokens, not guessed from its name."""
+"""Chooses a model's generation path by a trial on a few tokens, not by its name."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FORCED = ((2, 4), (6, 5))
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The fastest way that reproduces a plain forward, and why the faster ones do not."""
+    """The fastest path that reproduces a plain forward, and why the faster ones do not."""
 
     name: Literal["slots", "padded", "equal", "recompute"]
     reasons: tuple[str, ...] = ()
 
 
 def choose_path(forward: ModelForward) -> Path:
-    """Try the ways from the fastest to the surest; call it in eval mode without gradients."""
+    """Try the paths from the fastest to the safest; call it in eval mode without gradients."""
     reasons: list[str] = []
     expected = _plain(forward)
     trials: tuple[tuple[Literal["slots"] | Way, Callable[[], str | None], Callable[[], Tensor]], ...] = (
@@ -48,11 +48,11 @@ def choose_path(forward: ModelForward) -> Path:
 
 
 def _failure(trial: Callable[[], Tensor], expected: Tensor) -> str | None:
-    """What is wrong with a way of generating; None when it gives the expected logits [2, V]."""
+    """Why a generation path fails; None when it gives the expected logits [2, V]."""
     try:
         found = trial().float()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError, AssertionError) as error:
-        # A model that was not written for this way may fail anywhere inside; the reason goes to the log.
+        # A model that does not support this path may fail anywhere inside; the reason goes to the log.
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     gap = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
     tolerance = 1e-3 if expected.dtype is torch.float32 else 5e-2
@@ -86,7 +86,7 @@ def _no_cache(forward: ModelForward) -> str | None:
 
 
 def _plain(forward: ModelForward) -> Tensor:
-    """[2, V] logits behind each whole sequence, one sequence at a time, without a cache."""
+    """[2, V] next-token logits of each whole sequence, one sequence at a time, without a cache."""
     logits = []
     for prompt, forced in zip(*_tokens(forward), strict=True):
         ids = torch.tensor([[*prompt, *forced]], device=forward.device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 MAX_PADDING = 0.15
 """Share of a batch that may be padding..."""
 FREE_PADDING = 128
-"""...or so many tokens, which a small model passes in less time than a call of its own would take."""
+"""...or this many tokens, which cost a small model less time than a separate call."""
 MAX_LENGTHS = 8
 """Different lengths in a batch: logits are computed at each of them for every row."""
 

@@ -1,4 +1,4 @@
-"""One answer in the making, and the rules that end it."""
+"""A row: one answer while it is generated, and the rules that end it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A request and what was sampled for it so far."""
+    """A request and the tokens sampled for it so far."""
 
     request: GenerationRequest
     limit: int
     """Most tokens this row may sample, at least 1."""
     prompt_key: int
-    """The same for rows of one `make_rows` call whose prompts are equal, and for no others."""
+    """Equal for rows of one `make_rows` call exactly where their prompts are equal."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     support_ids: list[Sequence[int]] = field(default_factory=list)
@@ -94,12 +94,12 @@ class StopRule:
         self._eos_ids = eos_ids
         self._stop = stop
         self._tokenizer = tokenizer
-        # Every token but a special one brings at least one byte, a character has at most four.
+        # Every token but a special one has at least one byte, a character at most four.
         self._tail_tokens = 4 * max((len(text) for text in stop), default=0) + 8
         self._may_end_stop: dict[int, bool] = {}
 
     def reason(self, row: Row) -> FinishReason | None:
-        """Why `row` ends with its last sampled token; None when it goes on."""
+        """Why `row` ends with its last sampled token; None when it continues."""
         if row.token_ids[-1] in self._eos_ids or self._at_stop_text(row.token_ids):
             return "stop"
         return "length" if len(row.token_ids) >= row.limit else None

@@ -15,7 +15,7 @@ from rlhf_core.types import SamplingParams
 from .rows import Row
 
 NOISE_TOKENS = 256
-"""Tokens a row draws its noise for at once: many cost hardly more than one."""
+"""Tokens for which a row draws noise at once: many cost hardly more than one."""
 
 
 class Sampler:

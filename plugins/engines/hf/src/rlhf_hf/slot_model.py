@@ -37,7 +37,7 @@ class SlotModel:
         )
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, DynamicCache]:
-        """Logits [B, V] behind the last token of each prompt, and the keys and values of all.
+        """Next-token logits [B, V] of each prompt, and the keys and values of all.
 
         Prompts are padded on the right: under a causal mask no real token sees the padding, so no other mask
         is needed and the fastest attention kernel serves.
@@ -66,7 +66,7 @@ class SlotModel:
         return self._pass(torch.tensor(token_ids, device=self._forward.device), positions)
 
     def _pass(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits [n, V] of one token per row ([n]), behind the `positions` [n] that the cache was told."""
+        """Logits [n, V] of one token per row ([n]), at the `positions` [n] given to the cache."""
         logits, _ = self._forward(
             token_ids[:, None],
             position_ids=positions[:, None],

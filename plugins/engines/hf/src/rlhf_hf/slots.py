@@ -18,7 +18,7 @@ REFILL_SHARE = 8
 
 
 class SlotBatch:
-    """Decodes all `rows` with as many at once as there are slots."""
+    """Decodes all `rows`, as many at once as there are slots."""
 
     def __init__(
         self, model: SlotModel, rows: Sequence[Row], sampler: Sampler, stop: StopRule, prefill_batch_tokens: int
@@ -83,7 +83,7 @@ class SlotBatch:
         return finished
 
     def _share(self, slots: dict[int, list[int]], num_old: int) -> None:
-        """Rows whose prompt lies in an older slot, or in a spare one, copy it from there."""
+        """Fill slots whose prompt is already cached in an older or a spare slot, by copying it."""
         if not slots:
             return
         holders = {row.prompt_key: slot for slot, row in enumerate(self._active[:num_old])} | self._ahead
@@ -92,7 +92,7 @@ class SlotBatch:
         self._model.cache.copy_rows([source for source, _ in copies], [target for _, target in copies], longest)
 
     def _next_prompts(self, taken: Container[int], most: int) -> list[Row]:
-        """A waiting row of each of the next `most` prompts that are in no slot."""
+        """One waiting row for each of the next `most` prompts that are in no slot."""
         found: dict[int, Row] = {}
         for row in self._waiting:
             if len(found) == most:
@@ -102,12 +102,12 @@ class SlotBatch:
         return list(found.values())
 
     def _free_spare(self) -> list[int]:
-        """Spare slots, which lie behind those that decode, with no prompt in them."""
+        """Empty spare slots; spare slots follow those that decode."""
         first, used = self._model.num_slots, set(self._ahead.values())
         return [slot for slot in range(first, first + self._model.num_spare) if slot not in used]
 
     def _prefill(self, rows: list[Row], slots: dict[int, list[int]]) -> None:
-        """Pass the prompts of `rows`, all different, and copy each to all of its slots."""
+        """Prefill the prompts of `rows`, all different, and copy each to all of its slots."""
         logits, cache = self._model.prefill([row.prompt_ids for row in rows])
         self.num_prefilled_tokens += sum(len(row.prompt_ids) for row in rows)
         copies = [(slot, index) for index, row in enumerate(rows) for slot in slots[row.prompt_key]]
@@ -122,7 +122,7 @@ class SlotBatch:
         return self._leave(rows)
 
     def _leave(self, sampled: Sequence[Row]) -> list[Row]:
-        """Take the rows that ended out, closing their holes with rows from the end."""
+        """Remove finished rows, filling the gaps with rows from the end."""
         finished = []
         for row in sampled:
             row.finish_reason = self._stop.reason(row)

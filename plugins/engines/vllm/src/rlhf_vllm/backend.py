@@ -39,7 +39,7 @@ class VllmBackend:
             try:
                 arguments = vllm.EngineArgs(**engine_args(settings, self._sleeps))
                 self._engine: Any = vllm.LLMEngine.from_engine_args(arguments)
-            except Exception as error:  # vLLM raises anything, from its own checks to its kernels'
+            except Exception as error:  # vLLM may raise any class, from its own checks to its kernels' errors
                 raise ConfigError(
                     f"vLLM cannot start with this model: {described(error)}",
                     where=WHERE,
@@ -55,7 +55,7 @@ class VllmBackend:
     def generate(
         self, jobs: Sequence[Job], sampling: SamplingParams, version: int
     ) -> Generator[Completion, None, None]:
-        """Completions as they finish, said to be of policy `version`. Closing the iterator drops the rest."""
+        """Yield completions as they finish, labelled with policy `version`. Closing the iterator drops the rest."""
         self._wake()
         waiting = {f"{job.sample_id}-{job.branch}": job for job in jobs}
         try:
@@ -72,9 +72,9 @@ class VllmBackend:
             self._sleep()
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
-        """Load a whole version in place, named as transformers names them. Nothing derived from the old one stays.
+        """Load a whole version in place, under transformers' names, and drop everything derived from the old one.
 
-        Raises `SyncError` when some of vLLM's weights got nothing, and what vLLM raises; its weights may be torn then.
+        Raises `SyncError` when some of vLLM's weights got no value, and vLLM's own errors; weights may then be mixed.
         """
         self._wake()
         named = ((name, tensor.detach()) for shard in shards for name, tensor in shard.items())
@@ -97,7 +97,7 @@ class VllmBackend:
             max_tokens=job.max_tokens,
             temperature=0.0 if sampling.greedy else sampling.temperature,
             logprobs=_num_logprobs(sampling),
-            ignore_eos=True,  # all that ends an answer is said here
+            ignore_eos=True,  # every stop condition is given here
             stop_token_ids=self._eos_ids,
             stop=list(sampling.stop),
             include_stop_str_in_output=True,
@@ -119,7 +119,7 @@ class VllmBackend:
 
 
 def _reload(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Run by vLLM's worker. `load_weights` alone fails on packed weights; `reload_weights` only logs what it lacks."""
+    """Runs in vLLM's worker. `load_weights` alone fails on packed weights; `reload_weights` only logs missing ones."""
     model = worker.get_model()
     load, loaded = model.load_weights, set[str]()
 
@@ -139,7 +139,7 @@ def _reload(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _num_logprobs(sampling: SamplingParams) -> int:
-    """Of how many likeliest tokens to tell, beside the sampled one."""
+    """Number of top tokens whose log-probs vLLM returns, beside the sampled one."""
     return sampling.top_k + TIES if sampling.top_k and not sampling.greedy else 0
 
 
@@ -147,7 +147,7 @@ def _completion(job: Job, output: Any, sampling: SamplingParams, version: int) -
     tokens = tuple(output.token_ids)
     support = None
     if _num_logprobs(sampling):
-        # What was cut has a log-prob of minus infinity.
+        # Truncated tokens have a log-prob of minus infinity.
         support = tuple(sorted(t for t, told in each.items() if told.logprob > -1e30) for each in output.logprobs)
     reason: FinishReason = output.finish_reason
     if reason not in ("stop", "length"):

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from rlhf_core.config import EngineConfig
 
 INSTALL = "make setup-vllm (without a GPU), or pip install vllm==0.32.0 (CUDA)"
-"""What to type when vLLM is missing or broken."""
+"""Hint for the user when vLLM is missing or broken."""
 MAX_TOP_K = 1024
-"""Most tokens that vLLM is asked to tell of, at each position."""
+"""Most tokens whose log-probs are requested of vLLM at each position."""
 
 
 class VllmEngineConfig(EngineConfig):
@@ -62,9 +62,9 @@ class VllmEngineConfig(EngineConfig):
 
 
 def truncation_problem(top_k: int, top_p: float) -> str | None:
-    """Why vLLM could not say which tokens were sampled from; None when it can.
+    """Why vLLM could not report which tokens were sampled from; None when it can.
 
-    The update needs the whole set of kept tokens, and vLLM tells of the likeliest `top_k` only.
+    The update needs the whole set of kept tokens, and vLLM reports only the likeliest `top_k`.
     """
     if top_k > MAX_TOP_K:
         return f"top_k is at most {MAX_TOP_K} with the engine vllm"

@@ -1,4 +1,4 @@
-"""The engine `vllm`: a `RolloutEngine` over a module of this process, whose weights vLLM is given at each version."""
+"""The engine `vllm`: a `RolloutEngine` over a module of this process; vLLM gets its weights at each version."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class VllmEngine:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Of the model and its tokenizer."""
+        """EOS token ids of the model and its tokenizer."""
         return self._eos_ids
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
@@ -105,7 +105,7 @@ class VllmEngine:
     def weights_updated(self, version: int) -> None:
         """The module has the weights of `version`: give them to vLLM, adapters merged.
 
-        Raises `SyncError` when that fails; the engine is closed then, since vLLM's weights may be torn.
+        Raises `SyncError` when that fails; the engine is then closed, since vLLM may hold mixed weights.
         """
         self._load()
         self._policy_version = version
@@ -113,7 +113,7 @@ class VllmEngine:
     def _load(self) -> None:
         try:
             self._backend.update(plain_shards(self._module, self._config.max_shard_bytes))
-        except Exception as error:  # vLLM raises anything
+        except Exception as error:  # vLLM may raise any class
             self.close()
             if isinstance(error, RlhfError):
                 raise
@@ -132,12 +132,12 @@ class VllmEngine:
 
 
 def build(config: VllmEngineConfig, context: EngineContext) -> RolloutEngine:
-    """What the component `vllm` names."""
+    """Build the engine `vllm`."""
     return VllmEngine(config, context)
 
 
 def _noise_key(request: GenerationRequest) -> tuple[int, ...]:
-    """Names the noise of a request; that of a single answer is its sample id alone."""
+    """Key of a request's sampling noise; for a single answer its sample id alone."""
     turn = (request.branch, request.offset)
     return (request.sample_id, *turn) if any(turn) else (request.sample_id,)
 

@@ -1,6 +1,6 @@
-"""vLLM in a process of its own: the methods of `VllmBackend`, over a private socket pair.
+"""vLLM in a separate process: the methods of `VllmBackend`, over a private socket pair.
 
-New weights cross in files of shared memory, one shard at a time; nothing listens on a port.
+New weights are passed in shared-memory files, one shard at a time; nothing listens on a port.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 END_SECONDS = 10.0
-"""How long the process may take to leave by itself."""
+"""How long the process may take to exit by itself."""
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -73,11 +73,11 @@ class VllmProcess:
                     kind, _ = self._receive("the end of a generation", seconds)
             raise
         except BaseException:
-            self.close()  # completions that nobody waits for any more would be taken for the next answers
+            self.close()  # otherwise leftover completions would be read as the next call's
             raise
 
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
-        """See `VllmBackend.update`. One shard at a time is in shared memory; what fails half-way ends the process."""
+        """See `VllmBackend.update`. Only one shard is in shared memory at a time; a failure ends the process."""
         self._send(("update",))
         try:
             for number, shard in enumerate(shards):
@@ -89,11 +89,11 @@ class VllmProcess:
             self._send(None)
             self._receive("vLLM to take new weights", self._config.answer_timeout_seconds)
         except BaseException:
-            self.close()  # its weights may be torn
+            self.close()  # it may hold mixed weights
             raise
 
     def close(self) -> None:
-        """End the process: by the closed connection, and by force where that is not enough."""
+        """End the process by closing the connection, and by force where that is not enough."""
         self._connection.close()
         try:
             self._process.wait(END_SECONDS)
@@ -105,12 +105,12 @@ class VllmProcess:
     def _send(self, message: Any) -> None:
         try:
             self._connection.send(message)
-        except OSError:  # closed here, or broken by the process's end: its last message says why
+        except OSError:  # closed here, or by the process's end, whose last message gives the reason
             self._receive("the last message of the vLLM process", END_SECONDS)
             raise self._death() from None
 
     def _receive(self, what: str, seconds: float) -> tuple[str, Any]:
-        """The next message. Raises what the process says went wrong, `RlhfError` when it is gone, `DeadlineError`."""
+        """The next message. Raises the error the process reports, `RlhfError` when it is gone, or `DeadlineError`."""
         deadline = time.monotonic() + seconds
         try:
             while not self._connection.poll(max(0.0, deadline - time.monotonic())):
@@ -141,7 +141,7 @@ class VllmProcess:
 
 
 def _environment(device: str) -> dict[str, str]:
-    """Of the process: it finds this one's modules, uses as many threads, and sees only the GPU it is to use."""
+    """Environment of the process: same modules and thread count as here, and only the GPU it is to use."""
     import torch
 
     environment = os.environ | {

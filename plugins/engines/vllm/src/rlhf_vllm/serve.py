@@ -40,7 +40,7 @@ def main(descriptor: int) -> None:
             connection.send(("failed", _portable(error)))
     finally:
         connection.close()
-        # vLLM's own threads and its process group have nothing to say any more, and may not end by themselves.
+        # vLLM's threads and process group are no longer needed, and may not end by themselves.
         sys.stderr.flush()
         os._exit(0)
 
@@ -64,9 +64,9 @@ def _answer(backend: VllmBackend, connection: Connection, message: tuple[Any, ..
 def _shards(connection: Connection) -> Iterator[dict[str, Tensor]]:
     while (path := connection.recv()) is not None:
         shard = load_file(path)
-        path.unlink()  # its pages live as long as the tensors; nothing stays behind when either side is killed
+        path.unlink()  # the pages live as long as the tensors; no file is left if either side is killed
         yield shard
-        connection.send(("loaded", None))  # vLLM is through with it
+        connection.send(("loaded", None))  # vLLM no longer reads it
 
 
 def _portable(error: Exception) -> RlhfError:

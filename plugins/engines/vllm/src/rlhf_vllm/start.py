@@ -1,4 +1,4 @@
-"""Starting vLLM: its import, its arguments, and what its start may change in the process it is in."""
+"""Starts vLLM: its import, its arguments, and restoring process state that its start changes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .config import INSTALL, MAX_TOP_K, VllmEngineConfig
 WHERE = "engine vllm"
 CPU_CACHE_BYTES = 1024**3
 TIES = 16
-"""Tokens asked for beyond `top_k`: those tied with the last kept one are kept too."""
+"""Tokens requested beyond `top_k`: those tied with the last kept one are kept too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What vLLM is started with; travels to its process."""
+    """Settings that vLLM is started with; sent to its process."""
 
     config: VllmEngineConfig
     folder: Path
@@ -35,7 +35,7 @@ class Settings:
 
 
 def described(error: BaseException) -> str:
-    """Type and first line."""
+    """The error's type and first line."""
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
@@ -47,8 +47,8 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
         "tokenizer": str(settings.folder),
         "dtype": settings.dtype,
         "load_format": "dummy",
-        "generation_config": "vllm",  # nothing of the model's own sampling defaults
-        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+        "generation_config": "vllm",  # ignore the model's own sampling defaults
+        "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that was sampled from
         "max_logprobs": MAX_TOP_K + TIES,
         "max_num_seqs": config.max_batch_size,
         "max_model_len": config.max_model_tokens,
@@ -62,7 +62,7 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
 
 
 def can_sleep(settings: Settings) -> bool:
-    """Whether vLLM is to sleep between rollouts. Raises where it is asked for and this build cannot."""
+    """Whether vLLM is to sleep between rollouts. Raises where that is requested but this build cannot."""
     from vllm.platforms import current_platform
 
     if settings.device.startswith("cuda") and current_platform.is_cpu():
@@ -78,7 +78,7 @@ def can_sleep(settings: Settings) -> bool:
 
 
 def import_vllm() -> Any:
-    """The module. Raises `PluginError` with what to type when its import fails."""
+    """The module. Raises `PluginError`, with a hint, when its import fails."""
     try:
         import vllm
         import vllm.sampling_params
@@ -89,7 +89,7 @@ def import_vllm() -> Any:
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """What vLLM's start changes in its process is put back: environment, random states, torch's thread setting."""
+    """Restore what vLLM's start changes in this process: environment, random states, torch's thread count."""
     import numpy
     import torch
 

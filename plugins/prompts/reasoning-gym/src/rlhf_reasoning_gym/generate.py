@@ -14,12 +14,12 @@ from rlhf_reasoning_gym.library import UnknownTask, make_dataset
 
 
 def main() -> None:
-    """Make what the order asks for."""
+    """Make the problems that the order on standard input asks for."""
     order = json.loads(sys.stdin.read())
-    tell, sys.stdout = sys.stdout, sys.stderr  # some tasks print
+    tell, sys.stdout = sys.stdout, sys.stderr  # keep what tasks print off stdout
     try:
         dataset = make_dataset(order["task"], order["options"], seed=order["seed"], size=order["size"])
-    except Exception as error:  # of the library, about the options: told to who gave them
+    except Exception as error:  # the library's errors about the options, reported to the caller
         known = error.known if isinstance(error, UnknownTask) else []
         print(json.dumps({"error": f"{error}" or type(error).__name__, "known": known}), file=tell, flush=True)
         return
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as numbers; anything else as text."""
+    """NumPy scalars as plain numbers; anything else as text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 

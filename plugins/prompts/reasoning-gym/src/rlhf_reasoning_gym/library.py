@@ -1,6 +1,6 @@
-"""Tasks of the library: made, listed, and judged by whether their verifier runs what it is given.
+"""Tasks of the library: makes and lists them, scores answers, and tells whose verifier executes answers.
 
-Stands alone, without this project: it is also run as a program, and as one that is shut in.
+Imports nothing of this project: it also runs as a separate program, and inside the sandbox.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 _RUN_TEXT = frozenset({"eval", "exec", "compile", "parse_expr", "sympify"})
-"""Calls that run text as Python (SymPy's parsers, too)."""
+"""Calls that run text as Python, SymPy's parsers included."""
 _OF_TUPLES = frozenset({"arc_agi", "rearc"})
 """Tasks whose verifier compares with tuples, which are lists in JSON."""
 
 
 class UnknownTask(ValueError):
-    """No task of that name; `known` are those there are."""
+    """No task has that name; `known` lists those that exist."""
 
     def __init__(self, name: str, known: list[str]) -> None:
         super().__init__(f'there is no task "{name}"')
@@ -26,7 +26,7 @@ class UnknownTask(ValueError):
 
 
 def make_dataset(task: str, options: Mapping[str, Any], *, seed: int = 0, size: int = 1) -> Any:
-    """The library's dataset of a task. Raises `UnknownTask`, and what the library says of wrong options."""
+    """The library's dataset of a task. Raises `UnknownTask`, and the library's errors about wrong options."""
     import reasoning_gym
     from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import DATASETS
@@ -40,12 +40,12 @@ def make_dataset(task: str, options: Mapping[str, Any], *, seed: int = 0, size: 
 
 
 def score(dataset: Any, task: str, entry: Mapping[str, Any], answer: str) -> float:
-    """What the task's verifier says of an answer to a problem that has been JSON; 0 where it fails on the answer."""
+    """The verifier's score of an answer to a problem read from JSON; 0 where the verifier fails on the answer."""
     if task in _OF_TUPLES:
         entry = {**entry, "metadata": _with_tuples(entry["metadata"])}
     try:
         return float(dataset.score_answer(answer, entry))
-    except Exception:  # verifiers are written for answers in good faith
+    except Exception:  # verifiers are not written for hostile answers
         return 0.0
 
 

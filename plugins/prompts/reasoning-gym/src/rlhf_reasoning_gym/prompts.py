@@ -18,16 +18,16 @@ from rlhf_core.protocols import PromptSource
 from .config import ReasoningGymPrompts
 
 KEY = "reasoning_gym"
-"""In a record: the task, its options, and the problem as the library's verifier wants it, all plain JSON."""
+"""Record key of the task, its options, and the problem in the verifier's form, all plain JSON."""
 _SECONDS_PER_PROBLEM = 600.0
 """Deadline for the next problem; the slowest task of the library takes about ten seconds for one."""
 
 
 class ReasoningGymSource:
-    """All problems of one order, in memory as JSON text: making one may take seconds."""
+    """All problems of one order, held in memory as JSON text, since making one may take seconds."""
 
     def __init__(self, config: ReasoningGymPrompts, *, chat: bool) -> None:
-        """Make the problems. Raises `ConfigError` where there is no such task or its options are wrong."""
+        """Make the problems. Raises `ConfigError` for an unknown task or wrong options."""
         self._name = config.task
         self._options = dict(config.task_options)
         self._chat = chat
@@ -78,7 +78,7 @@ def _make(order: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lines(process: subprocess.Popen[bytes], task: str) -> Iterator[bytes]:
-    """Whole lines of its output, each within the deadline."""
+    """Yield complete lines of the process's output, each within the deadline."""
     assert process.stdout is not None
     rest = b""
     with selectors.DefaultSelector() as waiting:

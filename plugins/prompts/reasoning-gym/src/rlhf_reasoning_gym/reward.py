@@ -1,7 +1,7 @@
 """The reward `reasoning-gym`: each problem's own verifier.
 
-Some of the library's verifiers evaluate the answer as Python (`eval`, SymPy's parser), and what a model wrote must not
-be run here: those are asked in core's sandbox. The others are asked in this process, which is one of its own.
+Some of the library's verifiers evaluate the answer as Python (`eval`, SymPy's parser), and what a model wrote must
+not be run here: those run in core's sandbox, the others in this process, which serves this reward alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .library import make_dataset, runs_answers, score
 from .prompts import KEY
 
 _START_SECONDS = 60
-"""For importing the library."""
+"""Extra time for importing the library."""
 _MEMORY_BYTES = 4 * 2**30
 
 
@@ -34,7 +34,7 @@ class ReasoningGym:
         self._sandbox = sandbox
 
     def __call__(self, rollouts: Sequence[Any]) -> list[float]:
-        """Raises `ValueError` on a sample that is no problem of the prompt source."""
+        """Score the rollouts. Raises `ValueError` on a sample that is not from the prompt source `reasoning-gym`."""
         answers = [self._read(rollout.completion) for rollout in rollouts]
         problems = [_problem(rollout) for rollout in rollouts]
         scores = [0.0] * len(rollouts)
@@ -55,7 +55,7 @@ class ReasoningGym:
         return scores
 
     def _read(self, completion: str) -> str | None:
-        """The answer in a completion, if it has the form asked for."""
+        """The answer in a completion; None if it lacks the required form."""
         if self._tag is None:
             return completion.strip()
         _, opened, after = completion.rpartition(f"<{self._tag}>")
@@ -100,7 +100,7 @@ def _runs_answers(task: str, options: str) -> bool:
 
 @cache
 def _program() -> str:
-    """Nothing of this project can be imported in the sandbox, so the text of both modules goes there."""
+    """Source of both modules as one program: the sandbox cannot import this project."""
     here = files(__package__)
     library = (here / "library.py").read_text(encoding="utf-8")
     # One thread: the sandbox counts threads and the address space that each of them takes.
@@ -110,7 +110,7 @@ def _program() -> str:
 
 
 def build(config: ReasoningGymReward, context: object) -> Reward:
-    """The reward with its options. Raises `ConfigError` where this machine cannot give the sandbox asked for."""
+    """The reward with its options. Raises `ConfigError` where this machine does not support the chosen sandbox."""
     if lacking := missing(config.sandbox):
         other = "say sandbox: landlock for the weaker mode" if config.sandbox == "namespaces" else "use a newer Linux"
         raise ConfigError(lacking, where="reasoning-gym", hint=f"allow user namespaces here, or {other}")

@@ -1,7 +1,7 @@
 """The program that scores answers in the sandbox; the text of `library.py` stands before it.
 
 Its input is JSON, `{"seconds", "answers": [{"task", "task_options", "entry", "answer"}]}`; it prints a list of scores.
-Each answer is scored in a process of its own, which its deadline ends: one answer says nothing of another's score.
+Each answer is scored in a separate process with a deadline, so no answer can affect another's score.
 """
 
 import json
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def score_apart(dataset: Any, job: Mapping[str, Any], seconds: float) -> float:
-    """The score of one answer; 0 where its process does not say one in time."""
+    """The score of one answer; 0 where its process reports none in time."""
     if "__" in job["answer"]:
-        # No part of an answer to any task, but the way from an expression to all of Python, and so to its own score.
+        # No task's answer needs these, but they lead from an expression to all of Python, and so to setting the score.
         return 0.0
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is no score
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # ignore what it prints
             told = score(dataset, job["task"], job["entry"], job["answer"])
             os.write(write, json.dumps(told).encode())
         finally:
@@ -45,7 +45,7 @@ def score_apart(dataset: Any, job: Mapping[str, Any], seconds: float) -> float:
 
 
 def main() -> None:
-    """Score everything that was asked for."""
+    """Score all answers in the job."""
     order = json.loads(sys.stdin.read())
     datasets = {}
     scores = []

@@ -11,7 +11,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 class ModelRewardConfig(BaseModel):
-    """A transformers sequence-classification model and how it is asked."""
+    """A transformers sequence-classification model and how it scores."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

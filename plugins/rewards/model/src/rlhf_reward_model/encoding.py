@@ -1,4 +1,4 @@
-"""From rollouts to what a reward model reads: the policy's tokens, or the text in its own tokenizer and template."""
+"""Encodes rollouts for a reward model: the policy's tokens, or text in the model's own tokenizer and template."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RolloutEncoder:
         self._prompts = PromptEncoder(tokenizer)
 
     def encode(self, rollouts: Sequence[Rollout]) -> list[list[int]]:
-        """One sequence a sample. Raises `ValueError` naming a sample that cannot be read."""
+        """One sequence per sample. Raises `ValueError` naming a sample that cannot be encoded."""
         return [self._within_limit(self._encode(rollout), rollout) for rollout in rollouts]
 
     def _encode(self, rollout: Rollout) -> list[int]:

@@ -22,7 +22,7 @@ WHERE = 'reward "model"'
 
 
 def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """Where the model runs and in which type. Raises `UserInputError` where there is no such device."""
+    """Device and dtype of the model. Raises `UserInputError` where there is no such device."""
     try:
         chosen = resolve_device(device, read_launch_env().local_rank)
     except UserInputError as error:

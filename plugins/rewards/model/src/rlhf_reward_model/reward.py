@@ -24,7 +24,7 @@ from .loading import load_model, load_tokenizer, place
 
 
 def build(config: ModelRewardConfig, context: RewardContext) -> Reward:
-    """Load the model. Raises `UserInputError` where it is no reward model that could score."""
+    """Load the model. Raises `UserInputError` where it cannot score."""
     device, dtype = place(context.device if config.device == "auto" else config.device, config.dtype)
     tokenizer = load_tokenizer(config.path)
     model, label = load_model(config.path, dtype, config.label_index)

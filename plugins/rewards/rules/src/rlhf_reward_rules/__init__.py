@@ -1,1 +1,1 @@
-"""Verifiable rewards: each is a plain function, in a file of its own, that can be called by hand."""
+"""Verifiable rewards: each is a plain function in its own file and can be called directly."""

@@ -32,9 +32,9 @@ def code_execution(
 
     The tests are in the sample's metadata under `tests_key`: a list of `{"input": …, "output": …}`, each a run
     that must print that output, or Python source with assertions (or a list of such), run after the program in
-    its process. Without tests the sample's `answer` is the output to print. A program can tell that it is
-    tested by assertions and is then on its honour; input and output are the safer form. What the sandbox keeps
-    out, and what not, is said in `rlhf_core.sandbox`.
+    its process. Without tests the sample's `answer` is the output to print. A program can detect that assertions
+    test it, and cheat; input and output are the safer form. `rlhf_core.sandbox` describes what the sandbox keeps out,
+    and what not.
     """
     if not allow_execution:
         raise PermissionError(
@@ -80,12 +80,12 @@ def _passes(program: str, test: Mapping[str, str] | str, limits: Limits, sandbox
 
 
 def _lines(text: str) -> list[str]:
-    """White space at the end of lines and of the output does not count."""
+    """Lines without trailing white space, and no empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def build(config: CodeExecutionConfig, context: object) -> Reward:
-    """The reward with its options. Raises `ConfigError` where this machine cannot give the sandbox asked for."""
+    """The reward with its options. Raises `ConfigError` where this machine does not support the chosen sandbox."""
     if lacking := missing(config.sandbox):
         raise ConfigError(lacking, where="code-execution", hint=_what_else(config.sandbox))
     if config.sandbox == "landlock":

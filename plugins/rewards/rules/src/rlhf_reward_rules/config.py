@@ -1,4 +1,4 @@
-"""Options of the rules that check more of them than types, or need a library that is not always there."""
+"""Options of the rules that validate them further than by type, or need an optional library."""
 
 from __future__ import annotations
 

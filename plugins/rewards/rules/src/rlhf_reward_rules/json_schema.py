@@ -1,4 +1,4 @@
-"""`json-schema`: the answer is JSON, and the JSON that was asked for."""
+"""`json-schema`: the answer is JSON that fits a schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matching what a model wrote, with an end: some patterns take exponential time on some texts.
+"""Matches patterns against model output with a time limit: some take exponential time on some texts.
 
 The engine is the `regex` library, which reads patterns as Python's `re` does, lets other threads run while it matches,
 and can be stopped.
@@ -28,7 +28,7 @@ class Matcher:
         self._warned = False
 
     def matches(self, rollout: Any, mode: Literal["search", "fullmatch"]) -> bool:
-        """Whether it matches somewhere in the completion, or all of it; a warning and False where it takes long."""
+        """Whether it matches somewhere in the completion, or all of it; on a time-out warns and returns False."""
         match = self._compiled.search if mode == "search" else self._compiled.fullmatch
         try:
             return match(rollout.completion, timeout=SECONDS_PER_ANSWER, concurrent=True) is not None
@@ -37,7 +37,7 @@ class Matcher:
             return False
 
     def last(self, rollout: Any) -> str | None:
-        """What the last match in the completion holds: its first group, or all of it. None where there is none."""
+        """Text of the last match in the completion: its first group, or all of it. None without a match."""
         try:
             matches = list(self._compiled.finditer(rollout.completion, timeout=SECONDS_PER_ANSWER, concurrent=True))
         except TimeoutError:

@@ -19,8 +19,8 @@ def math_equivalence(rollouts: Sequence[Any], *, decimal_places: int = 6, requir
     intervals. `decimal_places` is how closely floating-point numbers are compared. `require_boxed` takes a
     \boxed{…} result only. An answer that cannot be read as mathematics is an error.
 
-    The library's own deadlines need the main thread, so they are off. What a model wrote can keep it busy for ever
-    (`10^{10^{10}}`), so it runs in a process of its own, which the reward's `timeout_seconds` ends.
+    The library's own deadlines need the main thread, so they are off. An answer can keep it busy for ever
+    (`10^{10^{10}}`), so it runs in a separate process, which the reward's `timeout_seconds` ends.
     """
     from math_verify import verify
 

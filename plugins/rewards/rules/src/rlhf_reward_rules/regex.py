@@ -1,4 +1,4 @@
-"""`regex`: the completion has a form."""
+"""`regex`: the completion matches a regular expression."""
 
 from __future__ import annotations
 

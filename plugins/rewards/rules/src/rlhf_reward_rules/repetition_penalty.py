@@ -1,4 +1,4 @@
-"""`repetition-penalty`: an answer that says the same again and again."""
+"""`repetition-penalty`: penalises repeated n-grams in an answer."""
 
 from __future__ import annotations
 

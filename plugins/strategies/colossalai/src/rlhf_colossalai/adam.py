@@ -1,4 +1,4 @@
-"""HybridAdam, and its kernels written in torch for where ColossalAI's own are not to be had.
+"""HybridAdam, with kernels written in torch for machines where ColossalAI's own cannot be built.
 
 ColossalAI compiles its Adam kernels at first use with nvcc. On a machine without it, the same loader is given
 the update below instead: `foreach` operations, the same numbers to rounding.
@@ -60,17 +60,17 @@ class RunHybridAdam(HybridAdam):  # type: ignore[misc]  # ColossalAI has no type
     """HybridAdam that clips host bf16 gradients too.
 
     ColossalAI 0.5.0 updates a bf16 gradient in host memory (offloaded, or no GPU) without dividing it by
-    `div_scale`, which is how Gemini clips: clipping was lost there in silence.
+    `div_scale`, which is how Gemini clips: clipping was silently lost there.
     """
 
     _div_scale = -1.0
 
     def _get_numel(self) -> int:
-        """As ColossalAI's, which asks torch's deprecated typed storage."""
+        """Same result as ColossalAI's, which uses torch's deprecated typed storage."""
         return sum(param.numel() for group in self.param_groups for param in group["params"])
 
     def _post_state_init(self, param: Tensor) -> None:
-        """Nothing is kept on NVMe."""
+        """Do nothing: no state is kept on NVMe."""
 
     def step(self, closure: None = None, div_scale: float = -1) -> None:
         self._div_scale = div_scale
@@ -113,7 +113,7 @@ gemini_optimizer._AVAIL_OPTIM_LIST.add(RunHybridAdam)
 
 
 class _HostAdam:
-    """What `CPUAdamLoader().load().CPUAdamOptimizer` is asked for."""
+    """Replaces `CPUAdamLoader().load().CPUAdamOptimizer`."""
 
     def __init__(self, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool) -> None:
         self._decoupled = decoupled
@@ -181,7 +181,7 @@ def _multi_tensor_adam(
 
 
 class _TorchKernels:
-    """A kernel extension as ColossalAI's loaders know it, and the module it loads."""
+    """A kernel extension for ColossalAI's loaders, and the module it loads."""
 
     name = "rlhf_torch_adam"
     priority = 0
@@ -192,7 +192,7 @@ class _TorchKernels:
         return True
 
     def assert_compatible(self) -> None:
-        """torch runs everywhere."""
+        """Pass: torch runs everywhere."""
 
     def load(self) -> _TorchKernels:
         return self
@@ -209,7 +209,7 @@ def _works(loader: type[KernelLoader]) -> bool:
 
 
 def ensure_kernels(device: torch.device) -> None:
-    """See that HybridAdam finds kernels: ColossalAI's where they build, otherwise torch's (said once)."""
+    """Make sure HybridAdam finds kernels: ColossalAI's where they build, otherwise torch's (logged once)."""
     for loader in (CPUAdamLoader, FusedOptimizerLoader):
         if _TorchKernels not in loader.REGISTRY and (device.type == "cpu" or not _works(loader)):
             loader.REGISTRY[:] = [_TorchKernels]
@@ -218,6 +218,6 @@ def ensure_kernels(device: torch.device) -> None:
 def make_hybrid_adam(
     params: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> Any:
-    """HybridAdam over what is trainable, as Gemini and LowLevelZero want it."""
+    """HybridAdam over the trainable parameters, as Gemini and LowLevelZero require."""
     trainable = [param for param in params if param.requires_grad]
     return RunHybridAdam(trainable, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)

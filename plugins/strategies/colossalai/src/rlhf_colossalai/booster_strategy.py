@@ -1,4 +1,4 @@
-"""What `ddp`, `low-level-zero` and `gemini` do alike: one ColossalAI `Booster` per trained model."""
+"""Base of `ddp`, `low-level-zero` and `gemini`: one ColossalAI `Booster` per trained model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class BoosterStrategy(StrategyBase):
-    """Wraps models with a Booster; subclasses say with which plugin."""
+    """Wraps models with a Booster; subclasses provide its plugin."""
 
     def setup(self) -> None:
         use_host(self.device)
@@ -50,7 +50,7 @@ class BoosterStrategy(StrategyBase):
         booster = Booster(plugin=self._plugin(model, max_grad_norm))
         tables = computed_buffers(model)
         with warnings.catch_warnings():
-            # ColossalAI 0.5.0 writes for older versions of torch than we run; what it does still works.
+            # ColossalAI 0.5.0 is written for older versions of torch than ours, but still works.
             warnings.simplefilter("ignore")
             wrapped, wrapped_optimizer, _, _, _ = booster.boost(model, optimizer, lr_scheduler=scheduler)
         restore_buffers(self.unwrap(wrapped), tables, self.device)

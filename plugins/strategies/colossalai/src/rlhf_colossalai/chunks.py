@@ -1,4 +1,4 @@
-"""Gemini's chunks, one tensor at a time: whole values out, whole values in, with no rounding on the way.
+"""Reads and writes Gemini's chunks one whole tensor at a time, without rounding.
 
 ColossalAI's own `state_dict` gathers whole chunks and rounds fp32 weights to the type of the arithmetic.
 
@@ -29,7 +29,7 @@ class ChunkWeights:
         self._manager = model.chunk_manager
 
     def whole(self, parameter: nn.Parameter) -> Tensor:
-        """The full parameter (collective): fp32 where master weights are kept; frozen ones are whole everywhere."""
+        """The full parameter (collective): fp32 where master weights are kept; frozen ones are whole on every rank."""
         if is_ddp_ignored(parameter):
             return parameter.detach()
         chunk = self._manager.get_chunk(parameter)
@@ -44,7 +44,7 @@ class ChunkWeights:
         return self._assemble(part, begin - info.offset, parameter, source)
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Write the full `value` into the fp32 weights and the rounded ones."""
+        """Write the full `value` into the fp32 master weights and the half-precision ones."""
         if is_ddp_ignored(parameter):
             parameter.data.copy_(value)
             return
@@ -63,7 +63,7 @@ class ChunkWeights:
                 target.payload[info.offset : info.end].copy_(flat)
 
     def state_keys(self, index: int) -> dict[str, int | None]:
-        """Names of the optimizer's values for its parameter `index`, with the value of `step`; empty if not here."""
+        """Names of the optimizer's state for parameter `index`, with the value of `step`; empty if not on this rank."""
         fake = self._optimizer.id_to_fake_params.get(index)
         state = {} if fake is None else self._optimizer.optim.state.get(fake, {})
         return {key: int(value) if key == "step" else None for key, value in state.items()}
@@ -79,7 +79,7 @@ class ChunkWeights:
         return self._assemble(part, max(offset, 0), parameter, chunk)
 
     def put_state(self, index: int, values: dict[str, Any]) -> None:
-        """Give the optimizer its part of full values."""
+        """Write this rank's part of full values into the optimizer's state."""
         fake = self._optimizer.id_to_fake_params.get(index)
         if fake is None:
             return
@@ -94,7 +94,7 @@ class ChunkWeights:
         }
 
     def _assemble(self, part: Tensor, offset: int, parameter: nn.Parameter, chunk: Chunk) -> Tensor:
-        """Sum of everyone's part in a buffer of zeros: the parts do not overlap, so no digit is lost."""
+        """Sum all ranks' parts in a buffer of zeros; exact, since the parts do not overlap."""
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=self._model.chunk_manager.device)
         whole[offset : offset + part.numel()].copy_(part)
         dist.all_reduce(whole, group=chunk.torch_pg)
@@ -102,6 +102,6 @@ class ChunkWeights:
 
 
 def _own_interval(chunk: Chunk, begin: int, end: int) -> tuple[int, int]:
-    """Where this process's shard meets [begin, end) of the chunk; empty intervals come as (x, x)."""
+    """Overlap of this process's shard with [begin, end) of the chunk; an empty interval is (x, x)."""
     first = min(max(begin, chunk.shard_begin), end)
     return first, max(first, min(end, chunk.shard_end))

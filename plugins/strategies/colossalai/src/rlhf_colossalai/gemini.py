@@ -1,7 +1,7 @@
 """`gemini`: weights, gradients and optimizer state in sharded chunks (ColossalAI's `GeminiPlugin`, ZeRO-3).
 
-What a process computes with is bf16 (or fp16), gathered chunk by chunk; what training holds on to are the
-sharded fp32 ("master") weights. `chunks.py` reads and writes them one tensor at a time.
+A process computes in bf16 (or fp16) with weights gathered chunk by chunk; training keeps sharded fp32 ("master")
+weights. `chunks.py` reads and writes them one tensor at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHUNKS_OF_SMALL_MODELS = 4
 
 
 class GeminiStrategy(ZeroStrategy):
-    """Everything sharded; bf16 unless fp16 is asked for."""
+    """Everything sharded; bf16 unless fp16 is configured."""
 
     def __init__(self, config: GeminiConfig, device: torch.device) -> None:
         super().__init__(config, device, resolve_precision(config.precision, device, on_cpu="bf16"))
@@ -47,7 +47,7 @@ class GeminiStrategy(ZeroStrategy):
         return True
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
-        """Sharded, all but the weights that `shard_param_frac` leaves whole; offloaded parts count, too."""
+        """Sharded, except for the weights that `shard_param_frac` leaves whole; offloaded parts count too."""
         size = torch_dtype(self.precision).itemsize
         sharded = self._config.shard_param_frac
         return StateBytes(
@@ -81,12 +81,12 @@ class GeminiStrategy(ZeroStrategy):
             precision=self.precision,
             master_weights=config.master_weights,
             pin_memory=config.pin_memory and on_gpu,
-            enable_async_reduce=config.pin_memory and on_gpu,  # it pins in any case
+            enable_async_reduce=config.pin_memory and on_gpu,  # async reduce always pins memory
             search_range_m=min(config.search_range_m, math.ceil(trainable_m)),
             min_chunk_size_m=min(config.min_chunk_size_m, trainable_m / _CHUNKS_OF_SMALL_MODELS),
             gpu_margin_mem_ratio=config.gpu_margin_mem_ratio,
             initial_scale=config.initial_scale,
-            max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # without one it measures no norm
+            max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # without `max_norm` it measures no norm
         )
 
     @contextlib.contextmanager

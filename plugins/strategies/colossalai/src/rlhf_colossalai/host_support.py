@@ -1,8 +1,8 @@
 """ColossalAI without a GPU: an accelerator whose compute device is the host.
 
 ColossalAI's `CpuAccelerator` raises wherever a stream, an event or a device is asked for, and its ZeRO code
-compares the accelerator's name with "cuda" to tell that a chunk is on the device that computes. Neither stands
-for anything on a host with one memory and one queue, so here they read as "already there" and "already done".
+compares the accelerator's name with "cuda" to tell that a chunk is on the device that computes. Neither means anything
+on a host with one memory and one queue, so here these calls do nothing.
 Nothing of this is used when there is a GPU.
 """
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class _HostQueue:
-    """A stream or an event of a device that does one thing after the other."""
+    """A stream or event of a device that runs everything in order."""
 
     def wait_stream(self, other: _HostQueue) -> None:
-        """Whatever `other` had to do is done."""
+        """Do nothing: the work of `other` is done."""
 
     def wait_event(self, event: _HostQueue) -> None:
-        """The event has happened."""
+        """Do nothing: the event has happened."""
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def record(self, stream: _HostQueue | None = None) -> None:
-        """Happens at once."""
+        """Do nothing: the event happens at once."""
 
     def query(self) -> bool:
         return True
@@ -55,16 +55,16 @@ class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI has n
         return 1
 
     def set_device(self, device: torch.device | int | None = None) -> None:
-        """There is only one."""
+        """Do nothing: there is only one."""
 
     def synchronize(self, device: torch.device | int | None = None) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def empty_cache(self) -> None:
-        """There is no cache."""
+        """Do nothing: there is no cache."""
 
     def reset_peak_memory_stats(self, device: torch.device | int | None = None) -> None:
-        """The operating system keeps count."""
+        """Do nothing: the operating system tracks peak memory."""
 
     def memory_allocated(self, device: torch.device | int | None = None) -> int:
         return int(self.memory_reserved())
@@ -86,7 +86,7 @@ class HostAccelerator(CpuAccelerator):  # type: ignore[misc]  # ColossalAI has n
         return self._queue
 
     def set_stream(self, stream_: _HostQueue) -> None:
-        """There is only one."""
+        """Do nothing: there is only one."""
 
     def stream(self, stream_: _HostQueue | None) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -99,7 +99,7 @@ def use_host(device: torch.device) -> None:
 
 
 def keep_chunks_in_place(manager: ChunkManager) -> None:
-    """Hold a Gemini model's shards where they are computed with.
+    """Keep a Gemini model's shards on the compute device.
 
     Gemini keeps a shard in one of two slots, `cuda_shard` or `cpu_shard`, and tells them apart by device type. With
     the host as compute device that test always says "offloaded", and a shard put there would not be found again.
@@ -114,4 +114,4 @@ def keep_chunks_in_place(manager: ChunkManager) -> None:
 
 
 def _stay(chunk: Chunk, device: torch.device, force_copy: bool = False, async_move: bool = False) -> None:
-    """There is nowhere else to go."""
+    """Do nothing: there is no other device."""

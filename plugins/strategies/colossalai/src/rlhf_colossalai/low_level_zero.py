@@ -37,7 +37,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
     def __init__(self, config: LowLevelZeroConfig, device: torch.device) -> None:
         super().__init__(config, device, resolve_precision(config.precision, device, on_cpu="fp32"))
         self._config = config
-        # In fp32 they would be the weights once more; offloaded, they are what is in host memory.
+        # In fp32, master weights would duplicate the weights; with offload, they are the copy in host memory.
         self._keeps_masters = self._keeps_finer or config.cpu_offload
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
@@ -65,7 +65,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
         )
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """Stage 2 reduces every micro-batch, since it keeps no whole gradient."""
+        """Stage 2 reduces every micro-batch, since it never holds a full gradient."""
         if is_last or self._config.stage == 2:
             return nullcontext()
         context: AbstractContextManager[Any] = self._optimizer_of(model).no_sync()
@@ -111,7 +111,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
         found = self._master(prepared, name)
         if found is None or not self._keeps_finer:
-            return tensor  # nothing finer than what every process holds whole
+            return tensor  # there are no finer weights than those every process holds whole
         return self._gathered(found[1], tensor)
 
     def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
@@ -122,7 +122,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
                 found[1].copy_(self._own_shard(value))
 
     def _gathered(self, shard: Tensor, like: Tensor) -> Tensor:
-        """The whole of a tensor of the shape of `like` that is kept in flat, padded shards."""
+        """Gather a tensor of the shape of `like` from its flat, padded shards."""
         flat = shard.detach().to(self.device).flatten()
         whole = torch.empty(flat.numel() * self.world_size, dtype=flat.dtype, device=self.device)
         with self.group.guard("shards of a tensor"):
@@ -158,7 +158,7 @@ class LowLevelZeroStrategy(ZeroStrategy):
 
 
 def build(config: LowLevelZeroConfig, context: StrategyContext) -> LowLevelZeroStrategy:
-    """Make the strategy. Raises `ConfigError` where offload was asked for without a GPU."""
+    """Make the strategy. Raises `ConfigError` for offload without a GPU."""
     device = resolve_device(context.device, read_launch_env().local_rank)
     check_offload(device, {"cpu_offload": config.cpu_offload})
     return LowLevelZeroStrategy(config, device)

@@ -1,7 +1,7 @@
-"""What `low-level-zero` and `gemini` do alike.
+"""Base of `low-level-zero` and `gemini`.
 
-The weights a process computes with are of the type of the arithmetic. Training holds on to finer (fp32, "master")
-weights, sharded with the state of HybridAdam; ColossalAI unscales and clips the gradients within its step.
+A process computes with weights in the compute type. Training keeps finer (fp32, "master") weights, sharded like the
+state of HybridAdam; ColossalAI unscales and clips the gradients within its step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ZeroStrategy(BoosterStrategy):
-    """Subclasses say where the finer weights are, and where in ColossalAI's step the norm is known."""
+    """Subclasses locate the finer weights, and the point in ColossalAI's step where the norm is known."""
 
     def __init__(self, config: ZeroConfig, device: torch.device, precision: ResolvedPrecision) -> None:
         super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
@@ -42,11 +42,11 @@ class ZeroStrategy(BoosterStrategy):
 
     @property
     def _optimizer_bytes(self) -> int:
-        """Adam's moments, and the finer weights that it then works on, for each parameter."""
+        """Bytes per parameter of Adam's moments, and of the finer weights where they are kept."""
         return 12 if self._keeps_finer else 2 * torch_dtype(self.precision).itemsize
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Nothing: the weights themselves are of the type of the arithmetic."""
+        """No autocast: the weights themselves have the compute type."""
         return nullcontext()
 
     def make_optimizer(
@@ -62,8 +62,8 @@ class ZeroStrategy(BoosterStrategy):
         return optimizer
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
-        """Place a frozen model whole, its parameters cast: a reference of another type than the policy would differ
-        from it before the first update. Computed buffers keep their precision.
+        """Place a frozen model whole, parameters cast to the policy's type: otherwise the reference would differ from
+        it before the first update. Computed buffers keep their precision.
         """
         model.requires_grad_(False).eval().to(self.device)
         self._cast_parameters(model)
@@ -79,10 +79,10 @@ class ZeroStrategy(BoosterStrategy):
     ) -> Trained:
         finer = {id(p): p.detach().clone() for p in model.parameters() if self._keeps_finer and p.requires_grad}
         if self.precision == "fp32":
-            self._cast_parameters(model)  # ColossalAI leaves weights that were loaded in 16 bits as they are
+            self._cast_parameters(model)  # ColossalAI does not cast weights that were loaded in 16 bits
         trained = super()._wrap(model, optimizer, scheduler, max_grad_norm)
         self._after_wrap(trained)
-        # ColossalAI makes the fp32 weights from the rounded ones; give them the digits that they came with.
+        # ColossalAI makes the fp32 weights from rounded ones; restore their original precision.
         for parameter in self.unwrap(trained.model).parameters():
             if id(parameter) in finer:
                 self._put_finer(trained, parameter, finer.pop(id(parameter)))
@@ -106,7 +106,7 @@ class ZeroStrategy(BoosterStrategy):
         return norms[0]
 
     def _after_wrap(self, trained: Trained) -> None:
-        """What is to be set right before the finer weights are written."""
+        """Hook for fixes needed before the finer weights are written."""
 
     @abstractmethod
     def _put_finer(self, trained: Trained, parameter: nn.Parameter, value: Tensor) -> None:
@@ -114,7 +114,7 @@ class ZeroStrategy(BoosterStrategy):
 
     @abstractmethod
     def _norm_noted(self, optimizer: Any, note: Callable[[float], None]) -> AbstractContextManager[None]:
-        """Context of the optimizer's step: it calls `note` with the unscaled global norm before it changes anything.
+        """Context of the optimizer's step; calls `note` with the unscaled global norm before anything changes.
 
-        The gradients are gone when it is left, and what a refused step has moved is back in its place.
+        On exit the gradients are released, and anything a refused step has moved is restored.
         """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class FsdpStrategy(StrategyBase):
-    """Each process keeps 1/N of every tensor; a block is whole only while it computes."""
+    """Each process keeps 1/N of every tensor; a block is gathered only while it computes."""
 
     def __init__(self, config: FsdpConfig, device: torch.device) -> None:
         precision = resolve_precision(config.precision, device, on_cpu="fp32")
@@ -45,7 +45,7 @@ class FsdpStrategy(StrategyBase):
         return True
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Nothing: `MixedPrecisionPolicy` casts the weights as they are gathered."""
+        """No autocast: `MixedPrecisionPolicy` casts the weights as they are gathered."""
         return contextlib.nullcontext()
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
@@ -115,7 +115,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def _part(like: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of the full `value`, laid out as `like`, of the type it has; nothing is sent."""
+    """This rank's part of the full `value`, in the layout and type of `like`; no communication."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor):
@@ -125,7 +125,7 @@ def _part(like: Tensor, value: Tensor) -> Tensor:
 
 
 def build(config: FsdpConfig, context: StrategyContext) -> FsdpStrategy:
-    """Make the strategy. Raises `ConfigError` where offload was asked for without a GPU."""
+    """Make the strategy. Raises `ConfigError` for offload without a GPU."""
     device = resolve_device(context.device, read_launch_env().local_rank)
     check_offload(device, {"offload": config.offload})
     return FsdpStrategy(config, device)

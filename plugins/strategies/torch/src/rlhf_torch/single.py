@@ -14,7 +14,7 @@ class SingleStrategy(StrategyBase):
     """Trains the model as it is, in this process."""
 
     def setup(self) -> None:
-        """Nothing to join."""
+        """Do nothing: there is no process group."""
 
 
 def build(config: SingleConfig, context: StrategyContext) -> SingleStrategy:

@@ -1,4 +1,4 @@
-"""Detached RLHF on Ray: the transport `ray`, and the seed classes for use by hand.
+"""Detached RLHF on Ray: the transport `ray`, and the seed's classes for direct use.
 
 `DetachedTrainer`, `ExperienceMakerHolder` and `DetachedReplayBuffer` are imported when they are first asked for, so
 that listing plugins loads neither torch nor Ray.

@@ -1,4 +1,4 @@
-"""What every actor of a run is given, how it settles into its process, and its sign of life."""
+"""Specification of a run's actors, the setup of their processes, and their heartbeat."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSpec:
-    """A run as its actors need it; it travels to other machines, so it holds plain values only."""
+    """The specification an actor starts from; sent to other machines, so it holds plain values only."""
 
     run: Mapping[str, Any]
     """The resolved run file."""
     folder: str
     """The run folder; trainer rank 0 writes into it."""
     host: str
-    """Of the driver."""
+    """Host name of the driver's machine."""
     working_folder: str
-    """Where relative paths of the run file start."""
+    """Base folder of relative paths in the run file."""
     coordinator: Any
     """Handle of the coordinator."""
     listened: frozenset[str]
-    """Hook events that somebody in the driver listens to."""
+    """Hook events that the driver's hooks subscribe to."""
     index: int = 0
-    """Of this actor, among those of its kind."""
+    """Index of this actor among those of its kind."""
     num_threads: int | None
-    """For torch, where actors share a machine's cores without reserving them; None leaves it to torch."""
+    """torch threads, where actors share cores without reserving them; None leaves it to torch."""
 
     def resolve(self) -> ResolvedRun:
         return resolve(self.run)
@@ -57,7 +57,7 @@ class ActorContext:
         self.spec = spec
         self.sender = EventSender(name, spec.coordinator)
         for key in _LAUNCHER:
-            # Of a launcher that started the driver; this process has another place.
+            # Variables of the driver's launcher; this process has another rank.
             os.environ.pop(key, None)
         if Path(spec.working_folder).is_dir():
             os.chdir(spec.working_folder)
@@ -69,7 +69,7 @@ class ActorContext:
 
     @property
     def cache_folder(self) -> Path:
-        """Of the rewards' cache: as in a local run where the driver is; each other machine has its own.
+        """Folder of the reward cache: on the driver's machine as in a local run, elsewhere one per machine.
 
         SQLite is safe between the processes of one machine, not between machines over a network file system.
         """
@@ -78,7 +78,7 @@ class ActorContext:
         return folder if host == self.spec.host else folder / host
 
     def hooks(self, events: type) -> HookRelay:
-        """Installed hook plugins, and the way back to the driver for those of `events` that it listens to."""
+        """Installed hook plugins; those of `events` that the driver subscribes to are also sent to it."""
         relay = HookRelay()
         load_hook_plugins(relay, self.resolved.run.hooks.disable)
         own = {name.removeprefix(PREFIX) for name in vars(events) if name.startswith(PREFIX)}
@@ -93,10 +93,10 @@ class ActorContext:
 
 
 class Heartbeat:
-    """Inside, `beat` is called every so often while this process runs; one that was stopped is silent."""
+    """Context that calls `beat` periodically while this process runs; a stopped process sends none."""
 
     def __init__(self, beat: Callable[[], object], *, every_seconds: float) -> None:
-        """`beat`: nothing comes back, and nobody waits; a coordinator that is gone ends the run by itself."""
+        """`beat`: its result is ignored; the loss of the coordinator is detected elsewhere and ends the run."""
         self._beat = beat
         self._every_seconds = every_seconds
         self._stop = threading.Event()
@@ -121,7 +121,7 @@ def settle(env_info: Mapping[str, str] | None, *, num_threads: int | None = None
     """Prepare an actor's process before its first tensor. Imports torch.
 
     env_info: its place in a process group (`rank`, `world_size`, `local_rank`, `master_addr`, `master_port`).
-    num_threads: of torch; None leaves them as they are.
+    num_threads: torch threads; None keeps the default.
     """
     set_environment(env_info)
     # Arrays from the object store are read-only; they are copied from, never into.
@@ -134,7 +134,7 @@ def settle(env_info: Mapping[str, str] | None, *, num_threads: int | None = None
 
 
 def show_debug_messages() -> None:
-    """What the packages of this project log at DEBUG goes to this actor's output."""
+    """Write this project's DEBUG log messages to this actor's output."""
     name = own_name() or "driver"
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter(f"[{name}] %(levelname)s %(name)s: %(message)s"))

@@ -1,4 +1,4 @@
-"""The actors of a run: placed, started together, and gone together."""
+"""The actors of a run: places them, starts them and stops them together."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .trainer_actor import TrainerActor
 
 
 class Placement:
-    """Places for the actors of a run. Actors that reserve nothing go anywhere, those that do into one group."""
+    """Places actors: those that reserve resources in one placement group, the others anywhere."""
 
     def __init__(self, demands: Mapping[str, tuple[float, float]], config: RayConfig) -> None:
-        """demands: actor -> the CPUs and GPUs that it reserves."""
+        """demands: actor name -> CPUs and GPUs that it reserves."""
         self._demands = demands
         self._strategy = config.placement.upper()
         kinds = {name: {"CPU": cpus, "GPU": gpus} for name, (cpus, gpus) in demands.items() if cpus or gpus}
@@ -39,7 +39,7 @@ class Placement:
             self._wait(config.start_timeout_seconds)
 
     def options(self, name: str) -> dict[str, Any]:
-        """For `.options(…)` of the actor."""
+        """Arguments of `.options(…)` for the actor."""
         cpus, gpus = self._demands[name]
         options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
         if name in self._bundles:
@@ -53,7 +53,7 @@ class Placement:
         return options
 
     def release(self) -> None:
-        """Give the places back."""
+        """Release the reserved resources."""
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
             self._group = None
@@ -76,7 +76,7 @@ class Placement:
 
 
 def near_driver() -> dict[str, Any]:
-    """Options of an actor whose end is the run's: on the driver's node, so that no other node's end is."""
+    """Options of an actor the run cannot lose: on the driver's node, so the run survives the loss of any other."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     node = ray.get_runtime_context().get_node_id()
@@ -91,7 +91,7 @@ _END_SECONDS = 15.0
 
 @dataclass(slots=True)
 class Maker:
-    """A maker, and how often it was started anew."""
+    """A maker, and how often it was restarted."""
 
     name: str
     index: int
@@ -102,7 +102,7 @@ class Maker:
 
     @property
     def id(self) -> str:
-        """What the coordinator knows it by: each attempt is somebody else."""
+        """Name at the coordinator; each restart gets a new one."""
         return self.name if self.attempt == 0 else f"{self.name}.{self.attempt}"
 
 
@@ -120,7 +120,7 @@ class TrainerPlace:
 
 @dataclass(slots=True)
 class Actors:
-    """All actors of one run, in a namespace of its own."""
+    """All actors of one run, in the run's own namespace."""
 
     request: RunRequest
     config: RayConfig
@@ -134,11 +134,11 @@ class Actors:
 
     @property
     def num_makers(self) -> int:
-        """0 where nobody generates: learning from a dataset without held-out prompts to answer."""
+        """0 where nothing is generated: training on a dataset without held-out prompts."""
         return self.config.num_makers if self.request.resolved.generates else 0
 
     def start(self) -> None:
-        """Find a place for every actor and start it. Raises when there is none, or an actor does not come up."""
+        """Place and start every actor. Raises when resources are missing or an actor does not start."""
         config = self.config
         makers = [f"maker-{i}" for i in range(self.num_makers)]
         trainers = [f"trainer-{i}" for i in range(config.num_trainers)]
@@ -166,7 +166,7 @@ class Actors:
         fits: dict[Any, str] = {}
         resume = None if self.request.resume is None else str(self.request.resume.resolve())
         for rank, trainer in enumerate(self.trainers):
-            # A trainer that has a GPU of its own sees no other.
+            # A trainer with a reserved GPU sees no other.
             place = 0 if self.config.trainer_gpus else on_node.get(trainer.node, 0)
             on_node[trainer.node] = on_node.get(trainer.node, 0) + 1
             group = {"rank": rank, "local_rank": place, "world_size": len(self.trainers), "master_port": first.port}
@@ -175,7 +175,7 @@ class Actors:
         return fits
 
     def restart(self, maker: Maker) -> None:
-        """Put a new maker in the place of one that is gone; its prompts are made again."""
+        """Replace a lost maker by a new one; its prompts are made again."""
         ray.kill(maker.actor)
         self._actors.remove(maker.actor)
         released = ask(self.coordinator, "release", maker.id)
@@ -184,14 +184,14 @@ class Actors:
         self._start_maker(maker)
 
     def finish(self) -> None:
-        """Let the makers end by themselves: their loops' hooks fire and what they opened is closed."""
+        """Let the makers end by themselves, so that their hooks fire and their resources are closed."""
         ask(self.coordinator, "finish")
         _, late = ray.wait([maker.work for maker in self.makers], num_returns=len(self.makers), timeout=_END_SECONDS)
         if late:
             logger.warning("%d makers did not end within %g s and are stopped", len(late), _END_SECONDS)
 
     def close(self) -> None:
-        """Stop every actor, whatever it does, and give its place back."""
+        """Stop every actor unconditionally and release its resources."""
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
@@ -241,7 +241,7 @@ class Actors:
 
 
 def _threads(config: RayConfig) -> int | None:
-    """Of each actor's torch: a local Ray's cores shared by those that work at the same time."""
+    """torch threads per actor: on a local Ray, the cores divided by the actors that work at the same time."""
     if config.address is not None or config.maker_cpus or config.trainer_cpus or "OMP_NUM_THREADS" in os.environ:
         return None
     # Strictly on-policy, makers and trainers take turns.
@@ -250,7 +250,7 @@ def _threads(config: RayConfig) -> int | None:
 
 
 def check(request: RunRequest, config: RayConfig) -> None:
-    """What the run file asks of this transport that it cannot do. Raises `ConfigError`."""
+    """Raise `ConfigError` where the run file asks for what this transport cannot do."""
     resolved = request.resolved
     if config.sync == "adapter" and resolved.run.model.lora is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Calling actors: found by name, waited for with a deadline, and their errors told with who failed and why."""
+"""Calls to actors: lookup by name, waits with deadlines, and errors that name the actor and the cause."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError
 logger = logging.getLogger("rlhf.ray")
 
 _MARGIN_SECONDS = 60.0
-"""How much longer than the coordinator's own deadline its answer may take."""
+"""Extra time for the coordinator's answer beyond its own deadline."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 
 Call = tuple[str, "ray.ObjectRef[Any]"]
-"""Name of the actor that was called, and its answer to come."""
+"""Name of the called actor, and the reference to its pending answer."""
 
 
 class ActorLostError(RlhfError):
@@ -38,20 +38,20 @@ class ActorLostError(RlhfError):
 
 
 def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.0) -> Any:
-    """Call the coordinator, which answers within `wait_seconds` by itself. Raises what it raised or that it is gone."""
+    """Call the coordinator, which answers within `wait_seconds` itself. Raises its error, or that it is gone."""
     return answer(getattr(coordinator, method).remote(*arguments), method, wait_seconds)
 
 
 def answer(reference: Any, method: str, wait_seconds: float = 0.0) -> Any:
-    """What the coordinator answers to a call of `method` that is under way; as `ask`."""
+    """Wait for the coordinator's answer to a pending call of `method`; raises like `ask`."""
     call = ("coordinator", reference)
     return collect([call], timeout_seconds=wait_seconds + _MARGIN_SECONDS, doing=f"to answer {method}")[0]
 
 
 def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> list[Any]:
-    """The answers, in order. Raises what an actor raised, with its name on it, `ActorLostError` or `DeadlineError`.
+    """The answers, in order. Raises an actor's error with its name added, `ActorLostError` or `DeadlineError`.
 
-    doing: what is waited for, as in "to take a batch".
+    doing: the awaited action, as in "to take a batch".
     """
     deadline = time.monotonic() + timeout_seconds
     answers = []
@@ -71,12 +71,12 @@ def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> lis
 
 
 def explain(actor: str, error: BaseException) -> RlhfError:
-    """What an actor's call raised, as an error of this process that names the actor; its traceback goes to the log.
+    """Convert an actor call's error to one of this process that names the actor; logs the actor's traceback.
 
-    A run that was asked to stop has none.
+    No traceback is logged where the run was asked to stop.
     """
     if isinstance(error, RayTaskError) and not isinstance(error.cause, InterruptedRun):
-        # Its text is the traceback, as it was there, with terminal colours.
+        # Its text is the remote traceback, with terminal colours.
         logger.error("[%s] failed:\n%s", actor, re.sub(r"\x1b\[[0-9;]*m", "", str(error)).rstrip())
     elif is_lost(error):
         logger.error("[%s] is gone: %s", actor, error)
@@ -84,18 +84,18 @@ def explain(actor: str, error: BaseException) -> RlhfError:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the actor died, rather than raised (which may be that another died, and is then of both kinds)."""
+    """Whether the actor itself died; False where it raised, also if it raised that another actor died."""
     lost = ActorDiedError | ActorUnavailableError | WorkerCrashedError
     return not isinstance(error, RayTaskError) and isinstance(error, lost)
 
 
 def first_cause(errors: dict[str, RlhfError]) -> RlhfError:
-    """The cause, where several actors failed at about the same time: the error that the others follow from."""
+    """Among errors of actors that failed at about the same time, the one that caused the others."""
     for kind in (ActorLostError, InterruptedRun):
         for error in errors.values():
             if isinstance(error, kind):
                 return error
-    # A deadline passed in one rank is mostly what an error of another looks like from there.
+    # A deadline error in one rank is mostly the consequence of another rank's error.
     own = [error for error in errors.values() if not isinstance(error, DeadlineError)]
     return (own or list(errors.values()))[0]
 
@@ -103,10 +103,10 @@ def first_cause(errors: dict[str, RlhfError]) -> RlhfError:
 def _told(actor: str, error: BaseException) -> RlhfError:
     if isinstance(error, RayTaskError):
         cause = error.cause if isinstance(error.cause, BaseException) else error
-        # The actors of a run call one other actor.
+        # Actors of a run call only the coordinator.
         error = _told("coordinator", cause) if is_lost(cause) else cause
     if isinstance(error, InterruptedRun) or (isinstance(error, RlhfError) and actor == "coordinator"):
-        return error  # the coordinator passes on what others raised, who are named in it
+        return error  # the coordinator forwards errors that name their actor
     if isinstance(error, RlhfError):
         where = actor if error.where is None or error.where == actor else f"{actor}, {error.where}"
         return type(error)(error.message, where=where, hint=error.hint)
@@ -128,7 +128,7 @@ def _reason(error: BaseException) -> str:
 
 
 def get_named_actor(name: str) -> Any | None:
-    """The living actor of that name in this namespace (or in RAY_NAMESPACE); None where there is none."""
+    """The live actor of that name in this namespace (or in RAY_NAMESPACE); None where there is none."""
     try:
         return ray.get_actor(name, namespace=os.environ.get("RAY_NAMESPACE"))
     except ValueError:
@@ -137,7 +137,7 @@ def get_named_actor(name: str) -> Any | None:
 
 def own_name() -> str:
     """Name of the actor this code runs in; its id where it has none, empty outside of an actor."""
-    if not ray.is_initialized():  # asking for a context would start a Ray of its own
+    if not ray.is_initialized():  # asking for a context would start Ray
         return ""
     context = ray.get_runtime_context()
     if context.get_actor_id() is None:
@@ -146,13 +146,13 @@ def own_name() -> str:
 
 
 def set_environment(env_info: Mapping[str, str] | None) -> None:
-    """Variables of a launcher (`rank`, `world_size`, `master_addr`, …), under the names that launchers use."""
+    """Set a launcher's variables (`rank`, `world_size`, `master_addr`, …) under their environment names."""
     for name, value in (env_info or {}).items():
         os.environ[name.upper()] = str(value)
 
 
 class NamedActors:
-    """The actors of a list of names, looked up when first needed, since makers and trainers name each other."""
+    """Actors by name, looked up when first needed, since makers and trainers name each other."""
 
     def __init__(self, names: Sequence[str], *, timeout_seconds: float) -> None:
         """`timeout_seconds`: how long to wait for an actor that is not there yet."""
@@ -163,9 +163,9 @@ class NamedActors:
         self._lock = threading.Lock()
 
     def handle(self, name: str) -> Any:
-        """The actor. Raises `DeadlineError` when none of that name appears in time.
+        """The actor's handle. Raises `DeadlineError` when no actor of that name appears in time.
 
-        One that was lost is not waited for: `ActorLostError`, unless another has taken its name.
+        There is no wait for a lost actor: `ActorLostError`, unless another has taken its name.
         """
         with self._lock:
             if name not in self._handles:
@@ -173,18 +173,18 @@ class NamedActors:
             return self._handles[name]
 
     def know(self, handles: Mapping[str, Any]) -> None:
-        """Take actors that somebody else has found."""
+        """Add handles that were found elsewhere."""
         with self._lock:
             self._handles.update(handles)
 
     def lose(self, name: str) -> None:
-        """Its actor died: look the name up anew next time."""
+        """Note that the actor died: the next use looks the name up again."""
         with self._lock:
             self._handles.pop(name, None)
             self._lost.add(name)
 
     def look_up_again(self) -> None:
-        """Forget who has the names: between two loops or fits, others may have taken them."""
+        """Forget all handles: between two loops or fits, new actors may have taken the names."""
         with self._lock:
             self._handles.clear()
             self._lost.clear()
@@ -218,7 +218,7 @@ class NamedActors:
 
 
 def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Ask again and again, ever more slowly; False when the time is over."""
+    """Poll `condition` at growing intervals; False when the time is over."""
     deadline = time.monotonic() + timeout_seconds
     pause = _FIRST_PAUSE_SECONDS
     while not condition():

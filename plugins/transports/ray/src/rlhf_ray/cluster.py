@@ -1,4 +1,4 @@
-"""Ray itself: a fresh local one, or a running cluster; and the namespace of a run in it."""
+"""Connection to Ray: a new local instance or a running cluster, and the run's namespace in it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ logger = logging.getLogger("rlhf.ray")
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
-    # Idle workers for tasks that a run never has.
+    # No idle workers: a run submits no tasks.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
-    # The new meaning, so that Ray need not warn of the old one.
+    # Opt in to the new behaviour, so that Ray does not warn about the old one.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 @contextmanager
 def connected(config: RayConfig) -> Iterator[str]:
-    """Ray is up inside; yields a namespace that no other run has. What was started here is stopped at the end.
+    """Context connected to Ray; yields a namespace unique to the run. A Ray started here is stopped at the end.
 
-    A Ray that this process is connected to already is used and left as it was.
+    An existing connection of this process is used and left open.
     """
     namespace = f"rlhf-{uuid.uuid4().hex[:12]}"
     if ray.is_initialized():
@@ -58,7 +58,7 @@ def _start(config: RayConfig, namespace: str) -> None:
             "address": "local",
             "include_dashboard": False,
             "object_store_memory": config.object_store_bytes,
-            # Nobody outside this machine has business with a local Ray (see `_loopback_kept`).
+            # A local Ray must not be reachable from other machines (see `_loopback_kept`).
             "_node_ip_address": "127.0.0.1",
         }
     else:
@@ -79,7 +79,7 @@ def _start(config: RayConfig, namespace: str) -> None:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for Ray's processes, where the user has not set them; as before afterwards."""
+    """Set environment variables for Ray's processes unless the user has set them; restored afterwards."""
     added = {key: value for key, value in values.items() if key not in os.environ}
     os.environ.update(added)
     try:
@@ -91,7 +91,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _loopback_kept() -> Iterator[None]:
-    """Ray replaces 127.0.0.1 by the machine's own address and then listens on all; here it listens on 127.0.0.1."""
+    """Keep Ray on 127.0.0.1, which it would replace by the machine's address, then listening on all interfaces."""
     from ray._private import services
 
     replace = getattr(services, "resolve_ip_for_localhost", None)
@@ -108,7 +108,7 @@ def _loopback_kept() -> Iterator[None]:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM; ours asks the run to stop with a checkpoint."""
+    """Keep our SIGTERM handler, which stops the run with a checkpoint; Ray would replace it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

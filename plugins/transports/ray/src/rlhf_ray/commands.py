@@ -17,13 +17,13 @@ _RUN = click.argument("run", type=click.Path(path_type=Path))
 
 @click.group("ray", help="Look at a detached run, or stop it.")
 def ray() -> None:
-    """The group."""
+    """Group of the `rlhf ray` commands."""
 
 
 @ray.command("status", help="What the actors of the run in folder RUN do.")
 @_RUN
 def status(run: Path) -> None:
-    """Print the newest state; plain lines, never cut."""
+    """Print the newest state as plain, uncut lines."""
     found = _going_on(run)
     if found is None:
         return
@@ -47,7 +47,7 @@ def status(run: Path) -> None:
 @click.option("--now", is_flag=True, help="Do not wait for the episode and a checkpoint.")
 @click.option("--timeout", "timeout_seconds", type=float, default=600.0, show_default=True, help="Seconds to wait.")
 def stop(run: Path, now: bool, timeout_seconds: float) -> None:
-    """Ask the driver, as Ctrl-C does, and wait until it has ended."""
+    """Interrupt the driver, as Ctrl-C does, and wait until it has ended."""
     found = _going_on(run)
     if found is None:
         return
@@ -65,7 +65,7 @@ def stop(run: Path, now: bool, timeout_seconds: float) -> None:
 
 
 def _going_on(run: Path) -> RunningJob | None:
-    """The run's state; None, after saying so, where none is going on. What a killed driver left is removed."""
+    """The run's state; prints a message and returns None where none is running. Removes a killed driver's file."""
     found = read_status(run)
     if found is None:
         _say(f"{run}: no detached run is going on")

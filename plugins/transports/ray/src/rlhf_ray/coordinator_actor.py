@@ -1,9 +1,9 @@
-"""`Coordinator`: the one actor that everybody of a run talks to.
+"""`Coordinator`: the central actor of a run, which all others talk to.
 
-It owns the prompts (core's `RolloutCoordinator`), the parts of an evaluation and what goes back to the driver; of the
-newest weights it keeps the calls that bring them, for makers that start later. It never computes and never waits for
-another actor, so it always answers; who asks for something that is not there yet waits here, with a deadline. It
-imports neither torch nor a plugin.
+It owns the prompts (core's `RolloutCoordinator`), the parts of an evaluation and the events for the driver; it keeps
+the calls that deliver the newest weights, for makers that start later. It never computes and never waits for another
+actor, so it always answers; a caller whose request cannot be met yet waits here, with a deadline. It imports neither
+torch nor a plugin.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .messages import (
 from .wire import PackedGroup
 
 _REPORT_SECONDS = 20.0
-"""How long an event waits for one that it overtook."""
+"""Longest wait of an event for an earlier one of its sender."""
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class CoordinatorSettings:
 
 
 class Coordinator:
-    """Runs as an asyncio actor: every method is quick, or awaits a change of state."""
+    """An asyncio actor: every method is quick, or awaits a change of state."""
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
@@ -62,7 +62,7 @@ class Coordinator:
             num_episodes=settings.num_episodes,
             prompts_per_episode=settings.prompts_per_episode,
             max_staleness=settings.max_staleness,
-            # A lease that ran out gets its maker restarted, which releases it; this is the second line.
+            # A maker whose lease expired is restarted, which releases the lease; this is a second safeguard.
             lease_seconds=2 * settings.lease_seconds,
         )
         self._changed = asyncio.Condition()
@@ -85,15 +85,15 @@ class Coordinator:
         """Maker -> the newest version whose canary answers it has compared."""
         self._events = EventInbox()
 
-    # For makers.
+    # Called by makers.
 
     async def register(
         self, maker: str, pid: int, node: str, num_evaluation_prompts: int, actor: Any = None, has: int = 0
     ) -> tuple[int, Sequence[Mapping[str, Any]]] | None:
-        """The maker's models are loaded; it asks for work from now on, and trainers send it new weights.
+        """Register a maker whose models are loaded: it may ask for work, and trainers send it new weights.
 
-        has: number of the publication whose weights it has. One that has not the newest is not registered: returns
-        that publication's number, and the calls of `update_experience_maker` that bring it.
+        has: number of the publication whose weights it has. Without the newest it is not registered: the result is
+        that publication's number, and the calls of `update_experience_maker` that deliver it.
         """
         if has != self._num_publications:
             return self._num_publications, self._newest
@@ -103,20 +103,20 @@ class Coordinator:
         return None
 
     async def maker_alive(self, maker: str) -> None:
-        """A maker's sign of life."""
+        """Heartbeat of a maker."""
         self._makers.seen(maker)
 
     async def next_work(self, maker: str, timeout_seconds: float) -> Work | None:
-        """What to do next; None when there was nothing for so long."""
+        """The maker's next work; None when there was none within the timeout."""
         self._makers.begins(maker, None)
         work = await self._until(lambda: self._find_work(maker), timeout_seconds)
         self._makers.begins(maker, work)
         return work
 
     async def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:
-        """Finished groups; returns how many were wanted.
+        """Take finished groups; returns how many were accepted.
 
-        Not wanted is one that another maker made first, or that was asked for before the run went back (`era`).
+        A group is refused if another maker made it first, or if it was requested before a rollback (`era`).
         """
         self._makers.seen(maker)
         if era != self._era:
@@ -136,16 +136,16 @@ class Coordinator:
         await self._notify()
 
     async def canary_gap(self, maker: str, version: int, gap: float) -> None:
-        """How far the maker's log-probs were from the trainer's after the sync of `version`, in nats.
+        """Record the gap between the maker's and the trainer's log-probs after the sync of `version`, in nats.
 
-        A version counts once: after a resume the makers compare again what the groups in the checkpoint came from.
+        A version counts once: after a resume the makers compare again the versions of groups in the checkpoint.
         """
         self._makers.seen(maker)
         if version > self._compared.get(maker, -1):
             self._compared[maker] = version
             self._canary_gap = max(self._canary_gap, gap)
 
-    # For trainers.
+    # Called by trainers.
 
     async def wait_for_makers(self, timeout_seconds: float) -> None:
         """Return once every maker has its models loaded."""
@@ -159,7 +159,7 @@ class Coordinator:
             )
 
     async def take(self, episode: int, timeout_seconds: float) -> TakenEpisode:
-        """The groups of an episode, once all are in; every trainer rank asks for each episode once."""
+        """The groups of an episode, once all have arrived; every trainer rank asks for each episode once."""
 
         def ready() -> bool:
             return (self._handed is not None and self._handed[0] == episode) or self._prompts.ready(episode)
@@ -176,15 +176,15 @@ class Coordinator:
         return self._handed[1]
 
     async def makers(self) -> dict[str, Any]:
-        """Name -> handle of those that are there."""
+        """Name -> handle of the registered makers."""
         return self._makers.actors()
 
     async def publish(
         self, version: int, calls: Sequence[Mapping[str, Any]] = (), told: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """The makers `told` have `version`: prompts that waited for it may start.
+        """Note that the makers `told` have `version`: prompts that waited for it may start.
 
-        calls: what they were told, for makers that start later; those that have come meanwhile are returned.
+        calls: the calls that delivered it, for makers that start later. Returns makers that registered meanwhile.
         """
         if calls:
             self._newest = calls
@@ -197,7 +197,7 @@ class Coordinator:
         return {name: actor for name, actor in self._makers.actors().items() if calls and name not in told}
 
     async def evaluate(self, part_size: int, timeout_seconds: float) -> tuple[int, list[EvaluationRow]]:
-        """Have the held-out prompts answered with the newest version. Returns how many they are, and the rows."""
+        """Have the held-out prompts answered with the newest version. Returns their number and the rows."""
         self._evaluation.open(self._num_evaluation_prompts, part_size, self._prompts.version)
         await self._notify()
         if not await self._until(lambda: self._evaluation.complete, timeout_seconds):
@@ -207,12 +207,12 @@ class Coordinator:
         return self._num_evaluation_prompts, self._evaluation.rows()
 
     async def state(self) -> dict[str, Any]:
-        """As `RolloutCoordinator.state_dict`, its groups packed, and what is known of the canary answers."""
+        """`RolloutCoordinator.state_dict` with packed groups, and the canary results."""
         canary = {"gap": self._canary_gap, "compared": dict(self._compared)}
         return {**self._prompts.state_dict(), "canary": canary}
 
     async def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, at the start or after a rollback; nothing is made before its weights are published."""
+        """Continue from `state`, at the start or after a rollback; rollouts wait until its weights are published."""
         self._prompts.load_state_dict(state)
         self._era += 1
         self._published = False
@@ -223,22 +223,22 @@ class Coordinator:
         self._canary_gap, self._compared = canary.get("gap", 0.0), dict(canary.get("compared", {}))
 
     async def alive(self, trainer: str) -> None:
-        """A trainer's sign of life."""
+        """Heartbeat of a trainer."""
         self._trainers_seen[trainer] = time.monotonic()
 
     async def interrupted(self) -> bool:
         return self._interrupted
 
-    # For everybody's hooks and logs, and the driver.
+    # Called for hooks and logs by all actors, and by the driver.
 
     async def report(self, sender: str, number: int, event: Event | LogLine) -> None:
-        """To be replayed by the driver; answers once the sender's earlier events are here, too."""
+        """Queue an event for the driver; returns once the sender's earlier events have arrived too."""
         self._events.put(sender, number, event)
         await self._notify()
         await self._until(lambda: self._events.has(sender, number), _REPORT_SECONDS)
 
     async def overview(self, timeout_seconds: float) -> Overview:
-        """How things stand; at once where there are events, else after so long."""
+        """The run's current state; returned at once where there are events, else after the timeout."""
         await self._until(lambda: len(self._events), timeout_seconds)
         events = self._events.take()
         next_episode = 0 if self._handed is None else self._handed[0] + 1
@@ -252,7 +252,7 @@ class Coordinator:
         )
 
     async def release(self, maker: str) -> int:
-        """The maker is gone: others make its prompts. Returns how many."""
+        """Reassign the prompts of a lost maker to others. Returns how many."""
         self._makers.forget(maker)
         self._evaluation.release(maker)
         lost = self._prompts.release(maker)
@@ -263,14 +263,14 @@ class Coordinator:
         self._interrupted = True
 
     async def finish(self) -> None:
-        """Nothing more is to be made."""
+        """End the run's work: makers get no more."""
         self._over = True
         await self._notify()
 
     def _find_work(self, maker: str) -> Work | None:
         if self._over:
             return RunOver()
-        # A maker that was given up for dead may still have asked.
+        # A maker taken for dead may still have a call pending.
         if not self._published or maker not in self._makers.registered:
             return None
         evaluation = self._evaluation.take(maker)
@@ -313,7 +313,7 @@ class Coordinator:
             self._changed.notify_all()
 
     async def _until(self, found: Callable[[], T], timeout_seconds: float) -> T:
-        """The first true answer of `found`, asked after every change; its last answer when the time is up."""
+        """Wait until `found` returns a true value, tried after every change; its last value when time is up."""
         deadline = time.monotonic() + timeout_seconds
         async with self._changed:
             while not (answer := found()):

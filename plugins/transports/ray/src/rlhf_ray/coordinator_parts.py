@@ -1,4 +1,4 @@
-"""What the coordinator keeps: who makes and since when, and the parts of an evaluation."""
+"""State of the coordinator: the registered makers and their work, and the parts of an evaluation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Maker:
 
 
 class MakerRegistry:
-    """The makers that are there. A maker that is gone is forgotten; the one in its place registers anew."""
+    """The registered makers. A lost maker is removed; its replacement registers anew."""
 
     def __init__(
         self, heartbeat_seconds: float, work_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -55,12 +55,12 @@ class MakerRegistry:
         self._makers.pop(name, None)
 
     def seen(self, name: str) -> None:
-        """A sign of life."""
+        """Record a heartbeat."""
         if name in self._makers:
             self._makers[name].last_seen = self._clock()
 
     def begins(self, name: str, work: Work | None) -> None:
-        """The maker begins `work`, or begins to wait for some."""
+        """The maker begins `work`, or with None begins to wait for work."""
         if name not in self._makers:
             return
         maker, now = self._makers[name], self._clock()
@@ -77,7 +77,7 @@ class MakerRegistry:
         self.seen(name)
 
     def take_idle_fraction(self) -> float:
-        """Share of the makers' time since the last call in which they had nothing to do."""
+        """Share of the makers' time since the last call in which they were idle."""
         now = self._clock()
         elapsed = (now - self._counted_since) * max(1, len(self._makers))
         idle = 0.0
@@ -89,7 +89,7 @@ class MakerRegistry:
         return min(1.0, idle / elapsed) if elapsed > 0 else 0.0
 
     def stuck(self) -> dict[str, str]:
-        """Makers that should be started anew, and why."""
+        """Makers that should be restarted -> reason."""
         now = self._clock()
         found: dict[str, str] = {}
         for name, maker in self._makers.items():
@@ -100,7 +100,7 @@ class MakerRegistry:
         return found
 
     def describe(self) -> list[Mapping[str, Any]]:
-        """For people: name, pid, node, what it does and for how long, version."""
+        """State of each maker for display: name, pid, node, current work and its duration, version."""
         now = self._clock()
         return [
             {
@@ -152,7 +152,7 @@ class EvaluationJobs:
             self._rows[work.start] = rows
 
     def release(self, maker: str) -> None:
-        """The maker is gone: its parts are for others."""
+        """Return a lost maker's parts to the queue."""
         lost = [work for work, holder in self._held.items() if holder == maker]
         for work in lost:
             del self._held[work]
@@ -167,5 +167,5 @@ class EvaluationJobs:
         return [row for start in sorted(self._rows) for row in self._rows[start]]
 
     def describe(self) -> str:
-        """In words, what is still missing."""
+        """Text on the parts that are still missing."""
         return f"{len(self._waiting)} parts wait for a maker, in the making: {sorted(set(self._held.values()))}"

@@ -1,4 +1,4 @@
-"""What feeds the loop of a detached trainer: batches from its buffer, for as long as somebody may still send."""
+"""Batch source of a detached trainer: draws from its buffer for as long as a maker may still send."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FitPlan:
 
 
 class BufferSource:
-    """Episodes of batches. The first pass trains on a batch as soon as it is there; later ones shuffle what it took.
+    """Episodes of batches. The first pass trains on a batch as soon as it arrives; later passes shuffle those batches.
 
     `draw` returns a batch, or the reason why none will come.
     """
@@ -76,13 +76,13 @@ class BufferSource:
 
 
 _GRACE_SECONDS = 1.0
-"""How long all makers must have been done."""
+"""How long all makers must have been done before the trainer gives up."""
 _STALE_GRACE_SECONDS = 10.0
-"""The same where a loop ended before the fit began: the maker's next one may be about to start."""
+"""The same if a maker's loop ended before the fit began, since its next loop may be about to start."""
 
 
 class MakerPresence:
-    """What makers say of themselves; safe between threads. A maker counts until it is done or its actor is gone."""
+    """Tracks which makers may still send; thread-safe. A maker counts until it is done or its actor is gone."""
 
     def __init__(self, names: Sequence[str], is_alive: Callable[[str], bool]) -> None:
         self._is_alive = is_alive
@@ -96,13 +96,13 @@ class MakerPresence:
         self._ended_before_fit: set[str] = set()
 
     def fit_begins(self) -> None:
-        """Loops that ended until now may have been those of an earlier fit."""
+        """Mark loops that ended until now as possibly those of an earlier fit."""
         with self._lock:
             self._ended_before_fit = set(self._ended)
             self._all_ended_since = None
 
     def started(self, name: str, temperature: float) -> None:
-        """A maker starts a loop; it samples at this temperature."""
+        """Record that a maker starts a loop and samples at this temperature."""
         with self._lock:
             self._names.add(name)
             self._seen.add(name)
@@ -111,14 +111,14 @@ class MakerPresence:
             self._temperatures[name] = temperature
 
     def done(self, name: str, error: str | None) -> None:
-        """A maker's loop is over; `error` is what broke it."""
+        """Record that a maker's loop is over; `error` is its failure, if any."""
         with self._lock:
             self._names.add(name)
             self._ended[name] = f"{name} is done" if error is None else f"{name} failed: {error}"
 
     @property
     def temperature(self) -> float | None:
-        """What all makers sample at; None when none has said so. Raises `UserInputError` when they differ."""
+        """Sampling temperature of all makers; None until one reports. Raises `UserInputError` when they differ."""
         with self._lock:
             values = set(self._temperatures.values())
         if len(values) > 1:

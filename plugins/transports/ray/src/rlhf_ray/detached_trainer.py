@@ -1,4 +1,4 @@
-"""`DetachedTrainer`: the seed's base class of trainers that are fed from other actors."""
+"""`DetachedTrainer`: the seed's base class of trainers that receive samples from other actors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-"""How often a wait for a batch looks whether somebody may still send."""
+"""How often a wait for a batch checks whether a maker may still send."""
 
 
 class DetachedTrainer(ABC):
@@ -59,11 +59,11 @@ class DetachedTrainer(ABC):
         seed: int = 0,
     ) -> None:
         """experience_maker_holder_name_list: actors that get the new weights.
-        train_batch_size: samples of a batch, of this trainer. buffer_limit: batches that may wait; 0 or less = any.
-        dataloader_pin_memory: batches lie in page-locked memory, where there is a GPU.
+        train_batch_size: samples in a batch of this trainer. buffer_limit: batches that may wait; 0 or less = any.
+        dataloader_pin_memory: keep batches in page-locked memory, where there is a GPU.
         callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
         batch_timeout_seconds: longest wait for a batch, or of a maker for room in the buffer.
-        actor_timeout_seconds: longest wait for a maker that is named but not there yet. seed: of the shuffling.
+        actor_timeout_seconds: longest wait for a maker that is named but not there yet. seed: seed of the shuffling.
         """
         self.train_batch_size = train_batch_size
         self.detached_replay_buffer = DetachedReplayBuffer(
@@ -97,7 +97,7 @@ class DetachedTrainer(ABC):
         """Take `total_steps` batches from the buffer, and send the weights after every `update_steps` of them.
 
         Each `update_steps` batches are an episode, trained on `train_epochs` times. When all makers are done or gone
-        and no whole batch is left, raises `RlhfError` with what they said; what was trained stays.
+        and no whole batch is left, raises `RlhfError` with their reports; the training so far is kept.
         """
         plan = FitPlan(total_steps, update_steps, train_epochs)
         source = BufferSource(plan, self._draw, self._seed)
@@ -123,7 +123,7 @@ class DetachedTrainer(ABC):
 
     @ray.method(concurrency_group="buffer_length")
     def buffer_get_length(self) -> int:
-        """Whole batches that wait."""
+        """Number of whole batches in the buffer."""
         return self.detached_replay_buffer.get_length()
 
     @ray.method(concurrency_group="buffer_append")
@@ -138,15 +138,15 @@ class DetachedTrainer(ABC):
         logger.debug("takes %d samples", len(items))
         self.detached_replay_buffer.extend(items)
 
-    # In the group buffer_length, since buffer_append may be held up by a full buffer.
+    # In the group buffer_length, since a full buffer may block buffer_append.
     @ray.method(concurrency_group="buffer_length")
     def maker_started(self, name: str, temperature: float = 1.0) -> None:
-        """A maker starts a loop, and says how it samples."""
+        """Called by a maker that starts a loop, with its sampling temperature."""
         self._presence.started(name, temperature)
 
     @ray.method(concurrency_group="buffer_length")
     def maker_done(self, name: str, error: str | None = None) -> None:
-        """A maker's loop is over and everything it made was sent; `error` is what broke it."""
+        """Called by a maker whose loop is over and whose samples are all sent; `error` is its failure, if any."""
         self._presence.done(name, error)
 
     @ray.method(concurrency_group="buffer_sample")
@@ -154,17 +154,17 @@ class DetachedTrainer(ABC):
         return self.detached_replay_buffer.sample(timeout_seconds=timeout_seconds)
 
     def _step_device(self) -> torch.device:
-        """Where `training_step` wants its batches."""
+        """Device of the batches given to `training_step`."""
         import torch
 
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def _agree(self, outcome: Experience | str) -> Experience | str:
-        """Trainers that work together all go on or all stop: a reason of any of them is everyone's."""
+        """Agree among trainers of one group: a reason to stop on any rank stops all."""
         return outcome
 
     def _draw(self) -> Experience | str:
-        """The next batch, or why there is none. Looks now and then whether anybody may still send."""
+        """The next batch, or why there is none; checks periodically whether a maker may still send."""
         deadline = time.monotonic() + self._batch_timeout_seconds
         outcome: Experience | str | None = None
         while outcome is None:
@@ -200,7 +200,7 @@ class DetachedTrainer(ABC):
 
 
 class _Syncing:
-    """The loop's recorder: an episode ends with a sync."""
+    """The loop's recorder: syncs weights at the end of an episode."""
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self.timer = PhaseTimer()
@@ -214,7 +214,7 @@ class _Syncing:
         self.num_tokens = 0
 
     def update(self, metrics: Metrics) -> None:
-        """Callbacks have seen them."""
+        """Do nothing: callbacks have received the metrics."""
 
     def end_episode(self, episode: int) -> Metrics:
         with self.timer.phase("sync"):

@@ -1,7 +1,7 @@
-"""Hook events and log lines of actors, on their way to the driver and replayed there.
+"""Sends hook events and log lines of actors to the driver, and replays them there.
 
-Hooks given as objects (progress, TensorBoard, a recorder of the caller's) stay in the process where they were made;
-installed hook plugins run inside the actors. So what an object hook sees comes a moment later than it happened.
+Hooks given as objects (progress, TensorBoard, a caller's recorder) stay in the process where they were made;
+installed hook plugins run inside the actors. So object hooks see events with a small delay.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EventSender:
             self._num_sent += 1
 
     def flush(self) -> None:
-        """Return when the coordinator has everything sent so far."""
+        """Wait until the coordinator has received everything sent so far."""
         with self._lock:
             last = self._last
         if last is not None:
@@ -57,9 +57,9 @@ class EventSender:
 
 
 class EventInbox:
-    """Events as they are to be replayed: each sender's in the order it sent them, whatever order they arrive in.
+    """Orders events for replay: each sender's events in the order sent, whatever order they arrive in.
 
-    Calls of an async actor, as the coordinator is, may overtake one another.
+    Calls to an async actor, such as the coordinator, may overtake one another.
     """
 
     def __init__(self) -> None:
@@ -68,21 +68,21 @@ class EventInbox:
         self._num_ready: Counter[str] = Counter()
 
     def put(self, sender: str, number: int, event: Event | LogLine) -> None:
-        """`number`: of the sender's events, from 0."""
+        """`number`: sequence number among the sender's events, from 0."""
         self._early[sender, number] = event
         while (key := (sender, self._num_ready[sender])) in self._early:
             self._ready.append(self._early.pop(key))
             self._num_ready[sender] += 1
 
     def has(self, sender: str, number: int) -> bool:
-        """Whether this event, and so all before it, can be taken or was."""
+        """Whether this event, and so all before it, has arrived (taken or not)."""
         return self._num_ready[sender] > number
 
     def __len__(self) -> int:
         return len(self._ready)
 
     def take(self) -> list[Event | LogLine]:
-        """What nobody has taken yet."""
+        """Remove and return the events that are ready."""
         taken, self._ready = self._ready, []
         return taken
 
@@ -94,11 +94,11 @@ class ActorLogHandler(logging.Handler):
         super().__init__()
         self._sender = sender
         self.setFormatter(PrintableFormatter("%(message)s"))
-        # What Ray says of a message is no reason to send another.
+        # Ray's own log about sending a message must not cause another message.
         self.addFilter(lambda record: not record.name.startswith("ray"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line that cannot be sent is no reason to stop working: logging's own handling says so on stderr."""
+        """Send a record; if that fails, work continues and logging's own handling reports it on stderr."""
         try:
             self._sender.send(LogLine(self._sender.actor, record.levelno, self.format(record)))
         except Exception:
@@ -106,7 +106,7 @@ class ActorLogHandler(logging.Handler):
 
 
 def replay(events: Iterable[Event | LogLine], hooks: HookRelay) -> None:
-    """In the driver: log lines go to the log, events to its hooks. Raises what a hook raises."""
+    """In the driver: write log lines to the log, pass events to the hooks. Raises what a hook raises."""
     for event in events:
         if isinstance(event, LogLine):
             logger.log(event.level, "[%s] %s", event.actor, event.text)
@@ -117,7 +117,7 @@ def replay(events: Iterable[Event | LogLine], hooks: HookRelay) -> None:
 
 
 def _portable(value: Any) -> Any:
-    """The value itself, or, of an error that may not survive the journey, its text."""
+    """The value itself; errors that may not unpickle become an `RlhfError` with their text."""
     if isinstance(value, BaseException) and not isinstance(value, RlhfError):
         return RlhfError(f"{type(value).__name__}: {value}")
     return value

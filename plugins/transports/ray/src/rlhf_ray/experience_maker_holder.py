@@ -1,4 +1,4 @@
-"""`ExperienceMakerHolder`: the maker of every detached run, whether by hand or by run file."""
+"""`ExperienceMakerHolder`: the maker of every detached run, whether created directly or by a run file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class ExperienceMakerHolder:
     """Makes experience from a data loader's prompts and sends it to `DetachedTrainer` actors in turn.
 
-    In a run of `--transport ray` it takes its prompts from the coordinator, and sends there (`work`).
+    Under `--transport ray` it takes its prompts from the coordinator, and sends the samples there (`work`).
     Start it under a name, by which trainers find it. New weights arrive while it generates and are swapped in between
     two batches, whole versions only.
 
@@ -41,23 +41,23 @@ class ExperienceMakerHolder:
     model_fn: (actor, critic, reward model, initial model); the critic may be None. The actor is a causal LM, the
     reward a function f(rollouts), a reward model or an installed reward's name, the initial model the KL's reference.
     env_info: environment variables of a process group (rank, world_size, master_addr, master_port).
-    sync_models_from_trainers: make nothing before a trainer has sent its full weights.
-    buffer_cpu_offload: samples are always sent from CPU memory, whatever is said here.
-    kl_coef: factor of the KL penalty; it rides on every sample. 0 computes no reference.
+    sync_models_from_trainers: start only after a trainer has sent its full weights.
+    buffer_cpu_offload: ignored; samples are always sent from CPU memory.
+    kl_coef: factor of the KL penalty, sent with every sample. 0 skips the reference.
     callbacks: hook plugins (`rlhf_…`), or objects with the seed's `on_…` methods.
-    eval_performance: print how fast it was when a loop ends.
-    update_lora_weights: after the first sync, trainers send what LoRA trains only.
+    eval_performance: print throughput when a loop ends.
+    update_lora_weights: after the first sync, trainers send only the LoRA weights.
     generate_kwargs: max_length (prompt and response), max_new_tokens, temperature, top_k, top_p, do_sample,
     stop, stop_token_ids, eos_token_id.
-    tokenizer: needed where prompts are texts. seed: of the sampling noise. engine, engine_options: an installed
-    rollout engine that shares the actor's module. sync_idle_seconds: after so long without a chunk, a half-sent
-    version is dropped. run: of a maker that `--transport ray` starts; it says everything, the rest is not read.
+    tokenizer: needed where prompts are texts. seed: seed of sampling. engine, engine_options: an installed
+    rollout engine that shares the actor's module. sync_idle_seconds: a half-sent version is dropped after this long
+    without a chunk. run: set by `--transport ray`; the other arguments are then ignored.
     """
 
     _worker: MakerWorker
     _run: RunFeed
     _unnumbered: dict[str, int]
-    """Sender -> the version it has open without having given it a number."""
+    """Sender -> the version it is sending without having given a number."""
 
     def __init__(
         self,
@@ -133,9 +133,9 @@ class ExperienceMakerHolder:
     def workingloop(self, dataloader_fn: Callable[[], Iterable[Any]], num_epochs: int = 1, num_steps: int = 0) -> None:
         """Make and send the experience of `num_epochs` passes over a data loader.
 
-        With `num_steps` > 0: of so many batches, in as many passes as that takes. A batch is a mapping of columns
+        With `num_steps` > 0: of that many batches, in as many passes as needed. A batch is a mapping of columns
         (`input_ids`, `attention_mask`, `answer`, …), a tensor of ids, or a list of texts or records. Returns when the
-        trainers have taken everything, and tells them; an error of the loop is told too, and raised.
+        trainers have taken everything, and notifies them; an error of the loop is reported to them too, and raised.
         """
         self._wait_for_first_weights()
         feed = self._feed
@@ -153,7 +153,7 @@ class ExperienceMakerHolder:
         feed.say_done(None)
 
     def work(self) -> None:
-        """The loop in a run: load everything, then make what the coordinator wants until the run is over."""
+        """The loop in a run: load everything, then make what the coordinator requests until the run is over."""
         with self._run.opened() as self._worker:
             self._run.join(self.update_experience_maker)
             self._make_all(self._run, self._run.batches())
@@ -174,12 +174,12 @@ class ExperienceMakerHolder:
         checksums: dict[str, str] | None = None,
         canary: Canary | None = None,
     ) -> None:
-        """Take a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s), its end.
+        """Receive a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s), its end.
 
         Nothing is changed before the end; then names, shapes and checksums are verified, and the version is swapped
         in between two batches. A call without start or end, outside of a version, is a whole version by itself.
         fully_update: all weights come, whatever `update_lora_weights` says. new_…_lora_config_dict: the sender's
-        `lora_scales`. version: policy version; None counts on. sender: several do not disturb each other.
+        `lora_scales`. version: policy version; None counts on. sender: keeps the versions of several senders apart.
         checksums: with the end, by role. canary: in a run, what to compare with. Raises `SyncError`, and keeps the
         weights, when something does not match.
         """
@@ -209,7 +209,7 @@ class ExperienceMakerHolder:
         return self._worker.weights.newest or 0
 
     def _make_all(self, feed: LoaderFeed | RunFeed, batches: Iterator[tuple[Any, list[Prompt]]]) -> None:
-        """Make the experience of each batch while that of the one before is on its way."""
+        """Make each batch's experience while that of the previous batch is being sent."""
         with feed.hooks.span("maker_loop", maker=feed.number):
             for work, prompts in batches:
                 groups = self._make_experience(prompts)  # type: ignore[operator]
@@ -234,7 +234,7 @@ class ExperienceMakerHolder:
             )
 
     def _report_failure(self, error: Exception) -> None:
-        """Tell the trainers, who else would wait for samples; the error itself is raised by the loop."""
+        """Report the failure to the trainers, which would otherwise wait for samples; the loop raises the error."""
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         try:
             self._feed.say_done(told)

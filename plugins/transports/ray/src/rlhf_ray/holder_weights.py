@@ -1,8 +1,8 @@
-"""Where a maker's new weights wait until they are whole and nobody generates.
+"""Stages a maker's new weights until the version is complete and no batch is being generated.
 
-Chunks come in on one thread while another makes experience. They are held beside the live weights, checked when the
-version is complete, and swapped in at a rollout-batch border, so a sample has one version and generation waits for
-the swap alone. No lock is held between two calls: a sender that dies leaves nothing but chunks that are dropped.
+Chunks arrive on one thread while another makes experience. They are held beside the live weights, checked when the
+version is complete, and swapped in between rollout batches, so a sample has one version and generation waits only for
+the swap. No lock is held between two calls: a sender that dies leaves only chunks, which are dropped.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ WHERE = "weight sync"
 
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """A model of a maker that weights arrive for."""
+    """A model of a maker that receives weights."""
 
     receiver: WeightReceiver
     """Takes a full version: the engine's own for the policy, a `ModuleReceiver` for a critic."""
     module: nn.Module | None = None
-    """The module behind it, where it is of this process: names and shapes are then checked on arrival."""
+    """The module behind it, if it is in this process: names and shapes are then checked on arrival."""
     adapter: frozenset[str] = frozenset()
-    """Names of what an adapter-only version brings; empty where there is no adapter."""
+    """Names of the weights in an adapter-only version; empty where there is no adapter."""
     on_commit: Callable[[int], None] = lambda version: None
-    """Told of an adapter-only version after it was swapped in."""
+    """Called with an adapter-only version after it was swapped in."""
 
     def check(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
-        """Raise `SyncError` unless exactly the names and shapes arrived that the module has."""
+        """Raise `SyncError` unless the arrived names and shapes are exactly the module's."""
         if self.module is None:
             return
         live = named_weights(self.module)
@@ -52,7 +52,7 @@ class WeightTarget:
         verify_weights(live, arrived, version)
 
     def swap(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
-        """Copy in place. The names and shapes were checked."""
+        """Copy the weights in place; names and shapes were checked."""
         receiver = self.receiver
         if adapter_only:
             self._check_has_adapter()
@@ -82,27 +82,27 @@ class _Incoming:
     weights: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """Role -> name -> tensor."""
     checksums: dict[str, Checksum] = field(default_factory=dict)
-    """Role -> of what has arrived."""
+    """Role -> checksum of the weights that have arrived."""
 
     def add(self, role: str, chunk: Mapping[str, Tensor]) -> None:
-        """Counted in at once, while the sender is still busy with the next chunk."""
+        """Add a chunk and its checksum at once, while the sender prepares the next."""
         self.weights.setdefault(role, {}).update(chunk)
         self.checksums.setdefault(role, Checksum()).add(chunk)
         self.last_chunk = time.monotonic()
 
     def replaces(self, other: _Incoming) -> bool:
-        """Whether nothing of `other` would be left after this one."""
+        """Whether this version overwrites all weights of `other`."""
         return other.weights.keys() <= self.weights.keys() and (other.adapter_only or not self.adapter_only)
 
 
 class StagedWeights:
     """Whole versions for the models of a maker, by role (`policy`, `critic`); safe between threads.
 
-    Senders do not disturb each other: each has one version under way, and what was committed last is what counts.
+    Each sender has one version under way, independent of the others; the last commit wins.
     """
 
     def __init__(self, targets: Mapping[str, WeightTarget], *, idle_seconds: float = 600.0) -> None:
-        """`idle_seconds`: a version that got no chunk for so long is dropped, its sender taken for dead."""
+        """`idle_seconds`: a version without a chunk for this long is dropped, its sender taken for dead."""
         self._targets = dict(targets)
         self._idle_seconds = idle_seconds
         self._changed = threading.Condition()
@@ -114,7 +114,7 @@ class StagedWeights:
 
     @property
     def newest(self) -> int | None:
-        """The version that is live, of several senders' the highest; None before the first."""
+        """The live version, the highest of several senders'; None before the first."""
         with self._changed:
             return max(self._live.values(), default=None)
 
@@ -125,7 +125,7 @@ class StagedWeights:
             return len(self._incoming)
 
     def begin(self, version: int, *, sender: str = "", adapter_only: bool = False) -> None:
-        """Open a version. What the same sender left half-sent is dropped."""
+        """Open a version; an incomplete one of the same sender is dropped."""
         with self._changed:
             self._drop_idle()
             self._incoming[sender] = _Incoming(version, sender, adapter_only, time.monotonic())
@@ -141,7 +141,7 @@ class StagedWeights:
     ) -> None:
         """Hold a chunk; its tensors are referenced, not copied, and must not change before the swap.
 
-        scales: of the sender's LoRA layers, to be those of the role's module; None is not checked.
+        scales: of the sender's LoRA layers; must equal those of the role's module. None skips the check.
         """
         if role not in self._targets:
             raise SyncError(f"weights of a {role} arrived, this maker has {sorted(self._targets)}", where=WHERE)
@@ -152,7 +152,7 @@ class StagedWeights:
         incoming.add(role, chunk)
 
     def commit(self, version: int, checksums: Mapping[str, str] | None = None, *, sender: str = "") -> None:
-        """The version is complete: check it, then swap, now or at the end of the batch that is being made.
+        """Complete the version: check it, then swap it in, now or at the end of the current batch.
 
         checksums: role -> checksum of what was sent (`rlhf_core.rollout.weight_sync.Checksum`); names all roles of
             the version.
@@ -169,7 +169,7 @@ class StagedWeights:
                 self._swap()
 
     def wait_live(self, version: int, *, timeout_seconds: float) -> None:
-        """Return once `version`, or a newer one, is what the next sample comes from. Raises `DeadlineError`."""
+        """Return once the next sample will come from `version` or a newer one. Raises `DeadlineError`."""
         with self._changed:
             arrived = self._changed.wait_for(
                 lambda: any(live >= version for live in self._live.values()), timeout_seconds
@@ -184,7 +184,7 @@ class StagedWeights:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Around the making of one batch: the weights stay as they are inside. One thread at a time."""
+        """Context for making one batch, during which the weights do not change. One thread at a time."""
         with self._changed:
             self._drop_idle()
             self._swap()
@@ -222,7 +222,7 @@ class StagedWeights:
                 raise SyncError(f"the {role} of version {version} is not what was sent (checksum)", where=WHERE)
 
     def _swap(self) -> None:
-        """Bring in what is ready. Called with the condition held, between batches."""
+        """Swap in the versions that are ready. Called with the condition held, between batches."""
         ready, self._ready = self._ready, []
         for incoming in ready:
             for role, arrived in incoming.weights.items():

@@ -1,4 +1,4 @@
-"""A maker used by hand: prompts come from a data loader, samples go to the trainers' buffers in turn."""
+"""Feed of a maker used directly: prompts from a data loader, samples to the trainers' buffers in turn."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlhf_core.types import BufferItem, PhaseTimes, Prompt, RolloutGroup
 from .calls import Call, NamedActors, collect
 
 _MAKER_BITS, _STEP_BITS, _ROW_BITS = 22, 24, 16
-"""62 in all: sample ids are int64, and those from 1 << 62 belong to evaluation."""
+"""Together 62 bits: sample ids are int64, and those from 1 << 62 are for evaluation."""
 
 
 class LoaderFeed:
-    """Numbers the samples, and deals them. Full buffers hold the maker up: it waits for the batch before the last."""
+    """Numbers samples and distributes them. A full buffer blocks: a send waits until the previous one was taken."""
 
     def __init__(
         self, name: str, hooks: HookRelay, reader: BatchReader, trainers: NamedActors, *, timeout_seconds: float
@@ -40,23 +40,23 @@ class LoaderFeed:
         self._started = 0.0
 
     def announce(self, temperature: float) -> None:
-        """Find the trainers, and tell them that a loop starts."""
+        """Find the trainers and announce that a loop starts."""
         self._timer, self._num_samples, self._started = PhaseTimer(), 0, time.perf_counter()
         self._trainers.look_up_again()
         calls = self._trainers.call("maker_started", self._name, temperature)
         collect(calls, timeout_seconds=self._timeout_seconds, doing="to hear that a maker starts")
 
     def batches(self, loaded: Iterable[Any]) -> Iterator[tuple[int, list[Prompt]]]:
-        """The prompts of each batch of a loader, numbered on from the loops before."""
+        """The prompts of each batch of a loader; numbering continues from earlier loops."""
         for batch in loaded:
             step = self._num_steps
             prompts = self._reader.read(batch, sample_id(self.number, step, 0), f"data loader, batch {step}")
-            sample_id(self.number, step, len(prompts) - 1)  # raises if the batch is too large to be numbered
+            sample_id(self.number, step, len(prompts) - 1)  # raises if the batch has too many rows to number
             self._num_steps += 1
             yield step, prompts
 
     def send(self, work: int, groups: Sequence[RolloutGroup]) -> None:
-        """Send, once what was sent before has been taken; its errors are raised here."""
+        """Send groups once the previous send has been taken; raises that send's errors."""
         self.flush()
         items = [item for group in groups for item in group.items]
         self._num_samples += len(items)
@@ -68,13 +68,13 @@ class LoaderFeed:
         ]
 
     def flush(self) -> None:
-        """Return when everything that was sent has been taken."""
+        """Wait until everything sent has been taken."""
         calls, self._under_way = self._under_way, []
         with self._timer.phase("send"):
             collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is its buffer full?)")
 
     def performance(self, times: PhaseTimes) -> str:
-        """One line on the loop: samples and tokens per second, and where the time went. `times`: of its maker."""
+        """One line on the loop: samples and tokens per second, and shares of time. `times`: the maker's phase times."""
         wall = max(time.perf_counter() - self._started, 1e-9)
         return (
             f"{self._name}: {self._num_samples} samples ({self._num_samples / wall:.1f}/s), "
@@ -89,7 +89,7 @@ class LoaderFeed:
 
 
 def maker_number(name: str) -> int:
-    """A number for a maker's name, the same in every run."""
+    """A number derived from a maker's name, the same in every run."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") % (1 << _MAKER_BITS)
 
 
@@ -101,7 +101,7 @@ def sample_id(maker: int, step: int, row: int) -> int:
 
 
 def deal(items: Sequence[BufferItem], num_targets: int, first: int) -> tuple[list[list[BufferItem]], int]:
-    """Items dealt in turn, the first one to target `first`; and who is next."""
+    """Distribute items in turn, starting with target `first`; also returns the next target."""
     dealt: list[list[BufferItem]] = [[] for _ in range(num_targets)]
     for place, item in enumerate(items):
         dealt[(first + place) % num_targets].append(item)

@@ -1,4 +1,4 @@
-"""What the actors of a run say to each other. Plain values only: the coordinator, in the middle, imports no torch."""
+"""Messages between the actors of a run. Plain values only, since the coordinator imports no torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RolloutWork:
-    """Make these prompts, with weights of this policy version or a newer one."""
+    """Make rollouts of these prompts, with weights of this policy version or a newer one."""
 
     positions: tuple[int, ...]
     version: int
     era: int = 0
-    """Times the run went back to a checkpoint before; what an earlier era asked for is not wanted any more."""
+    """Number of rollbacks so far; work requested in an earlier era is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class EvaluationWork:
 
 @dataclass(frozen=True, slots=True)
 class RunOver:
-    """There is nothing more to make."""
+    """There is no more work."""
 
 
 Work = RolloutWork | EvaluationWork | RunOver
@@ -43,7 +43,7 @@ Work = RolloutWork | EvaluationWork | RunOver
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A finished group; `keep` False: the algorithm has no use for it and wants another in its place."""
+    """A finished group; with `keep` False the algorithm rejects it and another replaces it."""
 
     group: PackedGroup
     keep: bool
@@ -51,26 +51,26 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class TakenEpisode:
-    """What a trainer gets of an episode."""
+    """An episode as a trainer receives it."""
 
     groups: Sequence[PackedGroup]
     times: PhaseTimes
-    """Of an average maker."""
+    """Phase times, averaged over the makers."""
     metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """What the trainer's model says behind a few prompts, for makers to compare with."""
+    """The trainer's next-token log-probs on a few prompts, for makers to compare theirs with."""
 
     prompt_ids: Sequence[tuple[int, ...]]
     log_probs: np.ndarray[Any, Any]
-    """[prompts, V] float32 nats, of the next token at temperature 1."""
+    """[prompts, V] float32 next-token log-probs in nats, at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A hook's event in another process: `arguments` pickled, since the coordinator cannot read them."""
+    """A hook event for another process; `arguments` are pickled, since the coordinator cannot unpickle them."""
 
     name: str
     arguments: bytes
@@ -87,13 +87,13 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A moment of the run, for the driver and for `rlhf ray status`."""
+    """Snapshot of the run, for the driver and for `rlhf ray status`."""
 
     version: int
     progress: str
     makers: Sequence[Mapping[str, Any]]
     stuck: Mapping[str, str]
-    """Makers to be started anew, and why."""
+    """Makers to be restarted -> reason."""
     silent: Mapping[str, float]
-    """Trainers that gave no sign of life for too long, and for how many seconds."""
+    """Trainers without a heartbeat for too long -> seconds since the last."""
     events: Sequence[Event | LogLine]

@@ -1,9 +1,9 @@
-"""A small process that outlives the driver for a moment, and ends what is left of its local Ray.
+"""A small process that outlives the driver briefly and ends what is left of its local Ray.
 
-When a driver is killed, the kernel ends the processes that it started, and those end their workers. Ray's own agents
-however, who belong to no worker, first try for a minute to tell their controller, which is gone. This process holds
-the other end of a pipe: when that closes, however the driver went, it ends every process of that Ray it has seen, and
-no other of the driver's. It imports the standard library only.
+When a driver is killed, the kernel ends the processes that it started, and those end their workers. Ray's own agents,
+however, belong to no worker and first try for a minute to reach their controller, which is gone. This process holds
+the other end of a pipe: when that closes, however the driver ended, it ends every process of that Ray it has seen, and
+no other process of the driver. It imports the standard library only.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 
 _LOOK_SECONDS = 2.0
 _GRACE_SECONDS = 2.0
-"""For the processes to end by themselves."""
+"""Time for the processes to end by themselves."""
 _END_SECONDS = 60.0
 
 Process = tuple[int, str]
-"""Process id and start time: an id alone may be somebody else's by now."""
+"""Process id and start time, since the id alone may have been reused."""
 
 
 @contextmanager
 def watched() -> Iterator[Callable[[], None]]:
-    """A Ray that is started inside is gone soon after this process is, or at the end.
+    """Context for starting Ray: it is ended at exit, or soon after this process is gone.
 
-    Yields what is to be called when it has started: processes that begin later belong to it only where one of it
+    Yields a function to call once Ray has started: later processes count as its own only if one of its processes
     started them.
     """
     before = children(os.getpid())
@@ -66,7 +66,7 @@ def children(pid: int) -> set[Process]:
     """The processes that `pid` has started and not waited for."""
     found: set[Process] = set()
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it ended while we looked
+        with contextlib.suppress(OSError):  # it ended meanwhile
             for child in map(int, listed.read_text().split()):
                 if (started := start_time(child)) is not None:
                     found.add((child, started))
@@ -74,12 +74,12 @@ def children(pid: int) -> set[Process]:
 
 
 def with_descendants(processes: set[Process]) -> set[Process]:
-    """These, as far as they run, and every process below one of them."""
+    """Those that still run, and all their descendants."""
     found: set[Process] = set()
     waiting = list(processes)
     while waiting:
         process = waiting.pop()
-        if process in found or start_time(process[0]) != process[1]:  # its id may be somebody else's by now
+        if process in found or start_time(process[0]) != process[1]:  # its id may have been reused
             continue
         found.add(process)
         waiting += children(process[0])
@@ -87,7 +87,7 @@ def with_descendants(processes: set[Process]) -> set[Process]:
 
 
 def start_time(pid: int) -> str | None:
-    """In clock ticks since boot; None when there is no such process, or only its exit code is left of it."""
+    """Start time in clock ticks since boot; None when there is no such process, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -96,9 +96,9 @@ def start_time(pid: int) -> str | None:
 
 
 def main(driver: int, before: set[Process]) -> None:
-    """Look at that Ray until standard input closes; then end what is left of it.
+    """Track that Ray's processes until standard input closes; then end those that are left.
 
-    Until its first processes are told, they are those of the driver's that were not there before.
+    Until its first processes are reported, the driver's children that are not in `before` count as such.
     """
     roots: set[Process] | None = None
     seen: set[Process] = set()

@@ -1,4 +1,4 @@
-"""The trainers' end: `ExperienceChannel` and `Evaluator` over the coordinator."""
+"""The trainers' side: `ExperienceChannel` and `Evaluator` over the coordinator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .wire import pack_group, unpack_group
 
 
 class RayChannel:
-    """Episodes from the coordinator; every rank fetches them for itself. Rank 0 speaks for all."""
+    """Episodes from the coordinator; every rank fetches them itself, rank 0 makes all other calls."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class RayChannel:
         timeout_seconds: float,
         metrics: Callable[[], Mapping[str, float]],
     ) -> None:
-        """`metrics`: what else is to be told with an episode (of the sync before it)."""
+        """`metrics`: further metrics to report with an episode (those of the sync before it)."""
         self._coordinator = coordinator
         self._strategy = strategy
         self._timeout_seconds = timeout_seconds
@@ -40,15 +40,15 @@ class RayChannel:
         waited = time.perf_counter() - started
         groups = [unpack_group(packed) for packed in taken.groups]
         metrics = {"transport/trainer_wait_s": waited, **taken.metrics, **self._metrics()}
-        # Counted on one rank: throughput is summed over ranks.
+        # Reported on one rank only, since throughput is summed over ranks.
         times = taken.times if self._strategy.is_main else PhaseTimes()
         return MadeEpisode(groups=groups, times=times, metrics=metrics)
 
     def published(self, version: int) -> None:
-        """The sync has told the coordinator."""
+        """Do nothing: the sync has informed the coordinator."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Rank 0's, which alone is written."""
+        """The coordinator's state on rank 0, the only one that is saved."""
         if not self._strategy.is_main:
             return {}
         state = ask(self._coordinator, "state")
@@ -59,7 +59,7 @@ class RayChannel:
             ask(self._coordinator, "load", with_groups(coordinator_from_tree(state), pack_group))
 
     def close(self) -> None:
-        """The coordinator is the driver's to end."""
+        """Do nothing: the driver ends the coordinator."""
 
 
 class RayEvaluator:
@@ -81,7 +81,7 @@ class RayEvaluator:
         self._timeout_seconds = timeout_seconds
 
     def evaluate(self) -> dict[str, float]:
-        """As `PolicyEvaluator.evaluate`."""
+        """See `PolicyEvaluator.evaluate`."""
         metrics: dict[str, float] = {}
 
         def on_main() -> None:

@@ -1,6 +1,6 @@
-"""The sending end of a weight sync: each shard once into the object store, its reference to all makers.
+"""Sender of a weight sync: puts each shard into the object store once and sends its reference to all makers.
 
-Makers take the parts by `update_experience_maker`, in a run and where they are used by hand.
+Makers receive the parts through `update_experience_maker`, both in a run and when used directly.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ logger = logging.getLogger(__name__)
 _EVERYTHING = 1 << 62
 """Bytes of a shard under `sync: full`: one per model."""
 _OBJECT_BYTES = 16 * 1024**2
-"""Bytes of one object: makers read and check it while the next is written."""
+"""Size of one object; makers read and check it while the next is written."""
 _CHUNKS_UNDER_WAY = 2
-"""Chunks that makers may still be reading while the next is gathered: bounds the memory in the object store."""
+"""Chunks that makers may still be reading while the next is gathered; bounds the object store's memory."""
 _KEYWORDS = {"policy": "new_actor_state_dict", "critic": "new_critic_state_dict"}
 _LORA_KEYWORDS = {"policy": "new_actor_lora_config_dict", "critic": "new_critic_lora_config_dict"}
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What a sync did."""
+    """Result of a sync."""
 
     version: int
     num_makers: int
-    """That have the version now; one that was lost on the way is left out."""
+    """Makers that have the version now; without those lost during the sync."""
     num_chunks: int
     num_bytes: int
     """Written to the object store, once for all makers."""
@@ -64,13 +64,13 @@ class MakerSync:
         sender: str,
         timeout_seconds: float,
     ) -> None:
-        """adapters: role -> names that an adapter-only version brings; all of the role's where there are none.
-        sender: name of the trainer, by which a maker tells the versions of several apart.
+        """adapters: role -> names in an adapter-only version; all of the role's weights where there are none.
+        sender: name of the trainer, by which a maker keeps the versions of several trainers apart.
         timeout_seconds: longest wait for the makers to take one part of a version.
         """
         self.makers = makers
         self.report: SyncReport | None = None
-        """Of the last version."""
+        """Report of the last version."""
         self._strategy = strategy
         self._trained = {role: trained[role] for role in ("policy", "critic") if role in trained}
         self._adapters = adapters
@@ -89,9 +89,9 @@ class MakerSync:
     ) -> None:
         """Send all weights, or the adapters, to the makers called `names`. Collective, also for ranks without makers.
 
-        kept: gets all calls of a maker, for one that comes later. Without it, that all makers died is an error.
-        A maker that died is left out (and logged). Raises `SyncError` when one refuses the version, `ActorLostError`,
-        or `DeadlineError` when one does not take a part in time.
+        kept: receives all calls, to repeat for a maker that starts later. Without it, the death of all makers is an
+        error. A maker that died is left out (and logged). Raises `SyncError` when one refuses the version,
+        `ActorLostError`, or `DeadlineError` when one does not take a part in time.
         """
         started = time.perf_counter()
         sending = _Sending(self.makers, list(names), self._timeout_seconds, version, kept)
@@ -110,7 +110,7 @@ class MakerSync:
                 num_chunks += 1
                 size += num_bytes(packed)
                 sending.call_ahead(**{_KEYWORDS[role]: ray.put(packed)}, **lora, **common)
-                lora = {}  # once is enough
+                lora = {}  # sent only once
             checksums[role] = checksum.hexdigest()
         sending.wait_for_all()
         sending.call(chunk_end=True, checksums=checksums, canary=canary, **common)
@@ -118,13 +118,13 @@ class MakerSync:
         logger.debug("sent weights: %s", self.report)
 
     def repeat(self, calls: Sequence[Mapping[str, Any]], names: Iterable[str], version: int) -> None:
-        """Send a version again, whose calls were kept."""
+        """Send a version again from its kept calls."""
         sending = _Sending(self.makers, list(names), self._timeout_seconds, version, [])
         for call in calls:
             sending.call(**call)
 
     def shards(self, role: str, max_shard_bytes: int, *, adapter_only: bool) -> Iterator[Mapping[str, Tensor]]:
-        """The role's weights, or what its adapter trains, in parts of an object's size. Collective, to its end."""
+        """The role's weights, or its adapter's, in parts of an object's size. Collective until exhausted."""
         only = self._adapters[role].__contains__ if adapter_only and self._adapters[role] else None
         for shard in self._strategy.state_dict_shards(self._trained[role].model, max_shard_bytes, only):
             yield from group_into_shards(shard.items(), _OBJECT_BYTES)
@@ -133,8 +133,8 @@ class MakerSync:
 class RunSync(MakerSync):
     """Publishes to the makers of a run. Collective.
 
-    `publish` returns when every living maker holds the whole version beside its live weights, checked; each swaps it
-    in between two batches of its own. One that starts later gets the newest version from the coordinator.
+    `publish` returns when every living maker holds the whole version, checked, beside its live weights; each swaps it
+    in between two of its batches. A maker that starts later gets the newest version from the coordinator.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class RunSync(MakerSync):
         self._canary_prompts = list(canary_prompts)
 
     def publish(self, version: int) -> None:
-        """Send `version` to all makers, and let them begin what waits for it. Raises as `send`."""
+        """Send `version` to all makers and release the prompts that wait for it. Raises like `send`."""
         canary = self._canary()
         calls: list[dict[str, Any]] = []
         is_main = self._strategy.is_main
@@ -180,7 +180,7 @@ class RunSync(MakerSync):
         self._strategy.run_on_main(finish)
 
     def metrics(self) -> dict[str, float]:
-        """Of the last publish: bytes put into the object store (once for all makers), seconds, makers that have it."""
+        """Metrics of the last publish: bytes put into the object store (once for all makers), seconds, makers."""
         if (last := self.report) is None:
             return {}
         return {
@@ -190,7 +190,7 @@ class RunSync(MakerSync):
         }
 
     def _canary(self) -> Canary | None:
-        """Collective: a sharded model runs forward on all ranks."""
+        """The canary log-probs of the current weights. Collective, since a sharded model runs forward on all ranks."""
         if not self._canary_prompts:
             return None
         import torch
@@ -206,7 +206,7 @@ class RunSync(MakerSync):
 
 @dataclass(slots=True)
 class _Sending:
-    """One version on its way to the makers that are left."""
+    """One version being sent to the makers that are left."""
 
     makers: NamedActors
     names: list[str]
@@ -216,12 +216,12 @@ class _Sending:
     under_way: list[list[Call]] = field(default_factory=list)
 
     def call(self, **options: Any) -> None:
-        """Call all makers that are left, at the same time, and wait until they are done."""
+        """Call all remaining makers at the same time, and wait until they are done."""
         self._begin(options)
         self.wait_for_all()
 
     def call_ahead(self, **options: Any) -> None:
-        """Call all makers with a chunk, once they have taken those before the last."""
+        """Send all makers a chunk, then wait until at most `_CHUNKS_UNDER_WAY` chunks are pending."""
         self._begin(options)
         while len(self.under_way) > _CHUNKS_UNDER_WAY:
             self._wait(self.under_way.pop(0))
@@ -244,7 +244,7 @@ class _Sending:
         self.under_way.append(calls)
 
     def _wait(self, calls: list[Call]) -> None:
-        """Take the makers' answers; go on without one that died."""
+        """Collect the makers' answers; drop makers that died."""
         doing = f"to take policy version {self.version}"
         for name, ref in calls:
             try:

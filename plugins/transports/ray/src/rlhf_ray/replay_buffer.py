@@ -1,4 +1,4 @@
-"""`DetachedReplayBuffer`: the seed's buffer, core's in this process or in an actor that processes share."""
+"""`DetachedReplayBuffer`: the seed's buffer, held in this process or in an actor that several processes share."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 _WHERE = "replay buffer"
 _CALL_SECONDS = 5.0
-"""Longest wait inside one call of a shared buffer's actor: longer ones are several calls."""
+"""Longest wait inside one call of a shared buffer's actor; longer waits are split into several calls."""
 _ANSWER_SECONDS = 120.0
-"""Longest wait for that actor besides: its process may have to start."""
+"""Extra time for that actor's answer, since its process may have to start."""
 _CALLS_AT_A_TIME = 32
-"""That may wait inside the actor, of those for room and of those for a batch."""
+"""Calls that may wait inside the actor, for room and for a batch each."""
 
 
 class _Batches:
-    """A `BatchBuffer` whose waits say how far they came, so that they can go on elsewhere."""
+    """A `BatchBuffer` whose waits report their progress, so that they can continue in another process."""
 
     def __init__(self, batch_size: int, limit: int, entries: Sequence[BufferItem] = ()) -> None:
         self._batches = BatchBuffer(batch_size, limit, entries)
 
     @ray.method(concurrency_group="put")
     def put(self, entries: Sequence[BufferItem], seconds: float) -> tuple[int, str]:
-        """How many were taken in that time, and what the next one waits for."""
+        """Add entries; returns how many were taken in time, and what the next one waits for."""
         deadline = time.monotonic() + seconds
         for number, entry in enumerate(entries):
             try:
@@ -61,7 +61,7 @@ class _Batches:
         return len(self._batches)
 
     def drain(self) -> list[BufferItem]:
-        """Everything that is there; waiting calls return."""
+        """Remove and return all entries; waiting calls return."""
         return self._batches.drain("it moves to an actor")
 
 
@@ -73,15 +73,16 @@ _SharedBatches: Any = ray.remote(  # type: ignore[call-overload]  # Ray's types 
 class DetachedReplayBuffer:
     """Forms batches of `sample_batch_size` samples in the order of their arrival; safe between threads.
 
-    Makers append from other actors, the trainer samples in its own. With `limit` > 0 whoever appends blocks while
-    `limit` whole batches wait; nothing is dropped. Experience is kept in CPU memory.
+    Makers append from other actors, the trainer samples in its own. With `limit` > 0 an append blocks while `limit`
+    whole batches wait; nothing is dropped. Experience is kept in CPU memory.
 
-    It lies in the process that made it, until it is handed to another one (as an argument of a Ray task or actor, or
-    in an object): then an actor of that process holds what waits, and all of them share it. A copy is the same buffer.
+    It lives in the process that made it until it is passed to another one (as an argument of a Ray task or actor, or
+    in an object): then an actor of that process holds the entries, and all processes share it. A copy is the same
+    buffer.
     """
 
     def __init__(self, sample_batch_size: int, limit: int = 0, *, timeout_seconds: float = 1800.0) -> None:
-        """`limit` of 0 or less is none. `timeout_seconds`: longest wait of `append` and `extend` for room and of
+        """`limit` of 0 or less means no limit. `timeout_seconds`: longest wait of `append` and `extend` for room and of
         `sample` for a batch.
         """
         self.sample_batch_size = sample_batch_size
@@ -108,7 +109,7 @@ class DetachedReplayBuffer:
                 _check(deadline, lacking)
 
     def clear(self) -> None:
-        """Forget everything, samples that do not fill a batch included."""
+        """Drop all samples, including those that do not fill a batch."""
         self._at_once("clear")
 
     def sample(
@@ -116,7 +117,7 @@ class DetachedReplayBuffer:
     ) -> Experience:
         """Take the oldest whole batch, padded to its longest sample, on a device; waits until there is one.
 
-        worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not told apart.
+        worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not distinguished.
         timeout_seconds: of this call; None takes the buffer's. Raises `DeadlineError` when no batch comes.
         """
         deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
@@ -125,30 +126,30 @@ class DetachedReplayBuffer:
         return _placed(collate(batch), to_device)
 
     def get_length(self) -> int:
-        """Whole batches that wait."""
+        """Number of whole batches in the buffer."""
         length: int = self._at_once("length")
         return length
 
     def __reduce__(self) -> tuple[Callable[..., DetachedReplayBuffer], tuple[Any, ...]]:
-        """Hand it over. Raises `UserInputError` where no Ray runs."""
+        """Pass the buffer to another process. Raises `UserInputError` where Ray is not running."""
         return _attached, (self.sample_batch_size, self.limit, self._timeout_seconds, self._share())
 
     def _share(self) -> Any:
-        """The actor that holds the batches from now on; calls that wait here go on there."""
+        """Move the batches into an actor and return it; calls waiting here continue there."""
         with self._lock:
             if self._shared is None:
                 if not ray.is_initialized():
                     raise UserInputError(
                         "it cannot be handed to another process without Ray", where=_WHERE, hint="call ray.init() first"
                     )
-                # This may run while Ray serialises an argument, and Ray notes by thread what that one refers to.
+                # This may run while Ray serialises an argument, and Ray records that argument's references by thread.
                 with ThreadPoolExecutor(1) as pool:
                     start = pool.submit(_SharedBatches.remote, self.sample_batch_size, self.limit, self._own.drain())
                     self._shared = start.result()
             return self._shared
 
     def _wait(self, method: str, deadline: float, *arguments: Any) -> Any:
-        """A call that waits, for as long as there is time or a little of that."""
+        """One waiting call, for the remaining time or `_CALL_SECONDS` of it."""
         with self._lock:
             shared = self._shared
         seconds = max(0.0, deadline - time.monotonic())
@@ -165,7 +166,7 @@ class DetachedReplayBuffer:
 
 
 def _attached(sample_batch_size: int, limit: int, timeout_seconds: float, shared: Any) -> DetachedReplayBuffer:
-    """The same buffer, in the process that it was handed to."""
+    """The same buffer in the process that received it."""
     buffer = DetachedReplayBuffer(sample_batch_size, limit, timeout_seconds=timeout_seconds)
     buffer._shared = shared
     return buffer

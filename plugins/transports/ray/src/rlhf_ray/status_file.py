@@ -1,4 +1,4 @@
-"""`ray.json` in the run folder, while a detached run goes on: what `rlhf ray status` and `stop` read."""
+"""`ray.json` in the folder of a running detached run, for `rlhf ray status` and `stop`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WRITE_SECONDS = 1.0
 
 
 class StatusFile:
-    """Written by the driver about every second; gone when the run is."""
+    """Written by the driver about every second; removed when the run ends."""
 
     def __init__(self, folder: Path, address: str, namespace: str) -> None:
         self._path = folder / NAME
@@ -50,7 +50,7 @@ class StatusFile:
         self._written = float("-inf")
 
     def write(self, view: Overview, actors: Actors) -> None:
-        """The newest state, unless the last is fresh."""
+        """Write the newest state, unless the last write is recent."""
         if time.monotonic() - self._written < _WRITE_SECONDS:
             return
         restarts = {maker.id: maker.attempt for maker in actors.makers}
@@ -80,7 +80,7 @@ class _Maker(BaseModel):
 
 
 class Status(BaseModel):
-    """What a status file says; it is checked, since a folder may be anyone's."""
+    """Contents of a status file; validated, since run folders are untrusted."""
 
     model_config = ConfigDict(strict=True)
 
@@ -100,7 +100,7 @@ class Status(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A status file."""
+    """A run's status file and its validated contents."""
 
     path: Path
     values: Status
@@ -116,16 +116,16 @@ class RunningJob:
 
     @property
     def is_running(self) -> bool:
-        """Whether the driver lives, as far as this machine can tell."""
+        """Whether the driver is alive, as far as this machine can tell."""
         if not self.is_here:
             return time.time() - self.values.updated < 60
-        # The id alone may be somebody else's by now.
+        # The id alone may have been reused.
         return self.values.driver_start is not None and start_time(self.driver_pid) == self.values.driver_start
 
     def interrupt(self) -> None:
-        """Send the driver what Ctrl-C sends.
+        """Send the driver SIGINT, as Ctrl-C does.
 
-        Raises `UserInputError` where the process of that id is not the driver, or another user's.
+        Raises `UserInputError` if the process of that id is not the driver, or is another user's.
         """
         place = Path("/proc") / str(self.driver_pid)
         if not self.is_running or place.stat().st_uid != os.geteuid():
@@ -137,7 +137,7 @@ class RunningJob:
         os.kill(self.driver_pid, signal.SIGINT)
 
     def clear(self) -> bool:
-        """Remove what a driver of this machine left that was killed; False where it runs, or ran elsewhere."""
+        """Remove the file of a killed driver of this machine; False where it runs, or ran elsewhere."""
         if self.is_running or not self.is_here:
             return False
         self.path.unlink(missing_ok=True)
@@ -145,7 +145,7 @@ class RunningJob:
 
 
 def read_status(folder: Path) -> RunningJob | None:
-    """None where no detached run goes on in `folder`, or it has ended in good order."""
+    """The status of a detached run in `folder`; None where there is none, or it has ended normally."""
     path = folder / NAME
     if not os.path.isdir(folder):
         raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")

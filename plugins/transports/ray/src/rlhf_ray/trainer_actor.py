@@ -1,4 +1,4 @@
-"""A trainer of a run: one rank of the process group, running core's loop."""
+"""Trainer actor of a run: one rank of the process group, running core's loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class TrainerActor:
-    """One rank. Rank 0 writes the run folder and speaks with the coordinator for all."""
+    """One rank. Rank 0 writes the run folder and talks to the coordinator for all."""
 
     def __init__(self, name: str, spec: ActorSpec) -> None:
         self._context = ActorContext(name, spec)
@@ -44,7 +44,7 @@ class TrainerActor:
     def place(self) -> tuple[str, str, int, int]:
         """Node id, address, a free port there, and this process's id."""
         node = ray.get_runtime_context().get_node_id()
-        # The address its node has in this cluster: 127.0.0.1 in a local one, whatever the machine's name leads to.
+        # The node's address in this cluster: 127.0.0.1 in a local one, whatever the host name resolves to.
         address = next(str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node)
         with socket.socket() as probe:
             probe.bind((address, 0))
@@ -104,7 +104,7 @@ class TrainerActor:
     def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RunSync:
         config = self._config
         trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
-        # An environment's tasks may have no prompt; any token tells one set of weights from another.
+        # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
         canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
         return RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
 

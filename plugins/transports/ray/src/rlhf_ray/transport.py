@@ -1,4 +1,4 @@
-"""`RayTransport`, the driver: starts the actors, watches them, replays their events, starts dead makers anew."""
+"""`RayTransport`, the driver: starts the actors, watches them, replays their events, restarts dead makers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _OF_THE_DRIVER = frozenset({"transform_config", "run_start", "run_end"})
 
 
 def build(config: RayConfig, context: None) -> Transport:
-    """What the component `ray` names."""
+    """Build the transport `ray`."""
     return RayTransport(config)
 
 
 class RayTransport:
-    """Makers and trainers are actors; this process starts them, watches them and shows what they tell."""
+    """Runs makers and trainers as actors; this process starts and watches them and shows their events."""
 
     def __init__(self, config: RayConfig) -> None:
         self._config = config
 
     def run(self, request: RunRequest) -> FitResult:
-        """Run to the end. Whatever the end, no actor is left, nor a Ray that was started here."""
+        """Run to the end. However it ends, no actor is left, nor a Ray that was started here."""
         check(request, self._config)
         hooks = request.hooks.of_this_process()
         listened = frozenset(event for event in hooks.events if hooks.listens(event)) - _OF_THE_DRIVER
@@ -56,13 +56,13 @@ logger = logging.getLogger("rlhf.ray")
 
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 60.0
-"""Longest wait for a result that is there already."""
+"""Longest wait for a result that is already available."""
 _GRACE_SECONDS = 2.0
-"""After a trainer's error, for the others to say what they know of its cause."""
+"""Time after a trainer's error for the others to report theirs, which may be the cause."""
 
 
 class Supervisor:
-    """Runs the actors to their end."""
+    """Supervises the actors until they end."""
 
     def __init__(self, actors: Actors, request: RunRequest, hooks: HookRelay, status: StatusFile) -> None:
         self._actors = actors
@@ -85,7 +85,7 @@ class Supervisor:
             self._actors.finish()
             return result
         finally:
-            # What the actors had to say last; the coordinator itself may be what is gone.
+            # Replay the actors' last events; the coordinator itself may be gone.
             with suppress(DeadlineError, ActorLostError):
                 self._look(0.0)
 
@@ -102,7 +102,7 @@ class Supervisor:
             self._actors.coordinator.interrupt.remote()
 
     def _finished(self, fits: dict[Any, str]) -> bool:
-        """True when every rank has ended, or one has failed and the others had time to say why."""
+        """True when every rank has ended, or one has failed and the others had time to report."""
         done, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
         if not running:
             return True
@@ -129,7 +129,7 @@ class Supervisor:
         return found
 
     def _watch_trainers(self, view: Overview, fits: dict[Any, str]) -> None:
-        """A trainer whose process is there but does not run ends the run: nobody can take its place."""
+        """End the run if a trainer's process is stopped: it cannot be replaced."""
         _, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
         for name in (fits[reference] for reference in running if fits[reference] in view.silent):
             raise ActorLostError(

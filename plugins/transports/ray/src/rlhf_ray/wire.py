@@ -1,10 +1,9 @@
-"""Samples and weights as they travel: plain bytes and arrays, which whoever passes them on need not understand.
+"""Wire format of samples and weights: plain bytes and arrays, which intermediaries need not understand.
 
-A group is opaque bytes, so that nobody in between needs torch or reads it. A weight is a numpy view that goes into the
-object store and comes out of it without a copy that needs not be: torch tensors would be pickled into every message;
-an array is written to shared memory once and read there by every maker of the machine. Types that numpy does not have
-(bfloat16) travel as integers of their size. Adapter weights mean nothing without the scale of their layers, which is
-sent along.
+A group is opaque bytes, so that no intermediary needs torch or reads it. A weight is a numpy view that enters and
+leaves the object store without unnecessary copies: torch tensors would be pickled into every message; an array is
+written to shared memory once and read there by every maker of the machine. Types that numpy lacks (bfloat16) are sent
+as integers of their size. Adapter weights mean nothing without the scale of their layers, which is sent along.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedGroup:
-    """A `RolloutGroup` of which only what the coordinator asks for is known."""
+    """A packed `RolloutGroup` that exposes only the fields the coordinator needs."""
 
     position: int
     is_empty: bool
@@ -33,7 +32,7 @@ class PackedGroup:
 
 
 def pack_group(group: RolloutGroup) -> PackedGroup:
-    """Plain values, and arrays in place of tensors, which would be pickled one storage at a time."""
+    """Pack a group as plain values and arrays; tensors would be pickled one storage at a time."""
     import torch
 
     tree = _map_leaves(group_to_tree(group), torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
@@ -41,11 +40,11 @@ def pack_group(group: RolloutGroup) -> PackedGroup:
 
 
 def unpack_group(packed: PackedGroup) -> RolloutGroup:
-    """The group again; its tensors own their memory."""
+    """Restore the group; its tensors own their memory."""
     import numpy as np
     import torch
 
-    # From an actor of this run, over Ray, which pickles every message itself; nothing of it was ever a file.
+    # From an actor of this run, over Ray, which pickles every message itself; never read from a file.
     tree = pickle.loads(packed.body)  # noqa: S301
     return group_from_tree(_map_leaves(tree, np.ndarray, torch.from_numpy))
 
@@ -66,11 +65,11 @@ class PackedTensor:
 
     array: np.ndarray[Any, Any]
     dtype: str
-    """torch's name of the type the bits stand for (`bfloat16`)."""
+    """torch's name of the dtype that the bits represent (`bfloat16`)."""
 
 
 def pack(chunk: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
-    """Arrays over the memory of CPU tensors, over a copy of others: hand them on before the tensors change."""
+    """Arrays that share the memory of CPU tensors (others are copied): send them before the tensors change."""
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -84,12 +83,12 @@ def pack(chunk: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
 
 
 def unpack(chunk: Mapping[str, PackedTensor | Tensor]) -> dict[str, Tensor]:
-    """Tensors over the arrays' memory, for reading only; a tensor among them stays itself."""
+    """Read-only tensors that share the arrays' memory; tensors among the values are returned unchanged."""
     return {name: _tensor(value) if isinstance(value, PackedTensor) else value for name, value in chunk.items()}
 
 
 def num_bytes(chunk: Mapping[str, PackedTensor]) -> int:
-    """Size of a packed chunk's data."""
+    """Size of a packed chunk's data in bytes."""
     return sum(packed.array.nbytes for packed in chunk.values())
 
 
@@ -106,7 +105,7 @@ def _tensor(packed: PackedTensor) -> Tensor:
 
 
 class _Writable:
-    """The object store's arrays are read-only, which torch has no word for and warns about; nobody writes them."""
+    """Presents a read-only array of the object store as writable, to avoid torch's warning; it is never written."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         interface = dict(array.__array_interface__)
@@ -120,7 +119,7 @@ LoraScales = dict[str, dict[str, float]]
 
 
 def lora_scales(model: nn.Module) -> LoraScales:
-    """Of every LoRA layer (PEFT's), whether or not the model itself is a PEFT model; empty without any."""
+    """Scales of every PEFT LoRA layer, whether or not the model itself is a PEFT model; empty without any."""
     scales: LoraScales = {}
     for name, module in model.named_modules():
         scaling: Any = getattr(module, "scaling", None)
@@ -130,7 +129,7 @@ def lora_scales(model: nn.Module) -> LoraScales:
 
 
 def check_lora_scales(model: nn.Module, sent: Mapping[str, Mapping[str, float]] | None) -> None:
-    """Raise `SyncError` unless the model's LoRA layers are the sender's. None is not checked."""
+    """Raise `SyncError` unless the model's LoRA scales equal the sender's. None skips the check."""
     if sent is None:
         return
     own = lora_scales(model)
