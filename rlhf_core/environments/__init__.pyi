@@ -7,4 +7,6 @@ from .contract import Reply as Reply
 from .contract import Status as Status
 from .contract import Task as Task
 from .contract import Tool as Tool
+from .shapes import UseTool as UseTool
+from .shapes import converse as converse
 from .tool_functions import ToolFunction as ToolFunction

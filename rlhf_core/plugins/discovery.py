@@ -68,6 +68,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "tools": "rlhf-environments",
         "conversation": "rlhf-environments",
         "gymnasium": "rlhf-gymnasium",
+        "mcp": "rlhf-mcp",
     },
     "advantages": {
         "group-normalised": "rlhf-group",
