@@ -25,6 +25,9 @@ from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
+EPISODE_TASK = "episode of an environment"
+"""Name of the task in which an environment runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
@@ -175,7 +178,7 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     A run that passes it is cancelled and left behind, whether it ends or not. Raises what it raises, and
     `EpisodeError` where it was too slow or ended by a cancellation that nobody here asked for.
     """
-    running = asyncio.ensure_future(run)
+    running = asyncio.get_running_loop().create_task(run, name=EPISODE_TASK)
     passed = asyncio.ensure_future(clock.passed.wait())
     try:
         await asyncio.wait({running, passed}, return_when=asyncio.FIRST_COMPLETED)
