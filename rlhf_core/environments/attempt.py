@@ -185,8 +185,8 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     finally:
         passed.cancel()
         running.cancel()
-    if clock.passed.is_set():
         running.add_done_callback(_forget)
+    if clock.passed.is_set():
         raise EpisodeError(
             f"{clock.doing} gave no answer within {clock.seconds:g} s",
             where="environment.timeout_seconds",
@@ -198,7 +198,7 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
 
 
 def _forget(task: asyncio.Task[Outcome]) -> None:
-    """Take the error of a run that was left behind: it has been told of already."""
+    """Take the error of a run that may have been left behind: what it raises after that is told to nobody."""
     if not task.cancelled():
         task.exception()
 

@@ -69,6 +69,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "conversation": "rlhf-environments",
         "gymnasium": "rlhf-gymnasium",
         "mcp": "rlhf-mcp",
+        "openenv": "rlhf-openenv",
     },
     "advantages": {
         "group-normalised": "rlhf-group",
