@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TypeAlias
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -29,7 +30,7 @@ _REAP_SECONDS = 5.0
 _LAST_WORDS_BYTES = 2_000
 _MAX_QUOTED_CHARS = 300
 
-Received = SessionMessage | Exception
+Received: TypeAlias = SessionMessage | Exception
 Streams = tuple[MemoryObjectReceiveStream[Received], MemoryObjectSendStream[SessionMessage]]
 
 
