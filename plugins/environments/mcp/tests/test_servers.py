@@ -17,6 +17,7 @@ from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.models.builtin import build_llama
+from rlhf_core.plugins.trust import FileTrust
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.testing.contracts import EnvironmentContract
 from rlhf_core.testing.episodes import episode_tokenizer
@@ -178,6 +179,27 @@ def test_what_no_episode_mends_ends_the_run(tmp_path, command, options, said):
     with pytest.raises(ConfigError, match=said) as raised:
         play(tmp_path, command, on_failure="drop", **options)
     assert "environment" in str(raised.value) and raised.value.hint
+
+
+@pytest.mark.parametrize("command", [["python", "-c", "1"], CALCULATOR, ["./serve/../../serve"]])
+def test_a_run_file_of_a_stranger_starts_what_lies_in_its_folder(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve").mkdir()
+    for named, refused in ((command, True), (["./serve/me", *command], False)):
+        problems = Problems()
+        resolve_environment({"name": "mcp", "command": named}, problems, FileTrust(folder=tmp_path))
+        assert len(problems) == refused
+    with pytest.raises(ConfigError, match=r"(?s)environment.command: the program .* is not a file in .*--trust"):
+        resolve_environment({"name": "mcp", "command": command}, problems, FileTrust(folder=tmp_path))
+        problems.raise_if_any("theirs.yaml")
+
+
+def test_a_program_that_a_signal_ends(tmp_path):
+    program = tmp_path / "serve"
+    program.write_text("#!/bin/sh\nkill -34 $$\n")
+    program.chmod(0o700)
+    with pytest.raises(EpisodeError, match="failed while starting: it was ended by signal 34"):
+        play(tmp_path, ["./serve"])
 
 
 def test_a_program_of_the_working_folder(tmp_path):

@@ -112,7 +112,7 @@ class ServerProcess:
         told = self._fault or "it still runs"
         if self._fault is None and process is not None and process.returncode is not None:
             code = process.returncode
-            told = f"it ended with exit code {code}" if code >= 0 else f"it was ended by {signal.Signals(-code).name}"
+            told = f"it ended with exit code {code}" if code >= 0 else f"it was ended by signal {-code}"
         words = " ".join(self._last_words.decode(errors="replace").split())
         return f"{told}; its last words: {printable(words[-_MAX_QUOTED_CHARS:])}" if words else told
 

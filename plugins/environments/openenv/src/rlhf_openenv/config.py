@@ -13,7 +13,7 @@ from rlhf_core.config import Section
 class OpenEnvConfig(Section):
     """Options of the environment `openenv`."""
 
-    base_url: str = Field("http://localhost:8000", description="Address of the server: http, https, ws or wss.")
+    base_url: str = Field(description="Address of the server, such as http://localhost:8000; also https, ws and wss.")
     reset: dict[str, Any] = Field(
         default_factory=dict, description="Options of the environment's reset, besides the task's seed."
     )
