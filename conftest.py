@@ -1,4 +1,7 @@
-"""For every test: how fast an example runs is the machine's affair, runs draw no plots, no process is left."""
+"""For every test: how fast an example runs is the machine's affair, runs draw no plots, no process is left.
+
+Nothing waits for the disk either: what a power cut would take is not what tests look at.
+"""
 
 import logging
 import os
@@ -47,6 +50,16 @@ def nothing_is_left_running() -> Iterator[None]:
     said = [command_line(process) for process in left()]
     kill(left)
     assert not said, f"left running by the tests: {said}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Fifty times a tiny run would wait for the disk, which may take longer than all else it does."""
+    from running import fsync_of_pipes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync_of_pipes)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from rlhf_core import components
 from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS
 from rlhf_core.config.resolve import SHARED_OPTIONS
-from rlhf_core.environments import Environment, Outcome, Policy, Reply, Task
+from rlhf_core.environments import Endpoint, Environment, Outcome, Policy, Reply, Task
 from rlhf_core.plugins.discovery import Selected, discover, load_ref
 from rlhf_core.protocols import PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
@@ -60,7 +60,7 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "transports": (Transport,),
     "engines": (RolloutEngine,),
     "prompts": (PromptSource,),
-    "environments": (Environment, Task, Policy, Reply, Outcome),
+    "environments": (Environment, Task, Policy, Endpoint, Reply, Outcome),
 }
 CONTRACTS = {
     "algorithms": "AlgorithmContract` or `DatasetAlgorithmContract",

@@ -30,8 +30,9 @@ BUILDING: dict[str, tuple[str, ...]] = {
         "model_dtype",
     ),
     "contexts": ("reward_context", "strategy_context"),
+    "entry.serving": ("ChosenModel", "ServedModel", "choose_model", "serve_model"),
 }
-"""Modules of which some names are for transports, which make a run's parts in processes of their own."""
+"""Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
 EAGER = ("functional", "loggers", "sandbox")
 """Rooms that import all they have, so their `__init__` needs no stub."""
 TESTING = ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite")
@@ -44,7 +45,7 @@ def surface() -> dict[str, dict[str, str]]:
     for room in sorted([*(path.parent for path in CORE.glob("*/__init__.pyi")), *(CORE / name for name in EAGER)]):
         found[f"rlhf_core.{room.name}"] = _exported(room)
     for name, chosen in BUILDING.items():
-        found[f"rlhf_core.{name}"] = {each: _says(CORE / f"{name}.py", each) for each in chosen}
+        found[f"rlhf_core.{name}"] = {each: _says(CORE / f"{name.replace('.', '/')}.py", each) for each in chosen}
     for name in TESTING:
         path = CORE / "testing" / name
         found[f"rlhf_core.testing.{name}"] = _exported(path) if path.is_dir() else _defined(path.with_suffix(".py"))

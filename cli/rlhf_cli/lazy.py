@@ -45,6 +45,10 @@ class LazyGroup(click.Group):
         """A command that a plugin adds, imported."""
         return None
 
+    def home(self, name: str) -> str | None:
+        """The distribution that would bring a command which is not there."""
+        return None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -54,7 +58,9 @@ class LazyGroup(click.Group):
         name = args[0]
         known = self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
-            ctx.fail(f"No such command '{name}'{suggestion(name, known)}.")
+            home = self.home(name)
+            told = suggestion(name, known) if home is None else f"; it is in a plugin: pip install {home}"
+            ctx.fail(f"No such command '{name}'{told}.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -91,3 +97,9 @@ class RootGroup(LazyGroup):
         if not isinstance(command, click.Command):
             raise PluginError(f"{ref.target} is a {type(command).__name__}, not a click command", where=ref.label)
         return command
+
+    def home(self, name: str) -> str | None:
+        """Of this project's own plugins."""
+        from rlhf_core.plugins.discovery import KNOWN
+
+        return KNOWN["commands"].get(name)

@@ -87,7 +87,10 @@ def _try_other(ref: PluginRef) -> TrialOutcome:
         bind_function(ref.kind, ref.name, where="plugins check")  # type: ignore[arg-type]
         return TrialOutcome("ok", "")
     found = import_target(ref)
-    if ref.kind == "hooks":
+    if ref.kind == "endpoints":
+        if not callable(found):
+            raise Wrong(f"{ref.target} is a {type(found).__name__}, which starts no server")
+    elif ref.kind == "hooks":
         HookRelay().register(found, name=ref.name)
     elif not isinstance(found, click.Command):
         raise Wrong(f"{ref.target} is a {type(found).__name__}, not a click command")

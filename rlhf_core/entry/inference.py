@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..build import build_environment_player
@@ -23,6 +24,7 @@ from ..rollout.samples import rewards_of, rollout_of
 from ..rollout.single_answer import SingleAnswers
 from ..runfolder.samples import SampleRecord
 from ..types import GenerationRequest, PhaseTimes, Prompt, SamplingParams
+from ..util.weight_files import load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +37,7 @@ def generate_text(
     model: str, prompts: Sequence[str], *, engine: str, sampling: SamplingParams, seed: int, device: str
 ) -> list[str]:
     """A completion of each prompt. A tokenizer with a chat template gets the prompt as a user message."""
-    answering, tokenizer = _open(model, engine, seed, device)
+    answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, seed)
     with closing(answering):
         encoder = PromptEncoder(tokenizer, text_as_chat=bool(tokenizer.chat_template))
         encoded = [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts)]
@@ -58,7 +60,7 @@ def play_text(
 
     seed: of the tasks and of sampling. Raises `EpisodeError` where an episode fails.
     """
-    answering, tokenizer = _open(model, engine, seed, device)
+    answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, seed)
     with closing(answering):
         player = build_environment_player(environment, answering, tokenizer, sampling=sampling, seed=seed)
         encoder = PromptEncoder(tokenizer, text_as_chat=bool(prompts and tokenizer.chat_template))
@@ -97,7 +99,7 @@ def evaluate_folder(
         for r in rewards
     ]
     with closing(RewardScorer(specs, may_be_empty=environment is not None)) as scorer:
-        answering, tokenizer = _open(model, engine, 0, device)
+        answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, 0)
         with closing(answering):
             maker = PolicyExperienceMaker(
                 player=_player(environment, answering, tokenizer, sampling),
@@ -126,17 +128,22 @@ def _player(
     )
 
 
-def _open(model: str, engine: str, seed: int, device: str) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
+def open_engine(
+    config: ModelConfig, engine: str, seed: int, *, weights: Path | None = None
+) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
+    """An engine over a model that is loaded for it. weights: of a checkpoint, in place of the model's own."""
     import torch
 
-    config = ModelConfig(path=model, device=device)
     check_model(config)
     selected = load("engines", engine)
     tokenizer = load_tokenizer(config)
-    place = own_device(device)
+    place = own_device(config.device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
-    policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer).to(place).eval()  # type: ignore[arg-type]
-    context = engine_context(policy, tokenizer, device=place, seed=seed, model_path=model, compute_dtype=None)
+    policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer)
+    if weights is not None:
+        load_weights(policy, weights)
+    policy = policy.to(place).eval()  # type: ignore[arg-type]
+    context = engine_context(policy, tokenizer, device=place, seed=seed, model_path=config.path, compute_dtype=None)
     built = resolve_build(selected)(selected.component.config(), context)
     return cast(RolloutEngine, built), tokenizer
 

@@ -1,3 +1,4 @@
+from .contract import Endpoint as Endpoint
 from .contract import Environment as Environment
 from .contract import EpisodeTruncated as EpisodeTruncated
 from .contract import Messages as Messages
@@ -7,6 +8,14 @@ from .contract import Reply as Reply
 from .contract import Status as Status
 from .contract import Task as Task
 from .contract import Tool as Tool
+from .endpoint import Answer as Answer
+from .endpoint import Answering as Answering
+from .endpoint import Call as Call
+from .endpoint import CallRefused as CallRefused
+from .endpoint import ChatMessage as ChatMessage
+from .endpoint import EndpointServer as EndpointServer
+from .endpoint import FindKey as FindKey
+from .endpoint import Keys as Keys
 from .shapes import UseTool as UseTool
 from .shapes import converse as converse
 from .tool_functions import ToolFunction as ToolFunction

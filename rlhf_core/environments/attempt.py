@@ -212,6 +212,13 @@ async def _run(make: Make, call: Caller, episode: Episode, clock: Clock) -> Outc
         outcome = await environment.run(episode.task, policy)
     except EpisodeTruncated:
         return Outcome(status="truncated")
+    except RlhfError:
+        raise
+    except Exception as error:
+        if not episode.was_refused:
+            raise
+        logger.info("sample %d is truncated: the endpoint refused a call, and %s", episode.task.sample_id, _said(error))
+        return Outcome(status="truncated")
     except (SystemExit, KeyboardInterrupt) as error:  # raised on, they would end the loop of all episodes
         raise EnvironmentFault(_said(error)) from error
     return _checked(outcome, episode)
@@ -262,7 +269,8 @@ def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
             hint="see whether the prompt and the first observation leave room for an answer; "
             "environment.on_failure: drop leaves such episodes out",
         )
-    for row in rows:
+    for number, row in enumerate(rows):
+        row.branch = number  # one whose only call was given up by its client has left a gap
         row.drop_last_observation()
     if outcome.status == "truncated":
         rows[-1].finish_reason = "length"

@@ -153,6 +153,13 @@ class ChatFormat:
         own = (self._tokenizer.eos_token_id, self.end_of_turn_id)
         return self._given_eos.union(int(token) for token in own if token is not None)
 
+    def ends(self, eos_token_ids: frozenset[int]) -> tuple[str, ...]:
+        """The text that ends a turn, where an engine that ends at these tokens does not know it (a base model's)."""
+        token = self.end_of_turn_id
+        if token is None or token in eos_token_ids:
+            return ()
+        return (str(self._tokenizer.decode([token])),)
+
     @cached_property
     def _markers(self) -> frozenset[int]:
         """Tokens that stand by themselves: no text before or after them changes how they are encoded."""

@@ -62,6 +62,18 @@ class Outcome:
     status: Status = "done"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where an agent that drives itself asks the policy, by OpenAI's chat completions and completions."""
+
+    base_url: str
+    """`http://127.0.0.1:PORT/v1`."""
+    api_key: str = field(repr=False)
+    """The episode's own: each call with it is a turn of this episode."""
+    model: str = "policy"
+    """For clients that have to name one; any name will do."""
+
+
 class EpisodeTruncated(Exception):
     """Raised by `Policy.turn` where no turn or no token is left. An environment may let it through."""
 
@@ -88,6 +100,14 @@ class Policy(Protocol):
 
     def fork(self) -> Policy:
         """Another branch that begins with all that stands in this one."""
+        ...
+
+    async def endpoint(self) -> Endpoint:
+        """A URL and a key for an agent that drives itself, the same at each call; they end with the episode.
+
+        A call brings its whole conversation. It goes on in the branch of the call whose messages and reply it begins
+        with; any other opens a branch.
+        """
         ...
 
 

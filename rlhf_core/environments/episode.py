@@ -13,7 +13,9 @@ from ..errors import EpisodeError
 from ..prompts.stream import PromptEncoder
 from ..types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
 from .chat import ChatFormat
-from .contract import EpisodeTruncated, Messages, Reply, Task, Tool
+from .contract import Endpoint, EpisodeTruncated, Messages, Reply, Task, Tool
+from .conversations import Conversations
+from .endpoint import Answering
 from .row import Row
 
 if TYPE_CHECKING:
@@ -27,6 +29,14 @@ class Clock(Protocol):
     """Rests while the policy answers: an environment's deadline is for its own time."""
 
     def answering(self) -> AbstractContextManager[None]: ...
+
+
+class Opener(Protocol):
+    """Has the endpoints of the episodes that are played together."""
+
+    async def open(self, owner: Answering) -> Endpoint: ...
+
+    def end(self, endpoint: Endpoint) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,31 +60,50 @@ class Rules:
 class Episode:
     """The rows, bounds and counts of one episode."""
 
-    def __init__(self, rules: Rules, chat: ChatFormat, task: Task, ask: Ask, clock: Clock) -> None:
+    def __init__(self, rules: Rules, chat: ChatFormat, task: Task, ask: Ask, clock: Clock, endpoints: Opener) -> None:
         self.rules = rules
         self.chat = chat
         self.task = task
         self._ask = ask
         self._clock = clock
+        self._endpoints = endpoints
+        self._endpoint: asyncio.Task[Endpoint] | None = None
         self.rows: list[Row] = []
         self.tools: tuple[Tool, ...] | None = None
         """Those of the first turn."""
         self.num_turns = 0
         """Turns of the policy."""
         self.bad_tool_calls = 0
+        self.was_refused = False
+        """Whether a call at the endpoint was refused as no turn or token was left."""
         self._asking: set[asyncio.Future[Completion]] = set()
         self._closed = False
 
     def close(self) -> None:
         """No turn is sampled any more: the episode is over, whether its environment knows or not."""
         self._closed = True
+        opened = self._endpoint
+        if opened is not None and not (opened.cancel() or opened.cancelled() or opened.exception()):
+            self._endpoints.end(opened.result())
         for asked in self._asking:
             asked.cancel()
+
+    @property
+    def is_over(self) -> bool:
+        """After `close`."""
+        return self._closed
 
     def check_open(self) -> None:
         """Raise `RuntimeError` after `close`."""
         if self._closed:
             raise RuntimeError("the episode is over")
+
+    async def endpoint(self) -> Endpoint:
+        """See `Policy.endpoint`."""
+        self.check_open()
+        if self._endpoint is None:
+            self._endpoint = asyncio.ensure_future(self._endpoints.open(Conversations(self)))
+        return await asyncio.shield(self._endpoint)
 
     async def ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         """Have the engine sample a turn; the environment's clock rests meanwhile."""
@@ -104,12 +133,55 @@ class Episode:
             bounds.append(self.remaining_turns * self.rules.sampling.max_new_tokens)
         return max(0, min(bounds))
 
-    def end_of_turn(self, row: Row) -> tuple[str, ...]:
-        """The text that ends a turn of a conversation, which a base model's engine does not know for an end."""
-        token = self.chat.end_of_turn_id if row.messages is not None else None
-        if token is None or token in self.rules.eos_token_ids:
+    def token_limit(self, row: Row, wanted: int | None = None) -> int:
+        """Most tokens of the next turn in `row`; `wanted` is the caller's own bound. Raises `EpisodeTruncated`."""
+        limit = min(self.rules.sampling.max_new_tokens, self.remaining_tokens(row))
+        if limit < 1:
+            raise EpisodeTruncated("no token is left")
+        return limit if wanted is None else min(limit, wanted)
+
+    async def sample(self, row: Row, limit: int, stop: tuple[str, ...]) -> Reply:
+        """Have the policy take a turn of at most `limit` tokens at the end of `row`."""
+        number = self.num_turns
+        self.num_turns += 1
+        request = GenerationRequest(
+            sample_id=self.task.sample_id,
+            prompt_ids=row.sequence,
+            branch=row.branch,
+            offset=row.num_sampled,
+            max_new_tokens=limit,
+        )
+        ends = self.chat.ends(self.rules.eos_token_ids) if row.messages is not None else ()
+        try:
+            completion = await self.ask(request, (*stop, *ends))
+        except asyncio.CancelledError:
+            if self.num_turns == number + 1:
+                self.num_turns = number  # whoever asked for it has left
+            raise
+        text = self.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
+        assert isinstance(text, str)
+        calls = self._read_calls(completion, row)
+        row.sample(completion, text, calls, number)
+        if row.messages is not None:
+            row.conversation.append({"role": "assistant", "content": text})
+        return Reply(
+            text=text,
+            tool_calls=calls,
+            token_ids=completion.token_ids,
+            finish_reason=completion.finish_reason,
+            turn=number,
+            policy_version=completion.policy_version,
+        )
+
+    def _read_calls(self, completion: Completion, row: Row) -> tuple[ToolCall, ...]:
+        if not row.tools:
             return ()
-        return (str(self.rules.tokenizer.decode([token])),)
+        # With the special tokens: some models mark a call by one.
+        text = self.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=False)
+        assert isinstance(text, str)
+        calls = self.chat.tool_format().parse(text)
+        self.bad_tool_calls += sum(call.error is not None for call in calls)
+        return calls
 
     def open_row(self, messages: Messages) -> Row:
         """The first row: the prompt, and what the environment puts behind it before the first turn."""
@@ -120,23 +192,37 @@ class Episode:
             and not self._speaks(prompt.text)
         ):
             text = prompt.text + (messages or "")
-            ids = prompt.prompt_ids if not messages else self.rules.encoder.encode(text)
-            return self._add(Row(branch=0, text=text, prompt_ids=ids, messages=None))
+            return self.open_text(text, prompt.prompt_ids if not messages else None)
         before = prompt.messages
         if before is None:
             before = as_messages(prompt.text) if prompt.text else ()
-        return self._open_chat((*before, *as_messages(messages)))
+        return self.open_chat((*before, *as_messages(messages)), self.tools or ())
 
     def _speaks(self, text: str) -> bool:
         """Whether a task without a prompt is a conversation: it is where the model has a template, or gets tools."""
         return bool(self.tools) or (not text and bool(self.rules.tokenizer.chat_template))
 
-    def _open_chat(self, messages: tuple[Message, ...]) -> Row:
-        text, ids = self.chat.open(messages, self.tools or ())
-        row = Row(branch=len(self.rows), text=text, prompt_ids=ids, messages=messages, conversation=list(messages))
-        return self._add(row)
+    def open_text(self, text: str, ids: tuple[int, ...] | None = None) -> Row:
+        """A row that begins with a plain text; `ids` where they are known."""
+        ids = self.rules.encoder.encode(text) if ids is None else ids
+        return self.add(Row(branch=len(self.rows), text=text, prompt_ids=ids, messages=None))
 
-    def _add(self, row: Row) -> Row:
+    def open_chat(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> Row:
+        """A row that begins with a whole conversation."""
+        text, ids = self.chat.open(messages, tools)
+        return self.add(
+            Row(
+                branch=len(self.rows),
+                text=text,
+                prompt_ids=ids,
+                messages=messages,
+                tools=tools,
+                conversation=list(messages),
+            )
+        )
+
+    def add(self, row: Row) -> Row:
+        """A new row. Raises `EpisodeError` where it has nothing to continue."""
         if not row.prompt_ids:
             raise EpisodeError(
                 "the first turn has nothing to continue: neither the prompt nor the environment gave a text",
@@ -145,6 +231,11 @@ class Episode:
             )
         self.rows.append(row)
         return row
+
+    def forget(self, row: Row) -> None:
+        """A row that was opened for nothing; its number is free where it is the last."""
+        if row is self.rows[-1] and not row.turn_ends:
+            self.rows.pop()
 
     def go_on(self, row: Row, messages: Messages) -> Row:
         """Put what is new behind the last turn. Returns the row that goes on: a new one where history is cut."""
@@ -155,10 +246,10 @@ class Episode:
             row.give(self.chat.text_ids(text), text)
             return row
         new = as_messages(messages)
-        row.conversation += new
         if self.rules.options.history == "branch" and self._is_cut(row, new):
-            return self._open_chat(tuple(row.conversation))
-        ids = self.chat.after_reply(new, tools=self.tools or (), sampled_ids=row.last_sampled)
+            return self.open_chat((*row.conversation, *new), row.tools)
+        ids = self.chat.after_reply(new, tools=row.tools, sampled_ids=row.last_sampled)
+        row.conversation += new
         if ids:
             row.give(ids, messages if isinstance(messages, str) else "\n".join(_content(each) for each in new))
         return row
@@ -166,10 +257,11 @@ class Episode:
     def _is_cut(self, row: Row, new: Sequence[Message]) -> bool:
         """Whether the template writes replies of this row otherwise than they were sampled, now that `new` follows."""
         thinking = any(turn.role == "policy" and "</think>" in turn.text for turn in row.turns)
-        return self.chat.check(self.tools or ()).cuts(new, thinking=thinking)
+        return self.chat.check(row.tools).cuts(new, thinking=thinking)
 
     def fork(self, row: Row) -> Row:
-        return self._add(row.fork(len(self.rows)))
+        """A row that begins with all that stands in `row`."""
+        return self.add(row.fork(len(self.rows)))
 
 
 class EpisodePolicy:
@@ -204,52 +296,19 @@ class EpisodePolicy:
         row = self._row
         row = episode.open_row(messages) if row is None else episode.go_on(row, messages)
         self._row = row
-        limit = min(episode.rules.sampling.max_new_tokens, episode.remaining_tokens(row))
-        if limit < 1:
+        try:
+            limit = episode.token_limit(row)
+        except EpisodeTruncated:
             row.drop_last_observation()
-            raise EpisodeTruncated("no token is left")
+            raise
         self._answered = False
-        reply = await self._sample(row, limit, tuple(stop))
+        reply = await episode.sample(row, limit, tuple(stop))
         self._answered = True
         return reply
 
-    async def _sample(self, row: Row, limit: int, stop: tuple[str, ...]) -> Reply:
-        episode = self._episode
-        number = episode.num_turns
-        episode.num_turns += 1
-        request = GenerationRequest(
-            sample_id=episode.task.sample_id,
-            prompt_ids=row.sequence,
-            branch=row.branch,
-            offset=row.num_sampled,
-            max_new_tokens=limit,
-        )
-        completion = await episode.ask(request, (*stop, *episode.end_of_turn(row)))
-        text = episode.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
-        assert isinstance(text, str)
-        calls = self._read_calls(completion)
-        row.sample(completion, text, calls, number)
-        if row.messages is not None:
-            row.conversation.append({"role": "assistant", "content": text})
-        return Reply(
-            text=text,
-            tool_calls=calls,
-            token_ids=completion.token_ids,
-            finish_reason=completion.finish_reason,
-            turn=number,
-            policy_version=completion.policy_version,
-        )
-
-    def _read_calls(self, completion: Completion) -> tuple[ToolCall, ...]:
-        episode = self._episode
-        if not episode.tools:
-            return ()
-        # With the special tokens: some models mark a call by one.
-        text = episode.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=False)
-        assert isinstance(text, str)
-        calls = episode.chat.tool_format().parse(text)
-        episode.bad_tool_calls += sum(call.error is not None for call in calls)
-        return calls
+    async def endpoint(self) -> Endpoint:
+        """See `Policy.endpoint`."""
+        return await self._episode.endpoint()
 
     def fork(self) -> EpisodePolicy:
         """See `Policy.fork`. Before the first turn there is nothing to share: both begin with the prompt."""

@@ -23,6 +23,7 @@ from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
 from .attempt import EPISODE_TASK, Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
+from .endpoints import Endpoints
 from .episode import Episode, Rules
 from .workers import Workers
 
@@ -39,6 +40,8 @@ _SPARE_THREADS = 32
 LEAVE_SECONDS = 2.0
 """So long environments that are no longer played may take to let go of what they hold."""
 _POLL_SECONDS = 0.2
+_CONNECTIONS, _CONNECTIONS_EACH = 256, 8
+"""Of agents that drive themselves, at the endpoints of all episodes; and for each more that is played at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,7 @@ class _Session:
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(_Watched(self._loop_waits))
+        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * rules.options.concurrency)
         self._workers = Workers(self._loop, rules.options.concurrency + _SPARE_THREADS, f"environment {name}")
         self._thread = threading.Thread(target=self._serve, name=f"environment {name}", daemon=True)
         self._hand(self._start, self._open)
@@ -308,7 +312,7 @@ class _Session:
             self._end(played, None)
 
     def _episode(self, task: Task, clock: Clock) -> Episode:
-        return Episode(self._rules, self._chat, task, self._ask, clock)
+        return Episode(self._rules, self._chat, task, self._ask, clock, self._endpoints)
 
     async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())
@@ -338,6 +342,7 @@ class _Session:
             self._start(1)
 
     def _stop(self) -> None:
+        self._endpoints.close()
         self._queue.clear()
         for task in self._plays:
             task.cancel()

@@ -9,6 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..types import Completion, FinishReason, Message, ToolCall, Turn
+from .contract import Tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A place in a row: so much of it stood there."""
+
+    num_ids: int
+    num_turns: int
+    num_messages: int
+    num_sampled: int
+    policy_version: int | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,6 +33,8 @@ class Row:
     prompt_ids: tuple[int, ...]
     messages: tuple[Message, ...] | None
     """The prompt's; None for plain text."""
+    tools: tuple[Tool, ...] = ()
+    """What the policy may call here."""
     conversation: list[Message] = field(default_factory=list)
     """All messages so far, the replies among them; stays empty for plain text."""
     ids: list[int] = field(default_factory=list)
@@ -95,21 +109,42 @@ class Row:
             )
         )
 
-    def fork(self, branch: int) -> Row:
-        """A branch that begins with all that stands here; what they share counts in this one alone."""
+    @property
+    def mark(self) -> Mark:
+        """Its end."""
+        return Mark(
+            num_ids=len(self.ids),
+            num_turns=len(self.turns),
+            num_messages=len(self.conversation),
+            num_sampled=self.num_sampled,
+            policy_version=self.policy_version,
+        )
+
+    def fork(self, branch: int, at: Mark | None = None) -> Row:
+        """A branch that begins with what stood here at a place, or with all; it counts in this one alone."""
+        mark = at or self.mark
         return replace(
             self,
             branch=branch,
-            conversation=list(self.conversation),
-            ids=list(self.ids),
-            mask=[False] * len(self.ids),
-            logprobs=[0.0] * len(self.ids),
-            support=[()] * len(self.ids),
-            turns=list(self.turns),
+            conversation=self.conversation[: mark.num_messages],
+            ids=self.ids[: mark.num_ids],
+            mask=[False] * mark.num_ids,
+            logprobs=[0.0] * mark.num_ids,
+            support=[()] * mark.num_ids,
+            turns=self.turns[: mark.num_turns],
             turn_ends={},
             turn_places={},
-            num_shared=len(self.ids),
+            num_sampled=mark.num_sampled,
+            num_shared=mark.num_ids,
+            policy_version=mark.policy_version,
         )
+
+    def take_back(self, mark: Mark) -> None:
+        """Forget what was given since then; the policy has answered none of it."""
+        assert mark.num_sampled == self.num_sampled
+        del self.turns[mark.num_turns :], self.conversation[mark.num_messages :]
+        for column in (self.ids, self.mask, self.logprobs, self.support):
+            del column[mark.num_ids :]
 
     def drop_last_observation(self) -> None:
         """Take back what was given after the policy's last turn: nobody answered it."""

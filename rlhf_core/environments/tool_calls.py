@@ -31,6 +31,25 @@ class ToolFormat:
     example: str
     """A call as a model is told to write it."""
     calls: Callable[[str], Iterator[ToolCall]]
+    tag: str
+    """Stands before calls."""
+    joined: Callable[[Sequence[ToolCall]], str]
+    """Calls as a model writes them, after whatever else it says."""
+
+    def write(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """The text of a reply that says `content` and then makes the calls."""
+        written = self.joined(calls) if calls else ""
+        return f"{content}\n{written}" if content and written else content or written
+
+    def content(self, text: str, calls: Sequence[ToolCall]) -> str:
+        """What a reply says before the calls that were read from it; all of it where one could not be read."""
+        if not calls or any(call.error is not None for call in calls):
+            return text
+        thought, ended, answer = text.partition("</think>")
+        if not ended:
+            thought, answer = "", text
+        before, tagged, _ = answer.partition(self.tag)
+        return thought + ended + (before if tagged else "")
 
     def parse(self, text: str) -> tuple[ToolCall, ...]:
         """The calls in a reply, in order; what the model thought (up to `</think>`) is left out. Never raises."""
@@ -140,6 +159,10 @@ def _unreadable(reason: str) -> ToolCall:
     return ToolCall(name="", error=f"The tool call could not be read: {reason}.")
 
 
+def _written(call: ToolCall, arguments: str = "arguments") -> str:
+    return json.dumps({"name": call.name, arguments: dict(call.arguments)}, ensure_ascii=False)
+
+
 FORMATS: Mapping[str, ToolFormat] = {
     form.name: form
     for form in (
@@ -147,16 +170,22 @@ FORMATS: Mapping[str, ToolFormat] = {
             name="hermes",
             example=f'{_OPEN}\n{{"name": <function-name>, "arguments": <arguments-object>}}\n{_CLOSE}',
             calls=_hermes,
+            tag=_OPEN,
+            joined=lambda calls: "\n".join(f"{_OPEN}\n{_written(call)}\n{_CLOSE}" for call in calls),
         ),
         ToolFormat(
             name="mistral",
             example='[TOOL_CALLS][{"name": <function-name>, "arguments": <arguments-object>}]',
             calls=lambda text: _json_after("[TOOL_CALLS]", "[", text),
+            tag="[TOOL_CALLS]",
+            joined=lambda calls: f"[TOOL_CALLS][{', '.join(map(_written, calls))}]",
         ),
         ToolFormat(
             name="llama3",
             example='{"name": <function-name>, "parameters": <arguments-object>}',
             calls=lambda text: _json_after("<|python_tag|>", "{", text),
+            tag="<|python_tag|>",
+            joined=lambda calls: "; ".join(_written(call, "parameters") for call in calls),
         ),
     )
 }

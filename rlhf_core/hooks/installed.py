@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
 
 from ..errors import PluginError
+from ..util.did_you_mean import fold
+from ..util.entry_points import InstalledEntry, installed_entries
 from .relay import HookRelay
 
 logger = logging.getLogger("rlhf")
@@ -27,47 +28,43 @@ def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str
     loaded = []
     for name, entry in _installed().items():
         if name in disabled:
-            logger.info("hook plugin %r (%s) is disabled", entry.name, _distribution(entry))
+            logger.info("hook plugin %r (%s) is disabled", entry.entry_point.name, _label(entry))
             continue
         try:
-            plugin = entry.load()
+            plugin = entry.entry_point.load()
         except Exception as error:
             _report(entry, f"cannot be imported: {type(error).__name__}: {error}")
             continue
         try:
-            loaded.append(relay.register(plugin, name=entry.name, distribution=_distribution(entry)))
+            loaded.append(relay.register(plugin, name=entry.entry_point.name, distribution=_label(entry)))
         except PluginError as error:
             _report(entry, str(error))
     return loaded
 
 
-def fold(name: str) -> str:
-    """Names compare with case, `-` and `_` folded."""
-    return name.lower().replace("_", "-")
-
-
-def _installed() -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=GROUP):
-        other = found.setdefault(fold(entry.name), entry)
-        if _distribution(other) != _distribution(entry):
+def _installed() -> dict[str, InstalledEntry]:
+    found: dict[str, InstalledEntry] = {}
+    for entry in installed_entries(GROUP):
+        name = entry.entry_point.name
+        other = found.setdefault(fold(name), entry)
+        if _label(other) != _label(entry):
             raise PluginError(
-                f"{_distribution(other)} and {_distribution(entry)} both give it",
-                where=f"hook plugin {entry.name!r}",
+                f"{_label(other)} and {_label(entry)} both give it",
+                where=f"hook plugin {name!r}",
                 hint="uninstall one of them",
             )
     return found
 
 
-def _distribution(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.value
+def _label(entry: InstalledEntry) -> str:
+    return f"{entry.distribution} {entry.version}"
 
 
-def _report(entry: EntryPoint, what: str) -> None:
+def _report(entry: InstalledEntry, what: str) -> None:
     logger.warning(
         "hook plugin %r (%s) is left out: %s\n  -> repair or uninstall it, or: hooks: {disable: [%s]}",
-        entry.name,
-        _distribution(entry),
+        entry.entry_point.name,
+        _label(entry),
         what,
-        entry.name,
+        entry.entry_point.name,
     )

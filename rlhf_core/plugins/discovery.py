@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
@@ -21,11 +21,12 @@ from pydantic import BaseModel
 from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
+from ..util.entry_points import InstalledEntry, installed_entries
 from .functions import class_component, function_component, load_function_file
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "commands")
+GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "endpoints", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
@@ -78,6 +79,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "reward-to-go": "rlhf-group",
     },
     "policy_losses": {"clip": "rlhf-group", "gspo": "rlhf-group", "cispo": "rlhf-group"},
+    "endpoints": {"openai": "rlhf-serve"},
+    "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},
 }
 """Distribution that brings each plugin of this project: only for telling a user what to install."""
 
@@ -92,6 +95,7 @@ _SINGULAR = {
     "advantages": "advantage estimator",
     "policy_losses": "policy loss",
     "hooks": "hook plugin",
+    "endpoints": "endpoint server",
     "commands": "command",
 }
 
@@ -149,23 +153,23 @@ def as_kind(name: str) -> str:
 
 def discover_all() -> dict[str, dict[str, PluginRef]]:
     """Every installed plugin: kind -> folded name -> ref. Reads metadata only."""
-    installed = entry_points()
-    return {kind: _by_name(kind, list(installed.select(group=f"rlhf.{kind}"))) for kind in GROUPS}
+    return {kind: discover(kind) for kind in GROUPS}
 
 
 def discover(kind: str) -> dict[str, PluginRef]:
     """Installed plugins of one kind by folded name. Reads metadata only; clashes are noted on the ref."""
-    return _by_name(kind, list(entry_points(group=f"rlhf.{kind}")))
+    return _by_name(kind, installed_entries(f"rlhf.{kind}"))
 
 
-def _by_name(kind: str, found: list[EntryPoint]) -> dict[str, PluginRef]:
+def _by_name(kind: str, found: Sequence[InstalledEntry]) -> dict[str, PluginRef]:
     grouped: dict[str, list[PluginRef]] = {}
-    for entry in found:
+    for installed in found:
+        entry = installed.entry_point
         ref = PluginRef(
             kind=kind,
             name=entry.name,
-            distribution=entry.dist.name if entry.dist else "unknown distribution",
-            version=entry.dist.version if entry.dist else "?",
+            distribution=installed.distribution,
+            version=installed.version,
             target=f"{entry.module}:{entry.attr}",
             missing=_not_installed([extra.replace("-", "_") for extra in entry.extras]),
             entry_point=entry,

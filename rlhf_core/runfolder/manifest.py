@@ -11,10 +11,11 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..util.entry_points import installed_entries
 from ..util.redact import redact_command
 
 LIBRARIES = (
@@ -67,10 +68,7 @@ def collect_manifest(
 
 def plugin_versions() -> dict[str, str]:
     """Distribution -> version, of core and of all that have an entry point in a group `rlhf.…`."""
-    found = {}
-    for installed in distributions():
-        if any(entry.group.startswith("rlhf.") for entry in installed.entry_points):
-            found[installed.name] = installed.version
+    found = {each.distribution: each.version for each in installed_entries()}
     found.setdefault("rlhf-core", _version("rlhf-core") or "not installed")
     return dict(sorted(found.items()))
 

@@ -7,6 +7,7 @@ from .printable import PrintableFormatter as PrintableFormatter
 from .printable import printable as printable
 from .rng import derive_seed as derive_seed
 from .rng import permutation as permutation
+from .server_limits import ServerLimits as ServerLimits
 from .tensor_trees import load_tree as load_tree
 from .tensor_trees import save_tree as save_tree
 from .tensor_trees import write_tensors as write_tensors

@@ -152,13 +152,18 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(runs: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_policy_goes_on_under_other_strategies(runs_again: Path, tmp_path: Path) -> None:
-    """Trained under gemini, on under ddp, on under single: each scores at first what the one before did at last."""
+    """Trained under gemini, on under ddp, on under single: each scores at first what the one before did at last.
+
+    Gemini answers in bfloat16 and its file is in float32: a digit or two of the 96 may be others.
+    """
     run = run_file({"name": "single"}, model={"path": str(runs_again / "gemini-then-ddp" / "model")})
     last = train(run, output=tmp_path / "run")
     assert last is not None
     scores = [json.loads((runs_again / name / "summary.json").read_text()) for name in ("gemini", "gemini-then-ddp")]
     scores.append(last.summary)
-    for before, after in itertools.pairwise(scores):
+    in_16_bits, *exact = itertools.pairwise(scores)
+    assert in_16_bits[1]["eval_before"] == pytest.approx(in_16_bits[0]["eval_after"], abs=2 / 96)
+    for before, after in exact:
         assert after["eval_before"] == before["eval_after"]
     assert len({score["eval_after"] for score in scores} | {scores[0]["eval_before"]}) > 1
 

@@ -25,6 +25,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from running import fsync_of_pipes
+
 ADDRESS = "RLHF_TEST_RAY_WORKERS"
 """Environment variable: the socket at which stubs ask for a worker."""
 _STUB = str(Path(__file__).with_name("ray_worker_stub.py"))
@@ -168,6 +170,7 @@ def _work(order: dict[str, Any], streams: list[int]) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    os.fsync = fsync_of_pipes
     from ray._private.runtime_env.context import RuntimeEnvContext
     from ray._private.utils import update_envs
 

@@ -33,7 +33,7 @@ def select(name):
 
 
 def test_the_run_file_is_right(files):
-    assert files == ["guess.py", "guess.yaml", "sums.py"]
+    assert files == ["guess.py", "guess.yaml", "sums.py", "agent.py"]
     resolved = resolve(load_run("guess.yaml"))
     assert resolved.environment.name == "Guess" and resolved.reward_weights == {"environment": 1.0}
 
@@ -51,3 +51,12 @@ def test_the_tool_is_used(files):
         select("./sums.py:Sums"), episode_tokenizer(chat=True), records=records, replies=[call], num_prompts=6
     )
     assert {(each.prompt.answer, each.reward) for each in done.played} >= {(5, 1.0), (6, 0.0)}
+
+
+def test_the_agent_asks_the_policy(files):
+    records = [{"prompt": "2 + 3?", "answer": "5"}]
+    done = play_episodes(
+        select("./agent.py:Agent"), episode_tokenizer(chat=True), records=records, replies=["5"], num_prompts=4
+    )
+    assert {each.reward for each in done.played} == {0.0, 1.0}
+    assert {row.text for each in done.played for row in each.rows} == {"user: 2 + 3?<eos>\nassistant: "}

@@ -218,3 +218,25 @@ def test_a_description_lists_the_tools_and_the_form(form):
     assert json.dumps(tool, ensure_ascii=False) in text and text.endswith(form.example)
     example = form.example.replace("<function-name>", '"add"').replace("<arguments-object>", '{"a": 1}')
     assert form.parse(example) == (ADD,)
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("made", [(ADD,), (NOW, ADD, ADD)], ids=len)
+def test_calls_that_are_written_are_read(form, made):
+    written = form.write("", made)
+    assert form.parse(written) == made
+    assert form.content(written, made) == ""
+    assert form.write("No.", ()) == "No."
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Let me see.\n" + HERMES.write("", [ADD]), "Let me see.\n"),
+        ("<think>\n<tool_call>\n</think>\n\nSo." + HERMES.write("", [ADD]), "<think>\n<tool_call>\n</think>\n\nSo."),
+        (HERMES.write("Both.", [ADD]) + "<tool_call>{</tool_call>", None),
+        ("No call at all.", None),
+    ],
+)
+def test_what_is_said_before_calls_is_told_apart(text, content):
+    assert HERMES.content(text, HERMES.parse(text)) == (text if content is None else content)

@@ -213,3 +213,10 @@ def test_an_error_for_the_user_keeps_its_kind_and_names_the_plugin_too(install):
     assert (caught.value.where, caught.value.hint) == ("train.samples_per_prompt", "raise it")
     shown = 'train.samples_per_prompt: is too small (algorithm "thing" (acme 1.2.3))\n  -> raise it'
     assert str(caught.value) == shown
+
+
+def test_what_is_installed_while_a_program_runs_is_found(install):
+    install("acme-first", {"rlhf.rewards": {"first": "acme:one"}})
+    assert "first" in discover("rewards")
+    install("acme-second", {"rlhf.rewards": {"second": "acme:two"}})
+    assert {"first", "second"} <= set(discover("rewards"))

@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager
 
 from rlhf_core.types import Rollout
-from rlhf_reward_http.server import RewardServer, ServerLimits
+from rlhf_reward_http.server import RewardServer, RewardServerLimits
 
 PATIENCE_SECONDS = 600.0
 """As in `running`, which a served process, that imports this module, does not find."""
@@ -47,7 +47,7 @@ def raises(rollouts) -> list[float]:
 @contextmanager
 def serving(score, *, token=None, port=0, **limits):
     """A server in this process, stopped at the end."""
-    server = RewardServer(("127.0.0.1", port), score, limits=ServerLimits(**limits), token=token)
+    server = RewardServer(("127.0.0.1", port), score, limits=RewardServerLimits(**limits), token=token)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

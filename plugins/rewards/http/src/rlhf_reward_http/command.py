@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlhf_core.rewards import RewardScorer
     from rlhf_core.types import Rollout
 
-    from .server import RewardServer, Score, ServerLimits
+    from .server import RewardServer, RewardServerLimits, Score
 
 
 @click.command("serve-reward")
@@ -69,10 +69,10 @@ def serve_reward(
     """
     from contextlib import closing
 
-    from .server import ServerLimits
+    from .server import RewardServerLimits
 
     token = _token(token_env, host)
-    limits = ServerLimits(
+    limits = RewardServerLimits(
         max_in_flight=max_in_flight,
         max_connections=max_connections,
         max_body_bytes=max_body_bytes,
@@ -138,7 +138,7 @@ def _scores_of(scorer: RewardScorer) -> Score:
     return score
 
 
-def _bind(host: str, port: int, score: Score, limits: ServerLimits, token: str | None) -> RewardServer:
+def _bind(host: str, port: int, score: Score, limits: RewardServerLimits, token: str | None) -> RewardServer:
     from rlhf_core.errors import UserInputError
 
     from .server import RewardServer

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlhf_core.errors import RewardError
 from rlhf_core.types import Rollout
+from rlhf_core.util import ServerLimits
 
 from .protocol import (
     CONTENT_TYPE,
@@ -35,22 +36,15 @@ _RETRY_AFTER_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
+class RewardServerLimits(ServerLimits):
     """What bounds the server's memory: the bodies held at a time have `max_bytes_in_flight` together.
 
-    A body is parsed to Python objects, which take up to about 25 times its bytes.
+    A body is parsed to Python objects, which take up to about 25 times its bytes. Each connection has a thread.
     """
 
     max_in_flight: int = 8
     """Requests read and scored at once; others wait `wait_seconds` for their turn, then get 503."""
-    max_connections: int = 256
-    """Open connections, each with a thread; another is told 503 and closed."""
-    max_body_bytes: int = 8 * 2**20
-    max_bytes_in_flight: int = 16 * 2**20
-    """Of all bodies read and scored at once; one that is larger waits until it is alone."""
     wait_seconds: float = 2.0
-    idle_seconds: float = 30.0
-    """Longest time from a request's first byte to its last, headers and body together; longest silence before it."""
 
 
 @dataclass(slots=True)
@@ -73,7 +67,7 @@ class RewardServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(
-        self, address: tuple[str, int], score: Score, *, limits: ServerLimits, token: str | None = None
+        self, address: tuple[str, int], score: Score, *, limits: RewardServerLimits, token: str | None = None
     ) -> None:
         """Raises `OSError` where the address cannot be bound."""
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -1,0 +1,109 @@
+"""`rlhf serve`: a trained model behind OpenAI's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rlhf_core.environments import Answering
+
+
+@click.command("serve")
+@click.argument("model", metavar="RUN|DIR")
+@click.option("--best", is_flag=True, help="Of a run: its best checkpoint, in place of its newest model.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--api-key-env",
+    metavar="VARIABLE",
+    help="Environment variable with the key that requests must bring. Without it one is made and shown here.",
+)
+@click.option("--engine", default="hf", show_default=True, help="How answers are generated.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=1024, show_default=True, help="Most tokens of an answer."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of sampling.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+def serve(
+    model: str,
+    best: bool,
+    host: str,
+    port: int,
+    api_key_env: str | None,
+    engine: str,
+    max_new_tokens: int,
+    seed: int,
+    device: str,
+) -> None:
+    """Serve a run's newest model, or the model in a folder, to clients of OpenAI's chat completions and completions.
+
+    \b
+    Examples:
+      rlhf serve runs/first
+      rlhf serve runs/first --best --port 9000
+      rlhf serve ./my-model --host 0.0.0.0 --api-key-env SERVE_KEY
+    """
+    from contextlib import closing
+
+    from rlhf_core.entry.serving import choose_model, serve_model
+
+    key = _key(api_key_env)
+    chosen = choose_model(model, best=best, device=device)
+    with closing(serve_model(chosen, engine=engine, seed=seed, max_new_tokens=max_new_tokens)) as answering:
+        asyncio.run(_serve(answering, chosen.label, host, port, key))
+
+
+def _key(variable: str | None) -> str | None:
+    """The key of the environment; None where one is to be made. Raises `UserInputError`."""
+    from rlhf_core.errors import UserInputError
+
+    if variable is None:
+        if not sys.stderr.isatty():
+            raise UserInputError(
+                "there is no terminal to show a key at, and it must not stand in a log",
+                where="rlhf serve",
+                hint="export SERVE_KEY=… and add --api-key-env SERVE_KEY",
+            )
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise UserInputError(
+            f"the environment variable {variable} is not set", where="--api-key-env", hint=f"export {variable}=…"
+        )
+    return key
+
+
+async def _serve(answering: Answering, label: str, host: str, port: int, key: str | None) -> None:
+    """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
+    from rlhf_core.distributed import stop_signals
+    from rlhf_core.environments import Keys
+    from rlhf_core.util import ServerLimits
+
+    from .server import start
+
+    keys = Keys()
+    made = keys.add(answering, key)
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+    def ask_to_stop() -> None:
+        for number in stop_signals():
+            loop.remove_signal_handler(number)
+        asked.set()
+
+    for number in stop_signals():
+        loop.add_signal_handler(number, ask_to_stop)
+    server = await start(keys.find, host=host, port=port, limits=ServerLimits(), model=os.path.basename(label) or label)
+    try:
+        click.echo(f"serving {label} at {server.base_url}")
+        if key is None:
+            click.echo(f"key: {made}", err=True)
+        await asked.wait()
+    finally:
+        server.close()
+        await asyncio.sleep(0)  # connections that were cut are closed at the loop's next turn
+    click.echo("stopped")

@@ -1,0 +1,155 @@
+"""The calls of one episode's endpoint, and which earlier call each of them continues.
+
+A call continues an earlier one when its messages begin with that call's messages followed by exactly the reply it gave
+(content and tool calls): the sampled ids then stand in for that reply. Any other call opens a branch of its own. A
+text continues a text likewise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError, DataError, EpisodeError
+from .contract import EpisodeTruncated, Messages, Reply, Tool
+from .endpoint import Answer, Call, CallRefused, ChatMessage
+from .endpoint_messages import before_stop, reply_message, template_messages
+from .row import Mark, Row
+
+if TYPE_CHECKING:
+    from .episode import Episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A call that was answered: where its reply stands, and with what a call begins that continues it."""
+
+    row: Row
+    end: Mark
+    """Of the reply."""
+    messages: tuple[ChatMessage, ...] = ()
+    """The call's, and the reply."""
+    text: str | None = None
+    """In place of messages."""
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return self.row.tools
+
+    def begins(self, call: Call) -> bool:
+        """Whether the call continues this one."""
+        if self.text is not None:
+            return call.text is not None and call.text.startswith(self.text)
+        return call.tools == self.tools and call.messages[: len(self.messages)] == self.messages
+
+    @property
+    def length(self) -> int:
+        """Of two that a call continues, the longer one is meant."""
+        return len(self.messages) if self.text is None else len(self.text)
+
+
+class Conversations:
+    """Answers the calls of one episode (`Answering`)."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+        self._answered: list[Answered] = []
+        self._busy: list[Row] = []
+        """Rows in which the policy is taking a turn."""
+
+    async def answer(self, call: Call) -> Answer:
+        """See `Answering`."""
+        episode = self._episode
+        if episode.is_over:
+            raise _over()
+        if episode.remaining_turns < 1:
+            raise self._used_up("turns_used_up", f"no turn is left of {episode.rules.options.max_turns}")
+        row, before = self._place(call)
+        num_prompt_tokens = row.num_tokens
+        self._busy.append(row)
+        try:
+            reply = await episode.sample(row, self._limit(row, call), call.stop)
+        except BaseException:
+            self._give_up(row, before)
+            if episode.is_over:
+                raise _over() from None
+            raise
+        finally:
+            self._busy = [each for each in self._busy if each is not row]
+        return self._told(call, row, reply, num_prompt_tokens)
+
+    def _place(self, call: Call) -> tuple[Row, Mark]:
+        """The row whose end the call is answered at, and where that stood before."""
+        earlier = self._earlier(call)
+        try:
+            if earlier is None:
+                row = self._open(call)
+                return row, row.mark
+            row = earlier.row
+            is_free = row.mark == earlier.end and not any(each is row for each in self._busy)
+            if not is_free:
+                row = row.fork(len(self._episode.rows), earlier.end)
+            goes_on = self._episode.go_on(row, self._new(call, earlier))
+            if goes_on is row and not is_free:
+                self._episode.add(row)
+            return goes_on, earlier.end
+        except (DataError, ConfigError, EpisodeError) as error:
+            raise CallRefused(400, "invalid_request", error.message) from error
+
+    def _earlier(self, call: Call) -> Answered | None:
+        """The call that this one continues: the longest; of equals one that no other has continued yet."""
+        found = [each for each in self._answered if each.begins(call)]
+        return max(found, key=lambda each: (each.length, each.row.mark == each.end), default=None)
+
+    def _open(self, call: Call) -> Row:
+        if call.text is not None:
+            return self._episode.open_text(call.text)
+        messages = template_messages(call.messages, self._episode.chat.tool_format)
+        return self._episode.open_chat(tuple(messages), call.tools)
+
+    def _new(self, call: Call, earlier: Answered) -> Messages:
+        """What the call adds to what it continues."""
+        if call.text is not None:
+            return call.text[earlier.length :] or None
+        return template_messages(call.messages, self._episode.chat.tool_format)[earlier.length :] or None
+
+    def _limit(self, row: Row, call: Call) -> int:
+        try:
+            return self._episode.token_limit(row, call.max_tokens)
+        except EpisodeTruncated as error:
+            raise self._used_up(
+                "context_length_exceeded", f"{error}: the conversation has {row.num_tokens} tokens"
+            ) from error
+
+    def _used_up(self, code: str, message: str) -> CallRefused:
+        self._episode.was_refused = True
+        return CallRefused(400, code, message)
+
+    def _give_up(self, row: Row, before: Mark) -> None:
+        """As if the call had not been: its client may bring it again."""
+        if row.turn_ends:
+            row.take_back(before)
+        else:
+            self._episode.forget(row)
+
+    def _told(self, call: Call, row: Row, reply: Reply, num_prompt_tokens: int) -> Answer:
+        """Remember the reply, and what its client is told of it."""
+        message = reply_message(reply.text, reply.tool_calls, call.stop, self._episode.chat.tool_format)
+        if call.text is None:
+            answered = Answered(row=row, end=row.mark, messages=(*call.messages, message))
+        else:
+            answered = Answered(row=row, end=row.mark, text=call.text + before_stop(reply.text, call.stop))
+        self._answered.append(answered)
+        return Answer(
+            text=message.content,
+            tool_calls=message.tool_calls,
+            finish_reason=reply.finish_reason,
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=len(reply.token_ids),
+            turn=reply.turn,
+            policy_version=reply.policy_version,
+        )
+
+
+def _over() -> CallRefused:
+    return CallRefused(401, "invalid_api_key", "the episode of this key is over")

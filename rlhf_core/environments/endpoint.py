@@ -1,0 +1,134 @@
+"""What a server of the policy is given and gives back: the seam between core and the plugins of `rlhf.endpoints`.
+
+A server reads HTTP into a `Call`, has it answered by whom its key belongs to, and writes the `Answer`. It knows nothing
+of tokens, episodes or engines.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..types import FinishReason, ToolCall
+from ..util.server_limits import ServerLimits
+from .contract import Tool
+
+LOOPBACK = "127.0.0.1"
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One message of a client."""
+
+    role: str
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Of the assistant."""
+    tool_call_id: str | None = None
+    """Of a tool's result: which call it answers."""
+    call_ids: tuple[str, ...] = field(default=(), compare=False)
+    """How the client calls `tool_calls`; they are made up and mean nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a client asks: that a conversation or a text be continued."""
+
+    messages: tuple[ChatMessage, ...] = ()
+    text: str | None = None
+    """A plain text in place of messages."""
+    tools: tuple[Tool, ...] = ()
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    """This and what follows count where a model is served (`rlhf serve`); in a run its own sampling does."""
+    top_p: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the policy answered."""
+
+    text: str
+    """Without the calls that could be read, and without the text of `Call.stop` that ended it."""
+    tool_calls: tuple[ToolCall, ...]
+    """Those that could be read."""
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    turn: int = 0
+    """Its number in the episode: for `Outcome.turn_rewards`."""
+    policy_version: int = 0
+
+
+class CallRefused(Exception):
+    """A call that is not answered; the client is told why, in OpenAI's form."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        """status: of HTTP; code: a word for programs."""
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Answering(Protocol):
+    """Whoever a key belongs to: an episode, or a model that is served."""
+
+    async def answer(self, call: Call) -> Answer:
+        """Raises `CallRefused`. It is cancelled where the client leaves."""
+        ...
+
+
+FindKey = Callable[[str], Answering | None]
+"""Whom a key belongs to."""
+
+
+class EndpointServer(Protocol):
+    """A server that listens."""
+
+    @property
+    def base_url(self) -> str:
+        """For `OpenAI(base_url=…)`."""
+        ...
+
+    def close(self) -> None:
+        """Listen no more and cut all connections, at once. Called on the loop it was started on."""
+        ...
+
+
+class StartServer(Protocol):
+    """What an entry point of `rlhf.endpoints` names."""
+
+    def __call__(self, find_key: FindKey, *, host: str, port: int, limits: ServerLimits) -> Awaitable[EndpointServer]:
+        """Listen, on the running event loop; port 0 takes a free one. Raises `UserInputError`."""
+        ...
+
+
+class Keys:
+    """Keys, and whom they belong to."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Answering] = {}
+
+    def add(self, owner: Answering, key: str | None = None) -> str:
+        """A new key of his, or the one that is given."""
+        made = secrets.token_urlsafe(_KEY_BYTES) if key is None else key
+        self._owners[made] = owner
+        return made
+
+    def remove(self, key: str) -> None:
+        """It opens nothing any more."""
+        self._owners.pop(key, None)
+
+    def find(self, given: str) -> Answering | None:
+        """Whose it is. How long this takes says nothing about the keys but how many there are."""
+        found = None
+        for key, owner in self._owners.items():
+            if hmac.compare_digest(key.encode(), given.encode("utf-8", "surrogateescape")):
+                found = owner
+        return found
