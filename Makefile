@@ -10,7 +10,7 @@ MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml require
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium train test soak lint format docs bench
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv train test soak lint format docs bench
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -38,6 +38,13 @@ setup-reasoning-gym: setup  ## add Reasoning Gym for the prompts and the reward 
 setup-gymnasium: setup  ## add Gymnasium for the environment of that name
 	@$(PIP) -r requirements/gymnasium.txt
 
+setup-mcp: setup  ## add the MCP library for the environment of that name
+	@$(PIP) -r requirements/mcp.txt
+
+setup-openenv: setup  ## add OpenEnv for the environment of that name
+	@$(PIP) -r requirements/openenv.txt
+	@$(PIP) --no-deps openenv-core==0.3.0
+
 train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
@@ -46,7 +53,7 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 test: setup  ## every test that takes seconds and needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: setup-reasoning-gym setup-gymnasium  ## the tests that take minutes
+soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts

@@ -78,7 +78,7 @@ def _says(path: Path, name: str) -> str:
 
 def _definitions(path: Path) -> Iterator[tuple[str, str]]:
     for node, after in itertools.zip_longest(body := _body(path), body[1:]):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, _first_sentence(ast.get_docstring(node) or "")
         elif isinstance(node, ast.Assign | ast.AnnAssign) and (name := _target(node)):
             is_told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)

@@ -1,3 +1,4 @@
+from .command import Command as Command
 from .named_functions import FunctionChoice as FunctionChoice
 from .named_functions import FunctionUse as FunctionUse
 from .named_functions import NamesFunctions as NamesFunctions

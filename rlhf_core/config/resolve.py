@@ -14,6 +14,7 @@ from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
+from .command import commands_of
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
@@ -103,6 +104,13 @@ class ResolvedRun:
         """Whether an engine is needed at all."""
         return self.rolls_out or self.evaluates
 
+    @property
+    def commands(self) -> frozenset[tuple[str, ...]]:
+        """The programs, with their arguments, that options of its plugins name."""
+        parts = [getattr(self, name) for name in PLUGIN_SECTIONS]
+        parts += [self.eval_prompts, self.environment and self.environment.selected, *self.rewards]
+        return frozenset(tuple(command) for part in parts if part for _, command in commands_of(part.config))
+
     def to_mapping(self) -> dict[str, Any]:
         """The whole run as JSON values; `resolve` of it gives the same run again."""
         core = self.run.model_dump(mode="json")
@@ -122,7 +130,7 @@ class ResolvedRun:
 def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> ResolvedRun:
     """Check a run: select its plugins, validate every section, look at what sections ask of each other.
 
-    `where` is how errors call its source; `trust` says which files of code that it names are run. Raises one
+    `where` is how errors call its source; `trust` says which files and programs that it names are run. Raises one
     `ConfigError` that lists all problems.
     """
     given = {key: value for key, value in expand(run).items() if value is not None}
@@ -226,6 +234,7 @@ def _plugin_section(
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
         return None
+    _check_commands(config, path, problems, trust)
     if isinstance(config, NamesFunctions):
         check_functions(config, path, problems)
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
@@ -240,6 +249,15 @@ def _check_named_files(options: Mapping[str, Any], path: str, problems: Problems
                 trust.check(file, f"{path}.{key}")
             except PluginError as error:
                 problems.add_error(f"{path}.{key}", error)
+
+
+def _check_commands(config: BaseModel, path: str, problems: Problems, trust: FileTrust) -> None:
+    """Hold programs that a plugin's options name against what may be started."""
+    for key, command in commands_of(config) if trust.runs else ():
+        try:
+            trust.check_command(command, f"{path}.{key}")
+        except PluginError as error:
+            problems.add(f"{path}.{key}", error.message, error.hint)
 
 
 def check_options(selected: Selected) -> None:

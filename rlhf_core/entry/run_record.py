@@ -15,7 +15,7 @@ from ..config.changes import Change, config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
-from ..plugins.trust import referenced_files
+from ..plugins.trust import FileTrust, referenced_files
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
@@ -63,7 +63,7 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
         data_digest=plan.data_digest,
         num_processes=plan.num_processes,
     )
-    code = seal(folder.path, _files_run(plan.resolved))
+    code = seal(folder.path, _code_run(plan.resolved))
     folder.write_manifest({**manifest, **code, "events": earlier.get("events", []) if plan.is_resumed else []})
     folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted
     ControlBox(folder.control).clear()
@@ -79,11 +79,12 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
         _tell_recreation(folder, RunFolder.read(plan.origin), config, manifest)
 
 
-def _files_run(resolved: ResolvedRun) -> frozenset[Path]:
-    """Files of code that the run names anywhere, and the model where its code is run."""
+def _code_run(resolved: ResolvedRun) -> FileTrust:
+    """Files of code and programs that the run names anywhere, and the model where its code is run."""
     model = resolved.run.model
     files = referenced_files(resolved.to_mapping())
-    return files | {Path(model.path).resolve()} if model.trust_remote_code else files
+    own = frozenset([Path(model.path).resolve()]) if model.trust_remote_code else frozenset()
+    return FileTrust(files=files | own, commands=resolved.commands)
 
 
 def tell_resume(plan: RunPlan) -> None:

@@ -1,4 +1,4 @@
-"""Which files of code a run was allowed to run, so that a resume of it runs the same without being told again.
+"""Which code a run was allowed to run, so that a resume of it runs the same without being told again.
 
 A run folder may have come from a stranger, so its word alone is not believed: the list in `manifest.json` is sealed
 (HMAC-SHA256 over the list and the folder's place) with a key that only this user can read, as Jupyter does it with
@@ -12,38 +12,52 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder
 
 _KEY_BYTES = 32
 
 
-def seal(folder: Path, files: frozenset[Path]) -> dict[str, Any]:
-    """What the manifest says of the files that a run in `folder` runs; nothing where there is none or no key."""
-    key = _key(make=True) if files else None
+def seal(folder: Path, trusted: FileTrust) -> dict[str, Any]:
+    """What the manifest says of the files that a run in `folder` runs and the programs that it starts.
+
+    Nothing where there is neither, or no key. What a program is may depend on the working folder, which is noted.
+    """
+    key = _key(make=True) if trusted.files or trusted.commands else None
     if key is None:
         return {}
-    listed = sorted(map(str, files))
-    return {"trusted_files": {"files": listed, "seal": _signed(key, folder, listed)}}
+    files = sorted(map(str, trusted.files))
+    commands = sorted([os.getcwd(), *command] for command in trusted.commands)
+    return {"trusted_files": {"files": files, "commands": commands, "seal": _signed(key, folder, files, commands)}}
 
 
-def sealed_files(folder: Path) -> frozenset[Path]:
-    """The files that the run in `folder` was allowed to run, where this user's key says so."""
+def sealed(folder: Path) -> FileTrust:
+    """What the run in `folder` was allowed to run, where this user's key says so; programs only where it was made."""
     opened = RunFolder.read(folder)
     said = opened.read_json(opened.manifest).get("trusted_files")
     key = _key(make=False)
     if key is None or not isinstance(said, dict):
-        return frozenset()
-    listed, given = said.get("files"), said.get("seal")
-    if not isinstance(listed, list) or not isinstance(given, str) or not all(isinstance(each, str) for each in listed):
-        return frozenset()
-    is_ours = hmac.compare_digest(_signed(key, folder, listed).encode(), given.encode())
-    return frozenset(map(Path, listed)) if is_ours else frozenset()
+        return FileTrust()
+    files, commands, given = said.get("files"), said.get("commands", []), said.get("seal")
+    if not (_are_texts(files) and isinstance(commands, list) and all(each and _are_texts(each) for each in commands)):
+        return FileTrust()
+    if not isinstance(given, str):
+        return FileTrust()
+    if not hmac.compare_digest(_signed(key, folder, files, commands).encode(), given.encode()):
+        return FileTrust()
+    here = os.getcwd()
+    started = frozenset(tuple(command) for place, *command in commands if place == here)
+    return FileTrust(files=frozenset(map(Path, files)), commands=started)
 
 
-def _signed(key: bytes, folder: Path, listed: list[str]) -> str:
-    text = json.dumps([str(folder.resolve()), listed])
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _signed(key: bytes, folder: Path, files: list[str], commands: list[list[str]]) -> str:
+    text = json.dumps([str(folder.resolve()), files, *([commands] if commands else [])])
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 

@@ -16,4 +16,6 @@ from .endpoint import ChatMessage as ChatMessage
 from .endpoint import EndpointServer as EndpointServer
 from .endpoint import FindKey as FindKey
 from .endpoint import Keys as Keys
+from .shapes import UseTool as UseTool
+from .shapes import converse as converse
 from .tool_functions import ToolFunction as ToolFunction

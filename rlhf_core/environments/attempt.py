@@ -25,6 +25,9 @@ from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
+EPISODE_TASK = "episode of an environment"
+"""Name of the task in which an environment runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
@@ -223,14 +226,14 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     A run that passes it is cancelled and left behind, whether it ends or not. Raises what it raises, and
     `EpisodeError` where it was too slow or ended by a cancellation that nobody here asked for.
     """
-    running = asyncio.ensure_future(run)
+    running = asyncio.get_running_loop().create_task(run, name=EPISODE_TASK)
     try:
         while (too_slow := await _is_passed(clock, running)) and not (clock.judge is None or await clock.judge()):
             clock.passed.clear()
     finally:
         running.cancel()
-    if too_slow:
         running.add_done_callback(_forget)
+    if too_slow:
         raise EpisodeError(
             f"{clock.doing} gave no answer within {clock.seconds:g} s",
             where="environment.timeout_seconds",
@@ -252,7 +255,7 @@ async def _is_passed(clock: Clock, running: asyncio.Future[Outcome]) -> bool:
 
 
 def _forget(task: asyncio.Task[Outcome]) -> None:
-    """Take the error of a run that was left behind: it has been told of already."""
+    """Take the error of a run that may have been left behind: what it raises after that is told to nobody."""
     if not task.cancelled():
         task.exception()
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, EpisodeError, RlhfError
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
-from .attempt import Clock, Make, Played, play_episode
+from .attempt import EPISODE_TASK, Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
 from .endpoints import Endpoints
@@ -36,6 +36,8 @@ PATIENCE_SECONDS = 1.0
 _PROBE_SECONDS = 5.0
 _TELL_SECONDS = 0.01
 """Answers that come within so short a time go to the environments together."""
+LEAVE_SECONDS = 2.0
+"""So long environments that are no longer played may take to let go of what they hold."""
 _POLL_SECONDS = 0.2
 _CONNECTIONS, _CONNECTIONS_EACH = 256, 8
 """Of agents that drive themselves, at the endpoints of all episodes; and for each more that is played at once."""
@@ -191,6 +193,7 @@ class _Session:
         self._name = name
         self._changed = threading.Condition()
         self._queue = deque(samples)
+        self._plays: set[asyncio.Task[None]] = set()
         self._open = min(rules.options.concurrency, len(samples))
         self._asked: Counter[int] = Counter()
         """Sample id -> turns that its episode waits for; only of those that wait."""
@@ -307,7 +310,9 @@ class _Session:
     def _start(self, count: int) -> None:
         for _ in range(count):
             prompt, sample_id = self._queue.popleft()
-            self._loop.create_task(self._play(self._task(prompt, sample_id)))
+            playing = self._loop.create_task(self._play(self._task(prompt, sample_id)))
+            self._plays.add(playing)
+            playing.add_done_callback(self._plays.discard)
 
     async def _play(self, task: Task) -> None:
         try:
@@ -350,7 +355,16 @@ class _Session:
 
     def _stop(self) -> None:
         self._endpoints.close()
-        for task in asyncio.all_tasks(self._loop):
+        self._queue.clear()
+        for task in self._plays:
+            task.cancel()
+        self._loop.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        """Let environments close what they hold in their `finally`, with the tasks that they need for it; then stop."""
+        if episodes := {task for task in asyncio.all_tasks() if task.get_name() == EPISODE_TASK}:
+            await asyncio.wait(episodes, timeout=LEAVE_SECONDS)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         if self._sitting is not None:
             self._sitting.leave()

@@ -11,15 +11,17 @@ Methods may be plain functions, which run on threads, or coroutines.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ..plugins.environment_shape import tool_methods
 from ..types import Message, ToolCall
 from .attempt import Caller
-from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Task
+from .contract import Environment, EpisodeTruncated, Messages, Outcome, Policy, Status, Task, Tool
 from .tool_functions import ToolFunction
 
+UseTool = Callable[[ToolCall], Awaitable[str]]
+"""Makes a call of a tool that there is; what it answers."""
 MAX_OBSERVATION_CHARS = 1_000_000
 """A longer observation is an error of its environment."""
 
@@ -77,38 +79,48 @@ class WithTools:
         messages: Messages = None
         if reset is not None:
             messages = _observation(await self._call("reset", reset, **_accepted(reset, row)), "reset")
-        status = await self._converse(policy, messages)
+        schemas = [tool.schema for tool in self._tools.values()]
+        status = await converse(policy, messages, schemas, self._use)
         get_reward = getattr(self._environment, "get_reward", None)
         reward = 0.0 if get_reward is None else _number(await self._call("get_reward", get_reward), "get_reward")
         return Outcome(reward=reward, status=status)
 
-    async def _converse(self, policy: Policy, messages: Messages) -> Any:
-        schemas = [tool.schema for tool in self._tools.values()]
-        while True:
-            try:
-                reply = await policy.turn(messages, schemas)
-            except EpisodeTruncated:
-                return "truncated"
-            if not reply.tool_calls:
-                return "done" if reply.finish_reason == "stop" else "truncated"
-            messages = [await self._result(tool_call) for tool_call in reply.tool_calls]
-            if policy.remaining_turns < 1:
-                return "truncated"
-
-    async def _result(self, tool_call: ToolCall) -> Message:
-        return {"role": "tool", "name": tool_call.name, "content": await self._use(tool_call)}
-
     async def _use(self, tool_call: ToolCall) -> str:
-        if tool_call.error is not None:
-            return f"error: {tool_call.error}"
-        tool = self._tools.get(tool_call.name)
-        if tool is None:
-            return f"error: there is no tool {tool_call.name!r}; there are: {', '.join(self._tools)}"
+        tool = self._tools[tool_call.name]
         arguments = tool.bind(tool_call)
         if isinstance(arguments, str):
             return f"error: {arguments}"
         found = await self._call(f"tool {tool_call.name}", tool.function, **arguments)
         return _bounded(found if isinstance(found, str) else str(found), f"tool {tool_call.name}")
+
+
+async def converse(policy: Policy, messages: Messages, tools: Sequence[Tool], use: UseTool) -> Status:
+    """Turns of the policy, each followed by the tools it calls, until it calls none or a bound ends them.
+
+    messages: what is new before the first turn. use: makes a call of one of `tools`; a call that could not be read, or
+    of another tool, is answered without it.
+    """
+    names = [tool["function"]["name"] for tool in tools]
+    while True:
+        try:
+            reply = await policy.turn(messages, tools)
+        except EpisodeTruncated:
+            return "truncated"
+        if not reply.tool_calls:
+            return "done" if reply.finish_reason == "stop" else "truncated"
+        messages = [await _result(tool_call, names, use) for tool_call in reply.tool_calls]
+        if policy.remaining_turns < 1:
+            return "truncated"
+
+
+async def _result(tool_call: ToolCall, names: Sequence[str], use: UseTool) -> Message:
+    if tool_call.error is not None:
+        content = f"error: {tool_call.error}"
+    elif tool_call.name not in names:
+        content = f"error: there is no tool {tool_call.name!r}; there are: {', '.join(names)}"
+    else:
+        content = await use(tool_call)
+    return {"role": "tool", "name": tool_call.name, "content": content}
 
 
 def _bound(environment: Any) -> dict[str, Callable[..., Any]]:

@@ -69,6 +69,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "tools": "rlhf-environments",
         "conversation": "rlhf-environments",
         "gymnasium": "rlhf-gymnasium",
+        "mcp": "rlhf-mcp",
+        "openenv": "rlhf-openenv",
     },
     "advantages": {
         "group-normalised": "rlhf-group",

@@ -1,18 +1,19 @@
-"""Which files of code a command runs: SECURITY.md says why.
+"""Which code a command runs: SECURITY.md says why.
 
-A run file may name `FILE.py:NAME`, and may have come from a stranger. Whoever resolves a run says with a `FileTrust`
-which of these files may be run; what may not is an error, or only read (`source.py`).
+A run file may name `FILE.py:NAME`, or a program to start, and may have come from a stranger. Whoever resolves a run
+says with a `FileTrust` which of these may be run; what may not is an error, or a file is only read (`source.py`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import PluginError
+from ..util.printable import printable
 
 _REFERENCE = re.compile(r"^(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)$", re.DOTALL)
 
@@ -53,9 +54,20 @@ def referenced_files(value: Any) -> frozenset[Path]:
     return frozenset(path for part in parts for path in referenced_files(part))
 
 
+def lists_of_text(value: Any) -> frozenset[tuple[str, ...]]:
+    """Every list of texts anywhere in a part of a run file: what may be a program and its arguments."""
+    if isinstance(value, Mapping):
+        return frozenset(each for part in value.values() for each in lists_of_text(part))
+    if not isinstance(value, list | tuple):
+        return frozenset()
+    if value and all(isinstance(part, str) for part in value):
+        return frozenset([tuple(value)])
+    return frozenset(each for part in value for each in lists_of_text(part))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTrust:
-    """Which files of code may be run."""
+    """Which files of code may be run, and which programs started."""
 
     runs: bool = True
     """False: none is run; what a file offers is read from its source."""
@@ -64,6 +76,8 @@ class FileTrust:
     """The run file's: all in it and below it may be run, but for links that lead out of it."""
     files: frozenset[Path] = frozenset()
     """Those named on the command line, links followed."""
+    commands: frozenset[tuple[str, ...]] = frozenset()
+    """Those given on the command line, with all their arguments."""
 
     def allows(self, path: Path) -> bool:
         """Whether a file, or all code in a folder, may be run."""
@@ -88,6 +102,24 @@ class FileTrust:
             f"{path} is not {outside}, so its code is not run",
             where=where,
             hint="read it; if you trust it, add --trust",
+        )
+
+    def check_command(self, command: Sequence[str], where: str) -> None:
+        """Raise `PluginError`, as `where`, for a program that may not be started with its arguments.
+
+        A file that may be run may be started; what is looked for in PATH is none, whatever its arguments name.
+        """
+        program = command[0]
+        is_file = "/" in program
+        if self.everything or tuple(command) in self.commands or (is_file and self.allows(_absolute(program))):
+            return
+        outside = "given on the command line"
+        if self.folder is not None:
+            outside = f"a file in or below {_real(self.folder)}, the run file's folder, nor {outside}"
+        raise PluginError(
+            f"the program {printable(program)!r} is not {outside}, so it is not started",
+            where=where,
+            hint=f"read what it does; if you trust it, add --trust, or --set {where}='[…]' with the whole command",
         )
 
 

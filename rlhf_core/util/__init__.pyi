@@ -11,6 +11,8 @@ from .server_limits import ServerLimits as ServerLimits
 from .tensor_trees import load_tree as load_tree
 from .tensor_trees import save_tree as save_tree
 from .tensor_trees import write_tensors as write_tensors
+from .untrusted_json import UnreadableJson as UnreadableJson
+from .untrusted_json import read_first_json as read_first_json
 from .weight_files import group_into_shards as group_into_shards
 from .weight_files import state_dict_shards_of as state_dict_shards_of
 from .weight_files import stored_dtype as stored_dtype

@@ -1,7 +1,8 @@
-"""Which files of code a command runs: SECURITY.md."""
+"""Which files of code a command runs, and which programs it starts: SECURITY.md."""
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from rlhf_cli.main import run as rlhf
 from rlhf_core import train
 from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
-from rlhf_core.entry.run_record import _files_run
-from rlhf_core.entry.seal import seal, sealed_files
+from rlhf_core.entry.run_record import _code_run
+from rlhf_core.entry.seal import seal, sealed
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.trust import FileTrust
 from rlhf_core.testing.runs import tiny_run
@@ -107,7 +108,103 @@ def test_the_functions_of_tools_follow_the_same_rule(place, capsys):
     assert ran() == []
     says(capsys, "train", "theirs/run.yaml", "--dry-run", "--trust")
     resolved = resolve(load_run(run))
-    assert _files_run(resolved) == {place / "other/tool.py"}
+    assert _code_run(resolved) == FileTrust(files=frozenset([place / "other/tool.py"]))
+
+
+STARTS = """
+import subprocess
+from rlhf_core.components import Component
+from rlhf_core.config import Command, Section
+class Options(Section):
+    command: Command
+    others: dict[str, Command] = {}
+class Starts:
+    def __init__(self, command):
+        subprocess.run(command, check=True)
+    def reset(self, task): return ">"
+    def step(self, reply): return None, 0.0, True
+def build(config, context):
+    return Starts(config.command)
+starts = Component(summary="Starts a program.", config=Options, build="starts_a_program:build")
+"""
+
+
+@pytest.fixture
+def starts(place, monkeypatch):
+    """The environment `starts`, whose `command` is started by an episode, and programs that say that they ran."""
+    site = place / "site"
+    site.mkdir()
+    (site / "starts_a_program.py").write_text(STARTS)
+    info = site / "starts-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: starts\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[rlhf.environments]\nstarts = starts_a_program:starts\n")
+    monkeypatch.syspath_prepend(str(site))
+    for folder in ("theirs", "other"):
+        program = Path(folder, "serve")
+        program.write_text('#!/bin/sh\n: >"$0.ran"\n')
+        program.chmod(0o700)
+    yield
+    sys.modules.pop("starts_a_program", None)
+
+
+def with_command(command, **more):
+    run = tiny_run({"environment": {"name": "starts", "command": command, **more}, "rewards": []})
+    Path("theirs/run.yaml").write_text(yaml.safe_dump(run))
+
+
+@pytest.mark.usefixtures("starts")
+def test_a_program_is_started_where_a_file_would_be_run(place, capsys, monkeypatch):
+    with_command(["theirs/serve", "--any", "/etc/passwd"])
+    says(capsys, "train", "theirs/run.yaml", "--dry-run")
+    Path("theirs/link").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(place / "theirs"), prepend=os.pathsep)
+    outside = (["other/serve"], ["serve"], ["sh", "-c", "exit"], ["python", "theirs/serve"], ["theirs/link", "-c", ":"])
+    for command in (*outside, ["theirs/../other/serve"], [str(place / "other/serve")]):
+        with_command(command)
+        message = says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
+        assert "environment.command" in message and "--trust" in message, message
+        says(capsys, "train", "theirs/run.yaml", "--dry-run", "--trust")
+    with_command(["theirs/serve"], others={"second": ["other/serve"]})
+    assert "environment.others.second" in says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
+    assert ran() == []
+
+
+@pytest.mark.usefixtures("starts")
+def test_a_program_that_the_command_line_gives_with_its_arguments_is_started(place, capsys):
+    with_command(["other/serve", "theirs"])
+    dry = ("train", "theirs/run.yaml", "--dry-run", "--set")
+    says(capsys, *dry, "environment.command=[other/serve, mine]")
+    says(capsys, *dry, "environment={name: starts, command: [other/serve, mine]}")
+    says(capsys, *dry, "environment.command.0=other/serve", code=2)  # its arguments are still theirs
+    run = yaml.safe_load(Path("theirs/run.yaml").read_text())
+    says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
+    train(run, dry_run=True)  # the caller's own mapping
+    assert ran() == []
+
+
+@pytest.mark.usefixtures("starts")
+@pytest.mark.parametrize("command", [["config", "check"], ["config", "show"], ["plan"]])
+def test_looking_at_a_run_starts_no_program(place, capsys, command):
+    for program in ("theirs/serve", "other/serve"):
+        with_command([program])
+        says(capsys, *command, "theirs/run.yaml")
+    assert ran() == []
+
+
+@pytest.mark.usefixtures("starts")
+def test_a_run_says_what_it_started_and_goes_on_with_it(place, capsys, monkeypatch):
+    with_command(["other/serve"])
+    train("theirs/run.yaml", output="run", trust=True)
+    assert ran() == ["other/serve.py"]
+    again = ("train", "--output", place / "run", "--resume", "auto", "--dry-run")
+    says(capsys, *again)
+    config = (place / "run/config.yaml").read_text()
+    (place / "run/config.yaml").write_text(config.replace("other/serve", "other/sorve"))
+    assert "environment.command" in says(capsys, *again, code=2)
+    (place / "run/config.yaml").write_text(config)
+    monkeypatch.chdir("theirs")
+    assert "environment.command" in says(capsys, *again, code=2)
 
 
 def test_a_link_out_of_the_folder_does_not_count_as_in_it(place, capsys):
@@ -139,28 +236,36 @@ def test_the_folder_of_another_run_is_not_believed(place, capsys):
     assert ran() == ["other/mine.py"]
 
 
-def test_a_resume_runs_what_its_own_run_was_allowed_to(place):
+def test_a_resume_runs_what_its_own_run_was_allowed_to(place, monkeypatch):
     file = Path("other/mine.py").absolute()
+    allowed = FileTrust(files=frozenset([file]), commands=frozenset([("./serve", "1")]))
     own = run_folder(place / "own", file)
-    (own / "manifest.json").write_text(json.dumps(seal(own, frozenset([file]))))
-    assert sealed_files(own) == {file}
+    (own / "manifest.json").write_text(json.dumps(seal(own, allowed)))
+    assert sealed(own) == allowed
+    monkeypatch.chdir(place / "theirs")  # where ./serve is another program
+    assert sealed(own) == FileTrust(files=allowed.files)
+    monkeypatch.chdir(place)
     key = place / "data" / "rlhf" / "run-folder-key"
     assert key.stat().st_mode & 0o777 == 0o600
     moved = own.rename(place / "moved")
-    assert sealed_files(moved) == frozenset()
+    assert sealed(moved) == FileTrust()
     moved.rename(own)
     said = json.loads((own / "manifest.json").read_text())
     said["trusted_files"]["files"].append(str(place / "x.py"))
     (own / "manifest.json").write_text(json.dumps(said))
-    assert sealed_files(own) == frozenset()
-    for broken in ('{"trusted_files": 3}', '{"trusted_files": {"files": [1], "seal": "x"}}'):
+    assert sealed(own) == FileTrust()
+    for broken in (
+        '{"trusted_files": 3}',
+        '{"trusted_files": {"files": [1], "seal": "x"}}',
+        '{"trusted_files": {"files": [], "commands": [[]], "seal": "x"}}',
+    ):
         (own / "manifest.json").write_text(broken)
-        assert sealed_files(own) == frozenset()
+        assert sealed(own) == FileTrust()
 
 
 def test_no_key_can_be_kept(place, monkeypatch):
     (place / "data").write_text("a file")
-    assert seal(place, frozenset([place / "x.py"])) == {}
+    assert seal(place, FileTrust(files=frozenset([place / "x.py"]))) == {}
     assert not os.path.exists(place / "data" / "rlhf")
 
 

@@ -239,6 +239,32 @@ def test_a_coroutine_that_waits_for_ever_is_cancelled():
     assert ended == [0]
 
 
+@pytest.mark.parametrize("fails", ["environment", "engine"])
+def test_what_an_environment_closes_in_the_end_is_waited_for(fails):
+    begun, closed = [], []
+
+    async def run(task, policy):
+        begun.append(task.sample_id)
+        try:
+            await policy.turn()
+            while task.sample_id != 2 or len(begun) < 3:
+                await asyncio.sleep(0.01)
+            raise ValueError("no")
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+            closed.append(task.sample_id)
+
+    class Fails(FakeEngine):
+        def generate(self, requests, sampling):
+            raise OSError("no device")
+
+    engine = Fails() if fails == "engine" else Says(three_digits)
+    with pytest.raises(OSError if fails == "engine" else EpisodeError):
+        play(driven(run), samples=3, engine=engine)
+    assert sorted(closed) == sorted(begun)
+
+
 def test_one_that_does_not_let_itself_be_cancelled_is_left_behind():
     """Whatever it does later, it has no part in the episode any more."""
     late = []

@@ -73,7 +73,7 @@ def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> lis
 def explain(actor: str, error: BaseException) -> RlhfError:
     """Convert an actor call's error to one of this process that names the actor; logs the actor's traceback.
 
-    A run that was asked to stop has none.
+    No traceback is logged where the run was asked to stop.
     """
     if isinstance(error, RayTaskError) and not isinstance(error.cause, InterruptedRun):
         # Its text is the remote traceback, with terminal colours.

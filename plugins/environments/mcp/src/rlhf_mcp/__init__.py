@@ -1,0 +1,1 @@
+"""Tools of an MCP server as an environment."""

@@ -1,0 +1,119 @@
+"""`mcp`: one episode with the tools of an MCP server, which is a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mcp.types import Tool as ServerTool
+
+from rlhf_core.components import EnvironmentContext
+from rlhf_core.environments import Outcome, Policy, Task, converse
+from rlhf_core.errors import ConfigError, EpisodeError
+from rlhf_core.types import ToolCall
+from rlhf_core.util import printable
+
+from .config import McpConfig
+from .process import ServerProcess
+from .server import Server, ToolRefused
+from .tools import schemas, text_of
+
+logger = logging.getLogger(__name__)
+
+_ALWAYS = ("PATH", "HOME")
+"""Environment variables that every server gets."""
+
+
+class McpEnvironment:
+    """The server is started for the episode and ended with it, so what it keeps is the episode's own."""
+
+    def __init__(self, config: McpConfig, process: ServerProcess) -> None:
+        self._config = config
+        self._process = process
+        self._num_errors = 0
+
+    async def run(self, task: Task, policy: Policy) -> Outcome:
+        """Turns, and the calls in them, until the policy calls no tool or a bound ends it."""
+        server = Server(self._process)
+        try:
+            outcome = await self._play(server, task, policy)
+            await server.close()
+            return outcome
+        except asyncio.CancelledError:
+            if server.doing:
+                logger.warning("sample %d: the MCP server was ended while %s", task.sample_id, server.doing)
+            raise
+        finally:
+            server.kill()
+
+    async def _play(self, server: Server, task: Task, policy: Policy) -> Outcome:
+        config = self._config
+        await server.open()
+        tools = await server.tools()
+        hidden = [name for name in (config.setup_tool, config.reward_tool) if name is not None]
+        offered = schemas(tools, config.tools, hidden)
+
+        async def use(tool_call: ToolCall) -> str:
+            try:
+                result = await server.call(tool_call.name, dict(tool_call.arguments))
+            except ToolRefused as refused:
+                self._num_errors += 1
+                return f"error: {printable(str(refused))[: config.max_output_chars]}"
+            self._num_errors += bool(result.is_error)
+            return text_of(result, config.max_output_chars)
+
+        first = None
+        if config.setup_tool is not None:
+            first = await self._of_task(server, config.setup_tool, tools, task)
+        status = await converse(policy, first or None, offered, use)
+        reward = 0.0
+        if config.reward_tool is not None:
+            reward = _number(await self._of_task(server, config.reward_tool, tools, task), config.reward_tool)
+        return Outcome(reward=reward, metrics={"tool_errors": float(self._num_errors)}, status=status)
+
+    async def _of_task(self, server: Server, name: str, tools: Sequence[ServerTool], task: Task) -> str:
+        """What one of the tools says that the policy is not told of."""
+        schema = next(tool.input_schema for tool in tools if tool.name == name)
+        prompt = task.prompt
+        record = {**prompt.metadata, "prompt": prompt.messages or prompt.text, "answer": prompt.answer}
+        arguments = _accepted(schema, {**record, "seed": task.seed})
+        try:
+            result = await server.call(name, arguments)
+        except ToolRefused as refused:
+            raise _failed(name, str(refused)) from refused
+        text = text_of(result, self._config.max_output_chars)
+        if result.is_error:
+            raise _failed(name, text)
+        return text
+
+
+def _accepted(schema: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the record's keys that have a value, those that a tool takes."""
+    taken = schema.get("properties")
+    given = {key: value for key, value in record.items() if value is not None}
+    return {key: given[key] for key in given if key in taken} if isinstance(taken, dict) else {}
+
+
+def _number(text: str, tool: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _failed(tool, f"its answer is no number: {text!r:.100}") from None
+
+
+def _failed(tool: str, what: str) -> EpisodeError:
+    said = printable(" ".join(what.removeprefix("error: ").split()))[:500]
+    return EpisodeError(f"the tool {tool} failed: {said}", where="environment", hint="mend the server")
+
+
+def build(config: McpConfig, context: EnvironmentContext) -> McpEnvironment:
+    """An environment for one episode. Raises `ConfigError` for a variable in `env` that is not set."""
+    if missing := [name for name in config.env if name not in os.environ]:
+        raise ConfigError(
+            f"the environment variable {missing[0]} is not set", where="environment.env", hint=f"export {missing[0]}=…"
+        )
+    environment = {name: os.environ[name] for name in (*_ALWAYS, *config.env) if name in os.environ}
+    return McpEnvironment(config, ServerProcess(config.command, environment, context.base_folder))

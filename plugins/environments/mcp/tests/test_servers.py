@@ -1,0 +1,254 @@
+"""Servers of every kind, each a process: a real one of the library, and those that do what none should."""
+
+import json
+import logging
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import psutil
+import pytest
+from playing import Reworded
+from running import wait_until
+
+from rlhf_core import train
+from rlhf_core.build import build_environment_player
+from rlhf_core.config.problems import Problems
+from rlhf_core.config.resolve import resolve_environment
+from rlhf_core.errors import ConfigError, EpisodeError
+from rlhf_core.models.builtin import build_llama
+from rlhf_core.plugins.trust import FileTrust
+from rlhf_core.prompts.stream import PromptStream
+from rlhf_core.testing.contracts import EnvironmentContract
+from rlhf_core.testing.episodes import episode_tokenizer
+from rlhf_core.testing.runs import tiny_run
+from rlhf_core.types import PhaseTimes, SamplingParams
+
+pytest.importorskip("mcp", reason="needs the MCP library: make setup-mcp")
+
+pytestmark = pytest.mark.slow
+
+CALCULATOR = [sys.executable, str(Path(__file__).with_name("calculator.py"))]
+SCRIPTED = [sys.executable, str(Path(__file__).with_name("scripted.py"))]
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+GO = call("go")
+
+
+class TestCalculator(EnvironmentContract):
+    plugin = "mcp"
+    options = {"command": CALCULATOR, "setup_tool": "begin", "reward_tool": "score", "tools": ["add", "divide"]}
+    records = [{"prompt": "", "answer": "3"}, {"prompt": "Hm.", "answer": "5"}]
+    replies = (call("add", number=3), call("add", number=2), call("divide", number=0), call("multiply"), "I am done.")
+
+
+def play(folder, command, *replies, **options):
+    """The episode of a policy that says these replies, and then that it is done."""
+    problems = Problems()
+    environment = resolve_environment({"name": "mcp", "command": command, **options}, problems)
+    problems.raise_if_any("test")
+    tokenizer = episode_tokenizer(chat=True)
+    player = build_environment_player(
+        environment,
+        Reworded(tokenizer, [*replies, "Done."]),
+        tokenizer,
+        sampling=SamplingParams(max_new_tokens=200),
+        seed=0,
+        base_folder=folder,
+    )
+    task = {"prompt": [{"role": "user", "content": "Go."}], "answer": "3"}
+    prompt = PromptStream([task], tokenizer, seed=0).prompt(0)
+    (played,) = player.play([(prompt, 0)], PhaseTimes())
+    return played
+
+
+def observations(played):
+    """What the tools answered."""
+    return [turn.text for turn in played.rows[0].turns if turn.role == "environment"]
+
+
+def test_calls_and_what_is_wrong_with_them(tmp_path):
+    replies = (call("add", number=2), call("add", number="1"), call("divide", number=0), call("score", seed=3))
+    played = play(tmp_path, CALCULATOR, *replies, reward_tool="score")
+    assert (played.reward, played.measured["own/tool_errors"], played.measured["truncated"]) == (1.0, 1.0, 0.0)
+    found = observations(played)
+    assert found[:2] == ["2", "3"]
+    assert "Error executing tool divide" in found[2] and "there is no tool" in found[3]
+
+
+def test_the_policy_gets_the_tools_it_is_to_have_and_the_task(tmp_path):
+    played = play(tmp_path, CALCULATOR, call("divide", number=1), tools=["add"], setup_tool="begin")
+    (row,) = played.rows
+    assert "Reach 3." in row.text and "Add to the total." in row.text
+    assert "Divide" not in row.text and "Say what to do" not in row.text
+    assert observations(played) == ["error: there is no tool 'divide'; there are: add"]
+
+
+def test_a_server_gets_the_variables_that_are_named_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_THE_SERVER", "1")
+    monkeypatch.setenv("A_SECRET", "2")
+    (listed,) = observations(play(tmp_path, CALCULATOR, call("environment"), env=["OF_THE_SERVER"]))
+    assert set(listed.split()) <= {"HOME", "LC_CTYPE", "OF_THE_SERVER", "PATH"}
+    with pytest.raises(ConfigError, match="NOT_THERE is not set"):
+        play(tmp_path, CALCULATOR, env=["NOT_THERE"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "answered"),
+    [
+        ("noise", "gone"),
+        ("picture", "[image]\na cat"),
+        ("chatty", "y" * 40 + "\n[499960 characters left out]"),
+        ("refuse", "error: not today \\x1b[31m"),
+    ],
+)
+def test_what_a_tool_answers(tmp_path, mode, answered):
+    assert observations(play(tmp_path, [*SCRIPTED, mode], GO, max_output_chars=40)) == [answered]
+
+
+def test_descriptions_hold_no_control_characters(tmp_path):
+    (row,) = play(tmp_path, [*SCRIPTED, "control"]).rows
+    assert '"description": "Go[2J on."' in row.text and '"title": "!"' in row.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("exit", "failed while starting: it ended with exit code 1; its last words: no licence"),
+        ("flood", "failed while starting: it wrote more than 67108864 bytes"),
+        ("line", "failed while starting: it wrote a line of more than 8388608 bytes"),
+        ("crash", "failed while calling its tool go: it ended with exit code 7; its last words: out of paper \\\\x1b"),
+        ("broken", "failed while calling its tool go: it wrote a line that is no message: {"),
+        ("wrong", "failed while calling its tool go: 1 validation error for CallToolResult; it still runs"),
+        ("many", "lists more than 128 tools"),
+        ("pages", "lists more than 128 tools, or never ends"),
+        ("wide", "describes its tools in more than 100000 characters"),
+        ("twins", "lists two tools of one name"),
+        ("blank", "has a tool of the name 'go on'"),
+        ("escape", r"has a tool of the name 'go\\x1b"),
+        ("none", "offers the policy no tool"),
+    ],
+)
+def test_a_server_that_is_none(tmp_path, mode, said):
+    with pytest.raises(EpisodeError, match=said):
+        play(tmp_path, [*SCRIPTED, mode], GO)
+    assert play(tmp_path, [*SCRIPTED, mode], GO, on_failure="drop").rows == ()
+
+
+@pytest.mark.parametrize(("mode", "doing"), [("hang", "starting"), ("silent", "calling its tool go")])
+def test_a_server_that_gives_no_answer(tmp_path, caplog, mode, doing):
+    caplog.set_level(logging.WARNING)
+    with pytest.raises(EpisodeError, match="gave no answer within 2 s"):
+        play(tmp_path, [*SCRIPTED, mode], GO, timeout_seconds=2.0)
+    wait_until(lambda: f"the MCP server was ended while {doing}" in caplog.text, "the log says so")
+
+
+@pytest.mark.parametrize("options", [{}, {"reward_tool": "not_there"}])
+def test_nothing_of_a_server_stays(tmp_path, options):
+    """Neither one that does not end when its input does, nor what it started; also where the episode failed."""
+    with pytest.raises(ConfigError) if options else nullcontext():
+        play(tmp_path, [*SCRIPTED, "stays"], GO, **options)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(runs, pids)), "the processes of the server are gone")
+
+
+def runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        (["./not-there"], {}, "not-there does not start: No such file"),
+        (["./readme"], {}, "readme does not start: Permission denied"),
+        (["no-such-program-anywhere"], {}, "no-such-program-anywhere does not start"),
+        (CALCULATOR, {"tools": ["ad"]}, 'the server has no tool "ad"'),
+        (CALCULATOR, {"reward_tool": "grade"}, 'the server has no tool "grade"'),
+    ],
+)
+def test_what_no_episode_mends_ends_the_run(tmp_path, command, options, said):
+    (tmp_path / "readme").write_text("read me")
+    with pytest.raises(ConfigError, match=said) as raised:
+        play(tmp_path, command, on_failure="drop", **options)
+    assert "environment" in str(raised.value) and raised.value.hint
+
+
+@pytest.mark.parametrize("command", [["python", "-c", "1"], CALCULATOR, ["./serve/../../serve"]])
+def test_a_run_file_of_a_stranger_starts_what_lies_in_its_folder(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve").mkdir()
+    for named, refused in ((command, True), (["./serve/me", *command], False)):
+        problems = Problems()
+        resolve_environment({"name": "mcp", "command": named}, problems, FileTrust(folder=tmp_path))
+        assert len(problems) == refused
+    with pytest.raises(ConfigError, match=r"(?s)environment.command: the program .* is not a file in .*--trust"):
+        resolve_environment({"name": "mcp", "command": command}, problems, FileTrust(folder=tmp_path))
+        problems.raise_if_any("theirs.yaml")
+
+
+def test_a_program_that_a_signal_ends(tmp_path):
+    program = tmp_path / "serve"
+    program.write_text("#!/bin/sh\nkill -34 $$\n")
+    program.chmod(0o700)
+    with pytest.raises(EpisodeError, match="failed while starting: it was ended by signal 34"):
+        play(tmp_path, ["./serve"])
+
+
+def test_a_program_of_the_working_folder(tmp_path):
+    program = tmp_path / "serve"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} {SCRIPTED[1]} plain\n")
+    program.chmod(0o700)
+    assert observations(play(tmp_path, ["./serve"], GO)) == ["gone"]
+
+
+@pytest.fixture
+def chat_model(tmp_path):
+    """A model of random weights with a chat template, of whose tokens a third are calls."""
+    tokenizer = episode_tokenizer(chat=True)
+    tokenizer.add_tokens([call("add", number=number) for number in range(50)])
+    model = build_llama(tokenizer, hidden_size=16, num_layers=1, num_heads=2, seed=0)
+    model.config.max_position_embeddings = 4096
+    for saved in (tokenizer, model):
+        saved.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_it_trains(tmp_path, chat_model):
+    section = {"name": "mcp", "command": CALCULATOR, "setup_tool": "begin", "reward_tool": "score", "max_turns": 3}
+    changes = {
+        "model": {"path": chat_model},
+        "environment": {**section, "tools": ["add"]},
+        "prompts": {"name": "tasks"},
+        "rewards": [],
+        "engine": {"max_new_tokens": 3},
+        "logging": {"samples": "all"},
+        "train": {"prompts_per_episode": 2},
+    }
+    result = train(tiny_run(changes), output=tmp_path / "run")
+    assert result.summary["status"] == "done"
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 8 and all("environment" in sample["rewards"] for sample in samples)
+    turns = [turn for sample in samples for turn in sample["turns"]]
+    assert {turn["role"] for turn in turns} == {"policy", "environment"}
+    observed = {turn["text"] for turn in turns if turn["role"] == "environment"}
+    assert all(text.replace("\n", "").isdigit() for text in observed), f"no sums of what was called: {observed}"
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("begin", "the tool begin failed: its answer is no number: 'Reach 3.'"),
+        ("divide", "tool divide failed: E"),
+    ],
+)
+def test_a_tool_that_gives_no_reward(tmp_path, tool, said):
+    with pytest.raises(EpisodeError, match=said):
+        play(tmp_path, CALCULATOR, reward_tool=tool)
