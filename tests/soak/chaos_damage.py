@@ -120,6 +120,7 @@ def broken_record(chain: Chain) -> str:
         said = f"{path.name} other"
     else:
         said = _spoil(path, chain.chance)
+    spoilt = _content(path)
     chain.is_done = False
     # An option that was changed by a flipped bit is another option, so that the run file has to say what is meant.
     session = chain.start(with_run_file=path.name == "config.yaml" and "other" not in said)
@@ -132,7 +133,13 @@ def broken_record(chain: Chain) -> str:
             raise Wrong(f"refused without a word of {path.name}: {session.error}")
         path.write_bytes(content)
         said += ": refused"
+    elif not session.is_over and not session.wait_for(lambda: _content(path) not in (spoilt, b""), "its own record"):
+        chain.end(DONE)
     return said
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 def left_overs(chain: Chain) -> str:
