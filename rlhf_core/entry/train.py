@@ -227,8 +227,9 @@ def _resolved(
     run: str | Path | Mapping[str, Any], overrides: Sequence[Override], relay: HookRelay, trust: FileTrust
 ) -> ResolvedRun:
     mapping = load_run(run, overrides)
-    disabled = (mapping.get("hooks") or {}).get("disable") or []
-    load_hook_plugins(relay, disabled if isinstance(disabled, list) else [])
+    hooks = mapping.get("hooks")
+    disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # what is wrong with them is said below
+    load_hook_plugins(relay, [each for each in disabled if isinstance(each, str)] if isinstance(disabled, list) else [])
     where = str(run) if isinstance(run, (str, Path)) else "run file"
     return resolve(relay.transform_config(mapping), where=where, trust=trust)
 

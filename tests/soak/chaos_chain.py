@@ -80,21 +80,21 @@ class Chain:
 
     # Sessions
 
-    def start(self) -> Session:
+    def start(self, *, with_run_file: bool = False) -> Session:
         """A session that goes on with the folder, or begins in it."""
         assert self.session is None
-        flags = self.flags()
+        flags = self.flags(with_run_file=with_run_file)
         if "--resume" not in flags:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.session = Session(self.root, self.folder, self.placement, *flags)
         return self.session
 
-    def flags(self) -> list[str]:
+    def flags(self, *, with_run_file: bool = False) -> list[str]:
         """A resume takes the run file or, where it may, the folder's own config."""
         if not (self.folder / ".lock").exists():
             return [str(self._run)]
         may_do_without = (self.folder / "config.yaml").exists() and self._changed_at is None
-        run = [] if may_do_without and self.chance.random() < 0.5 else [str(self._run)]
+        run = [] if may_do_without and not with_run_file and self.chance.random() < 0.5 else [str(self._run)]
         return [*run, "--resume", "auto"]
 
     def alive(self) -> Session:

@@ -120,18 +120,26 @@ def broken_record(chain: Chain) -> str:
         said = f"{path.name} other"
     else:
         said = _spoil(path, chain.chance)
+    spoilt = _content(path)
     chain.is_done = False
-    session = chain.start()
+    # An option that was changed by a flipped bit is another option, so that the run file has to say what is meant.
+    session = chain.start(with_run_file=path.name == "config.yaml" and "other" not in said)
     if not session.wait_for(session.has_begun, "its summary") and session.process.returncode in (1, 2):
         session.end(*((code, status) for code in (1, 2) for status in ("before", "failed")))
         chain.session = None
         # Without the manifest's seal, code needs to be trusted anew; what a config lacks is told by option.
-        named = (path.name, "--trust", f"{chain.folder}: a resume goes on with")
+        named = (path.name, "--trust", f"{chain.folder}: a resume goes on with", f"config of {chain.folder}")
         if not any(each in session.error for each in named):
             raise Wrong(f"refused without a word of {path.name}: {session.error}")
         path.write_bytes(content)
         said += ": refused"
+    elif not session.is_over and not session.wait_for(lambda: _content(path) not in (spoilt, b""), "its own record"):
+        chain.end(DONE)
     return said
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 def left_overs(chain: Chain) -> str:

@@ -43,9 +43,14 @@ def parts(session: Session) -> dict[str, int]:
     return found
 
 
+def _end_killed(chain: Chain) -> None:
+    if chain.end(*KILLED, DONE) == DONE:  # it came to its end in the same moment
+        raise Missed
+
+
 def kill_the_process(chain: Chain) -> None:
     chain.alive().process.send_signal(signal.SIGKILL)
-    chain.end(*KILLED)
+    _end_killed(chain)
 
 
 def kill_all_at_once(chain: Chain) -> None:
@@ -53,7 +58,7 @@ def kill_all_at_once(chain: Chain) -> None:
     pids = [session.process.pid, *(each.pid for each in session.processes())]
     for pid in pids:
         _send(pid, signal.SIGKILL)
-    chain.end(*KILLED)
+    _end_killed(chain)
 
 
 def kill_a_part(chain: Chain) -> str:

@@ -68,7 +68,7 @@ def untouched_run(root: Path, placement: Placement) -> Untouched:
 def test_whatever_strikes_a_run_a_resume_mends_it(name: str, folder: Path) -> None:
     placement = PLACEMENTS[name]
     record = Record(folder / "faults.jsonl", name, SEED)
-    with worker_source() if name == "ray" or COUNTS.get("ray") else nullcontext():
+    with worker_source() if name == "ray" else nullcontext():
         untouched = untouched_run(folder / f"untouched-{name}", placement)
         number = record.next_chain()
         while (left := COUNTS[name] - len(record.own())) > 0:
