@@ -106,7 +106,7 @@ class Touches:
 
 def writes_a_pickle_in_place_of_an_answer(rollouts):
     data = pickle.dumps(Touches(os.environ["RLHF_TEST_TOUCHED"]))
-    for number in range(3, 50):
+    for number in map(int, os.listdir("/proc/self/fd")):
         try:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.write(number, struct.pack("!i", len(data)) + data)
