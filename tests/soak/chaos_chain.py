@@ -126,8 +126,7 @@ class Chain:
         return [step for step in steps if find_damage(self.folder / f"checkpoints/step-{step}") is None]
 
     def check_done(self) -> None:
-        was_full = any(each.fault.startswith("full disk") for each in self.struck)
-        check_done(self.folder, self._untouched, self._changed_at, was_full=was_full)
+        check_done(self.folder, self._untouched, self._changed_at)
         self.is_done = True
 
     def check_begun(self) -> None:
