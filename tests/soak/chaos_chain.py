@@ -141,6 +141,11 @@ class Chain:
         self._changed_at = max(self.whole(), default=0)
         self.most = min(self.most, len(self.struck) + 3)
 
+    def falls_back(self, step: int) -> None:
+        """Go on from an older checkpoint: what was trained before it was moved is made again."""
+        if self._changed_at is not None:
+            self._changed_at = min(self._changed_at, step)
+
     def stop(self) -> None:
         """Let no session go on, for what is done to a folder at rest; it has begun."""
         if self.session is None and not self.is_done:
@@ -200,8 +205,7 @@ class Chain:
             self.session = None
         if not self.struck or self.struck[-1].outcome is not None:
             self.struck.append(Struck("none", "between two"))
-        for each in self.struck[:-1]:  # the sessions after these found the folder right
-            each.outcome = each.outcome or "equal"
+        self.settle()  # the sessions after the others found the folder right
         self.struck[-1].outcome = "failed"
         self.struck[-1].detail = problem
 
