@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..algorithm import ModelKind
 from ..config.sections import LoraConfig, ModelConfig
-from ..errors import UserInputError, first_line
+from ..errors import CheckpointError, UserInputError, first_line
 from .builtin import PREFIX, build_builtin, check_builtin
 from .classifier import as_score_model, is_score_folder
 
@@ -247,7 +247,12 @@ def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokeniz
     Atomic; what was at `path` is replaced.
 
     With LoRA the adapter itself is written too, to `adapter/` beside `path`.
+
+    Raises:
+        CheckpointError: the disk does not take it; nothing half written is left.
     """
+    from safetensors import SafetensorError
+
     if is_lora(model):
         from peft.utils import get_peft_model_state_dict
 
@@ -259,10 +264,18 @@ def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokeniz
         base = model
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    write_transformers_folder(base, weights, partial)
-    tokenizer.save_pretrained(partial)
-    shutil.rmtree(path, ignore_errors=True)
-    partial.rename(path)
+    try:
+        write_transformers_folder(base, weights, partial)
+        tokenizer.save_pretrained(partial)
+        shutil.rmtree(path, ignore_errors=True)
+        partial.rename(path)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"the model cannot be written: {error}",
+            where=str(path),
+            hint="is the disk full? free some space; --resume auto goes on from the newest checkpoint, which is whole",
+        ) from error
 
 
 def write_transformers_folder(model: Any, weights: dict[str, torch.Tensor], path: Path) -> None:

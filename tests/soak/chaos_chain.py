@@ -126,8 +126,7 @@ class Chain:
         return [step for step in steps if find_damage(self.folder / f"checkpoints/step-{step}") is None]
 
     def check_done(self) -> None:
-        was_full = any(each.fault.startswith("full disk") for each in self.struck)
-        check_done(self.folder, self._untouched, self._changed_at, was_full=was_full)
+        check_done(self.folder, self._untouched, self._changed_at)
         self.is_done = True
 
     def check_begun(self) -> None:
@@ -141,6 +140,11 @@ class Chain:
         self._run = write_run(self.root, placement, isolate=self.is_isolated)
         self._changed_at = max(self.whole(), default=0)
         self.most = min(self.most, len(self.struck) + 3)
+
+    def falls_back(self, step: int) -> None:
+        """Go on from an older checkpoint: what was trained before it was moved is made again."""
+        if self._changed_at is not None:
+            self._changed_at = min(self._changed_at, step)
 
     def stop(self) -> None:
         """Let no session go on, for what is done to a folder at rest; it has begun."""
@@ -201,8 +205,7 @@ class Chain:
             self.session = None
         if not self.struck or self.struck[-1].outcome is not None:
             self.struck.append(Struck("none", "between two"))
-        for each in self.struck[:-1]:  # the sessions after these found the folder right
-            each.outcome = each.outcome or "equal"
+        self.settle()  # the sessions after the others found the folder right
         self.struck[-1].outcome = "failed"
         self.struck[-1].detail = problem
 

@@ -48,6 +48,7 @@ def damaged_checkpoint(chain: Chain) -> str:
     said = _spoil(chain.chance.choice([path for path in sorted(newest.rglob("*")) if path.is_file()]), chain.chance)
     if len(steps) > 1:
         chain.damaged.add(steps[-1])
+        chain.falls_back(steps[-2])
         chain.is_done = False
         session = chain.start()
         if not session.wait_for(session.has_begun, "its summary"):

@@ -20,6 +20,8 @@ _DIFFERS = ("time/", "memory/", "tokens_per_second/", "reward_calls/", "transpor
 """Keys of metrics that differ between equal runs."""
 _MAY_BE_THERE = ("control", "ray.json")
 """Made by the first command; left by a driver that was killed, until the next one."""
+_OF_A_SESSION = ("performance.json",)
+"""Written by one that trained, at its end: one that was killed, or had nothing left to train on, has none."""
 
 Line = dict[str, Any]
 
@@ -75,11 +77,8 @@ def _check_same(name: str, found: Sequence[Line], expected: Sequence[Line], key:
             raise Wrong(f"{name}, {key} {ours[key]}, is not what the untouched run has: {values}")
 
 
-def check_done(folder: Path, untouched: Untouched, changed_at: int | None, *, was_full: bool) -> None:
-    """A run that came to its end: all of the untouched one's lines, its model and files, and nothing else.
-
-    `was_full`: a disk that was full may have kept a hook from a file of its own, which ends no run.
-    """
+def check_done(folder: Path, untouched: Untouched, changed_at: int | None) -> None:
+    """A run that came to its end: all of the untouched one's lines, its model and files, and nothing else."""
     check_begun(folder, untouched, changed_at)
     if changed_at is None and read_metrics(folder)[-1] != untouched.metrics[-1]:
         raise Wrong("the last line of metrics.jsonl is not the untouched run's")
@@ -93,7 +92,7 @@ def check_done(folder: Path, untouched: Untouched, changed_at: int | None, *, wa
     if last != f"step-{STEPS}":
         raise Wrong(f"checkpoints/last names {last}")
     left = _names(folder) - _names(untouched.folder) - set(_MAY_BE_THERE)
-    missing = _names(untouched.folder) - _names(folder) - ({"performance.json"} if was_full else set())
+    missing = _names(untouched.folder) - _names(folder) - set(_OF_A_SESSION)
     if left or missing:
         raise Wrong(f"left behind: {sorted(left)}; missing: {sorted(missing)}")
 

@@ -36,7 +36,7 @@ _FORKS.set_forkserver_preload(
         "transformers.models.llama.modeling_llama",
         "peft",
         "rlhf_core.training.session",
-        "rlhf_core.entry.launched",
+        "rlhf_core.entry.train",
         "rlhf_cli.commands.train",
         "rlhf_colossalai.ddp",
     ]

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig
 
 from rlhf_core.config.sections import LoraConfig, ModelConfig
-from rlhf_core.errors import UserInputError
+from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.models.loading import (
     add_lora,
     check_model,
@@ -163,7 +164,7 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path):
         def save_pretrained(self, path):
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CheckpointError, match="No space"):
         save_plain_model(tiny_model(seed=2), dict(tiny_model(seed=2).state_dict()), Broken(), tmp_path / "model")
     assert torch.equal(logits(load(tmp_path / "model")), logits(model))
 
@@ -249,3 +250,18 @@ def test_wrong_paths_are_told_without_loading(path, says):
 
 def test_a_hub_name_can_only_be_known_when_it_is_loaded():
     check_model(ModelConfig(path="somebody/some-model"))
+
+
+def test_a_model_that_the_disk_does_not_take_is_told_and_leaves_nothing(tmp_path, monkeypatch):
+    """safetensors has an error of its own for it, which is no OSError."""
+    model = tiny_model()
+
+    def full(model, weights, path):
+        path.mkdir()
+        (path / "model.safetensors").write_text("half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("rlhf_core.models.loading.write_transformers_folder", full)
+    with pytest.raises(CheckpointError, match="No space left(.|\n)*free some space"):
+        save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
