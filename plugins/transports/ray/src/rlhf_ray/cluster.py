@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,10 @@ def connected(config: RayConfig) -> Iterator[Connection]:
     if ray.is_initialized():
         yield Connection(namespace)
         return
-    with watched() if config.address is None else nullcontext(lambda: set()) as has_started:
+    start: AbstractContextManager[Callable[[], set[Process]]] = nullcontext(lambda: set())
+    if config.address is None:
+        start = watched()
+    with start as has_started:
         with _environment(_QUIET), _own_signal_handlers(), _loopback_kept():
             _start(config, namespace)
         processes = {process: _program(process) for process in has_started()}
