@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,20 @@ from .batches import BatchPlan, rows_of_samples
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SENT = ("advantages", "returns", "action_mask", "trainer_log_probs")
-"""What a rank computes of a row that another trains on."""
+_COMPUTED = ("advantages", "returns", "action_mask", "trainer_log_probs")
+"""The fields of a row that are computed here."""
+Computed = dict[str, "Tensor | None"]
+"""Their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """An episode with scores, and with advantages on the rows that this rank trains on."""
+
+    items: list[BufferItem]
+    filler: BufferItem
+    """A masked row, for a batch of which this rank has none."""
+    metrics: dict[str, float]
 
 
 class EpisodeEstimates:
@@ -43,21 +55,20 @@ class EpisodeEstimates:
         self._strategy = strategy
         self._complete = complete
 
-    def of(self, items: Sequence[BufferItem], plan: BatchPlan) -> tuple[list[BufferItem], dict[str, float]]:
-        """The episode's rows with scores, and with advantages those that this rank trains on; metrics of the episode.
-
-        items: all rows, in the order of `sample_id` and `branch`. Collective.
-        """
+    def of(self, items: Sequence[BufferItem], plan: BatchPlan) -> Estimated:
+        """items: all rows of the episode, in the order of `sample_id` and `branch`. Collective."""
         scalars, metrics = self._scalars(items)
         users, holders = self._users(items, plan), self._holders(items, plan)
         held, filler = holders[plan.rank], self.algorithm.masked(items[0])
         output = self.algorithm.advantages(self._rows([items[row] for row in held], filler, scalars, held))
-        made = dict(zip(held, split(output.experience), strict=False))  # without the filler
+        computed = [{name: getattr(row, name) for name in _COMPUTED} for row in split(output.experience)]
+        made = dict(zip(held, computed, strict=False))  # without the filler
         if any(used - set(rows) for used, rows in zip(users, holders, strict=True)):
-            made = self._exchanged(made, items)
+            made = self._exchanged(made)
         scores = scalars.scores.tolist()
-        finished = [made.get(row) or replace(item, score=scores[row]) for row, item in enumerate(items)]
-        return finished, {**metrics, **output.metrics}
+        finished = [replace(item, score=scores[row], **made.get(row, {})) for row, item in enumerate(items)]
+        stand_in = replace(items[held[0] if held else 0], **computed[0])
+        return Estimated(finished, self.algorithm.masked(stand_in), {**metrics, **output.metrics})
 
     def _scalars(self, items: Sequence[BufferItem]) -> tuple[EpisodeScalars, dict[str, float]]:
         import torch
@@ -124,22 +135,17 @@ class EpisodeEstimates:
             held[next((rank for rank in ranks if row in users[rank]), row % len(ranks))].append(row)
         return held
 
-    def _exchanged(self, made: dict[int, BufferItem], items: Sequence[BufferItem]) -> dict[int, BufferItem]:
-        """The rows of all ranks. Collective."""
+    def _exchanged(self, made: Mapping[int, Computed]) -> dict[int, Computed]:
+        """What all ranks have computed. Collective."""
         import torch
 
+        def each(row: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+            return {name: None if values is None else change(values) for name, values in row.items()}
+
         # numpy arrays are exchanged by value; tensors would go through shared memory.
-        mine = {row: (item.score, {name: _array(getattr(item, name)) for name in _SENT}) for row, item in made.items()}
-        found: dict[int, BufferItem] = {}
-        for part in self._strategy.all_gather_objects(mine):
-            for row, (score, arrays) in part.items():
-                sent = {name: None if array is None else torch.from_numpy(array) for name, array in arrays.items()}
-                found[row] = replace(items[row], score=score, **sent)
-        return found | made
-
-
-def _array(values: Tensor | None) -> Any:
-    return None if values is None else values.numpy()
+        mine = {row: each(values, lambda tensor: tensor.numpy()) for row, values in made.items()}
+        parts = self._strategy.all_gather_objects(mine)
+        return {row: each(values, torch.from_numpy) for part in parts for row, values in part.items()}
 
 
 def _places(items: Sequence[BufferItem]) -> list[list[int]]:

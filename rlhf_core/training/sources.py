@@ -44,13 +44,13 @@ class RolloutSource:
             )
         version = self._version()
         played = environment_metrics(items)
-        items, metrics = self._estimates.of(items, self._plan)
-        samples = rows_of_samples(items)
+        estimated = self._estimates.of(items, self._plan)
+        samples, metrics = rows_of_samples(estimated.items), estimated.metrics
         metrics.update(_response_metrics(samples, version))
         metrics.update(played)
         metrics.update(made.metrics)
-        self._on_episode(index, made, items)
-        return EpisodeBatches(self._plan.batches(samples, self._estimates.algorithm.masked, version), metrics)
+        self._on_episode(index, made, estimated.items)
+        return EpisodeBatches(self._plan.batches(samples, lambda _: estimated.filler, version), metrics)
 
 
 def _place(item: BufferItem) -> tuple[int, int]:

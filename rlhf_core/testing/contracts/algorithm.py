@@ -133,7 +133,7 @@ class AlgorithmContract(ComponentContract):
         assert first.metrics == second.metrics, "metrics of one episode differ when computed twice"
 
     def test_ranks_compute_what_one_computes(self, bench: RolloutBench) -> None:
-        """Each of two ranks computes from the rows it `needs`; together they must get the numbers of one."""
+        """Each of three ranks computes from the rows it `needs`; together they must get the numbers of one."""
         import torch
 
         from ...batching import split
@@ -145,25 +145,25 @@ class AlgorithmContract(ComponentContract):
 
         def work(rank: int, strategy: Strategy) -> tuple[list[BufferItem], dict[str, float]]:
             made = EpisodeEstimates(bench.make(), scores, strategy, complete=lambda mine, filler: list(mine))
-            finished, metrics = made.of(items, plans[rank])
-            batches = plans[rank].batches(rows_of_samples(finished), bench.algorithm.masked, None)
-            return [item for each in batches for batch in each for item in batch.items], metrics
+            found = made.of(items, plans[rank])
+            batches = plans[rank].batches(rows_of_samples(found.items), lambda _: found.filler, None)
+            return [item for each in batches for batch in each for item in batch.items], found.metrics
 
-        plans = [BatchPlan(len(items), 1, rank, 2) for rank in range(2)]
+        plans = [BatchPlan(5, 1, rank, 3) for rank in range(3)]
         hint = f"is `needs` ({bench.algorithm.needs!r}) enough, and is each sum over rows one over ranks?"
-        for mine, metrics in Ranks(2).run(work):
+        for mine, metrics in Ranks(3).run(work):
             for item in mine:
                 one, other = item.advantages, rows[item.sample_id].advantages
                 assert one is not None and other is not None
                 assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), (
-                    f"advantages of sample {item.sample_id}: {one} on one of two ranks, {other} on the only one: {hint}"
+                    f"advantages of sample {item.sample_id}: {one} on one of three ranks, {other} on a single one: {hint}"
                 )
             wrong = {
                 name: (metrics[name], value)
                 for name, value in expected.metrics.items()
                 if not math.isclose(metrics[name], value, rel_tol=1e-4, abs_tol=1e-5)
             }
-            assert not wrong, f"metrics on one of two ranks, and on the only one: {wrong}: {hint}"
+            assert not wrong, f"metrics on one of three ranks, and on a single one: {wrong}: {hint}"
 
     def test_scores_that_are_all_the_same(self, bench: RolloutBench) -> None:
         """As at the start and the end of many runs: every answer fails, or none does."""

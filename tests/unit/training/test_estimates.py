@@ -28,7 +28,10 @@ from rlhf_core.util.rng import permutation
 def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy: Any) -> Any:
     combiner = RewardCombiner({"score": 2.0})
     made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
-    return made.of(items, plan)
+    found = made.of(items, plan)
+    assert not found.filler.action_mask.any()
+    assert found.filler.advantages.shape == found.filler.response_ids.shape
+    return found.items, found.metrics
 
 
 def used(items: list[BufferItem], plan: BatchPlan) -> dict[tuple[int, int], BufferItem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rlhf_core.functional import mean_over_ranks, off_policy_correction
@@ -43,6 +44,6 @@ def correct(config: CriticFreeConfig, episode: Experience, all_reduce: AllReduce
         "off_policy/weight_mean": float(mean_over_ranks(result.weights, result.kept, all_reduce)),
         "off_policy/truncated_fraction": float(mean_over_ranks(result.truncated.float(), mask, all_reduce)),
         "off_policy/masked_fraction": 1.0 - float(mean_over_ranks(result.kept.float(), mask, all_reduce)),
-        "off_policy/ratio_max": float(all_reduce(result.ratio.max(), "max")),
+        "off_policy/ratio_max": float(all_reduce(torch.where(mask, result.ratio, 0.0).max(), "max")),
     }
     return Correction(result.weights, result.kept, metrics)
