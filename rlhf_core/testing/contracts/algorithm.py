@@ -156,7 +156,7 @@ class AlgorithmContract(ComponentContract):
                 one, other = item.advantages, rows[item.sample_id].advantages
                 assert one is not None and other is not None
                 assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), (
-                    f"advantages of sample {item.sample_id}: {one} on one of three ranks, {other} on a single one: {hint}"
+                    f"sample {item.sample_id} has advantages {one} on one of three ranks, {other} on one alone: {hint}"
                 )
             wrong = {
                 name: (metrics[name], value)
