@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[1] / "rlhf_core"
-CONTRACT = ("types", "errors", "components", "protocols", "algorithm", "strategy", "hookspecs", "batching")
+CONTRACT = ("types", "errors", "components", "protocols", "algorithm", "strategy", "hookspecs", "batching", "whole")
 BUILDING: dict[str, tuple[str, ...]] = {
     "build": (
         "TrainerModels",

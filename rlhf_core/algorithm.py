@@ -140,6 +140,37 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 
 
+Needs = Literal["scalars", "row", "group", "episode"]
+"""The rows of an episode from which a rank computes advantages. Numbers of all rows (`rlhf_core.whole.EpisodeScalars`)
+and sums over all ranks are there in each case.
+
+scalars: nothing but those numbers. row: the tensors of the rows it trains on. group: the tensors of whole groups, which
+one rank computes for all. episode: the tensors of all rows, on every rank; simple, and as large as the episode is.
+"""
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def needs(what: Needs) -> Callable[[FunctionT], FunctionT]:
+    """Declare what an advantage estimator (`rlhf.advantages`) needs; one that declares nothing is given the episode.
+
+    With `scalars` it takes `EpisodeScalars` and returns [B] values, one for each row's tokens; with any other an
+    `AdvantageInput` of the rows it needs, and returns [B, A].
+    """
+
+    def declare(function: FunctionT) -> FunctionT:
+        function.needs = what  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def needs_of(estimator: Callable[..., Any]) -> Needs:
+    """What an estimator has declared."""
+    declared: Needs = getattr(estimator, "needs", "episode")
+    return declared
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeOutput:
     """An episode prepared for updates."""
@@ -154,10 +185,17 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
 
     @abstractmethod
     def advantages(self, episode: Experience) -> EpisodeOutput:
-        """Compute `advantages` (and `returns`) from `scores`, log-probs and values, over the whole episode.
+        """Compute `advantages` (and `returns`) from `scores`, log-probs and values.
 
-        Arithmetic only, the same on every rank: each sees all samples of the episode in `sample_id` order.
+        Arithmetic only. `episode` has the rows that the algorithm `needs`, in `sample_id` order: the whole episode
+        unless it asks for less. Then `rlhf_core.whole.whole_of(episode)` has numbers of all rows, and sums over the
+        ranks, which each calls alike; metrics must come out the same on every rank.
         """
+
+    @property
+    def needs(self) -> Needs:
+        """The rows that `advantages` is given on a rank."""
+        return "episode"
 
     @property
     def needs_trainer_log_probs(self) -> bool:

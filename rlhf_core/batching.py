@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         sequences[row, start:prompt_width] = item.prompt_ids
         sequences[row, prompt_width:end] = item.response_ids
         attention_mask[row, start:end] = True
-    per_token = {name: _pad_optional(items, name, action_width) for name in _TOKEN_FIELDS}
+    per_token: dict[str, Any] = {name: _pad_optional(items, name, action_width) for name in _TOKEN_FIELDS}
     return Experience(
         sequences=sequences,
         attention_mask=attention_mask,
@@ -109,6 +110,20 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int | None) -> list[l
         else:
             batches.append([index])
     return batches
+
+
+def balanced(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Indices into `lengths` (tokens) split into parts of about equal sums, each part in rising order.
+
+    The longest goes first, to the part with the least so far (Graham 1969); of equal parts, to the first.
+    """
+    loads = [(0, part) for part in range(num_parts)]
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        load, part = heappop(loads)
+        parts[part].append(index)
+        heappush(loads, (load + lengths[index], part))
+    return [sorted(part) for part in parts]
 
 
 def _item(experience: Experience, row: int) -> BufferItem:

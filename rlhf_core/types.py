@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .whole import Whole
+
 Role = Literal["policy", "critic", "reference"]
 """A model's part in an algorithm."""
 FinishReason = Literal["stop", "length"]
@@ -230,6 +232,8 @@ class Experience:
     """[B] int64; None where every episode is one row."""
     turn_rewards: Tensor | None = None
     """[B, A] float32, raw; with the environment's weight once scores are set."""
+    part_of: Whole | None = None
+    """The episode these rows are part of, while an algorithm computes advantages; None where they are all of it."""
 
     def __len__(self) -> int:
         return int(self.sequences.shape[0])

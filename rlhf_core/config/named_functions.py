@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
@@ -87,7 +87,8 @@ def bind_function(
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise ConfigError(f"{label}: " + "; ".join(problems), where=where, hint=_known(schema)) from None
-    return partial(function, **{name: getattr(checked, name) for name in schema.model_fields})
+    bound = partial(function, **{name: getattr(checked, name) for name in schema.model_fields})
+    return update_wrapper(bound, function)  # with what the function declares as its attributes
 
 
 def bind_use(use: FunctionUse, *, where: str) -> Callable[[Any], Any]:

@@ -16,6 +16,7 @@ from ..distributed.loopback import HOST
 from ..distributed.parent_watch import killed_with_parent
 from ..distributed.process_group import LostRankError
 from ..errors import InterruptedRun, RlhfError, full_disk
+from ..hookspecs import hookimpl
 from ..runfolder.folder import RunFolder
 from ..util.jsonl import write_json
 from ..util.printable import printable
@@ -36,7 +37,7 @@ def _main(path: str) -> int:
     }
     rank = int(os.environ["RANK"])
     try:
-        _run(request, rank)
+        _run(request, Path(path).parent, rank)
     except KeyboardInterrupt:
         return InterruptedRun.exit_code
     except BaseException as raised:
@@ -51,13 +52,26 @@ def _main(path: str) -> int:
     return 0
 
 
-def _run(request: Mapping[str, Any], rank: int) -> None:
+def _run(request: Mapping[str, Any], scratch: Path, rank: int) -> None:
     """Run as the rank this is, in the run folder that the launcher owns."""
     prepared = prepare(request["run"], hooks=request["hooks"] if rank == 0 else ())
+    prepared.relay.register(_LostRanks(scratch), name="lost-ranks")
     folder = RunFolder(Path(request["output"]))
     checkpoint = None if request["checkpoint"] is None else Path(request["checkpoint"])
     with folder.logging() if rank == 0 else nullcontext():
         run_rank(prepared, folder, checkpoint)
+
+
+class _LostRanks:
+    """Tells the launcher of ranks that rank 0 has lost, so that it ends them while the report is being written."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+
+    @hookimpl(tryfirst=True)
+    def rlhf_run_end(self, error: BaseException | None) -> None:
+        if isinstance(error, LostRankError):
+            _write_error(self._scratch, 0, error)
 
 
 def _tell_done(scratch: Path, rank: int) -> None:

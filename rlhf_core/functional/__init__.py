@@ -44,8 +44,11 @@ from .masking import (
     masked_sum,
     masked_var,
     masked_whiten,
+    mean_over_ranks,
     position_ids_of,
+    sum_and_mean_over_ranks,
     to_tokens,
+    whitened_by_counts,
 )
 from .noise import SampledTokens, greedy_sample, inverse_cdf_sample, philox4x32, uniforms
 from .off_policy import OffPolicyCorrection, off_policy_correction, overlong_penalty
@@ -95,6 +98,7 @@ __all__ = [
     "masked_sum",
     "masked_var",
     "masked_whiten",
+    "mean_over_ranks",
     "off_policy_correction",
     "overlong_penalty",
     "philox4x32",
@@ -104,6 +108,7 @@ __all__ = [
     "response_logits",
     "response_values",
     "rewards_to_go",
+    "sum_and_mean_over_ranks",
     "sums_of_samples",
     "to_tokens",
     "token_log_probs",
@@ -111,4 +116,5 @@ __all__ = [
     "truncated_importance_weights",
     "uniforms",
     "value_loss",
+    "whitened_by_counts",
 ]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .masking import last_true_index, masked_sum, masked_var
+from .masking import Reduce, here, last_true_index, masked_sum, var_over_ranks
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInput:
-    """Input of a named advantage estimator (`rlhf.advantages`): a whole episode."""
+    """Input of a named advantage estimator (`rlhf.advantages`): the rows it needs, all unless it says less."""
 
     rewards: Tensor
     """[B, A] float32 per token: the score on the last action and, where it is penalised there, the KL on each."""
@@ -27,6 +27,8 @@ class AdvantageInput:
     """[B] float32, the score of each row's sample; needed where samples have several rows."""
     sample_ids: Tensor | None = None
     """[B] int64, equal for rows of one episode that branched; None where every row is a sample."""
+    all_reduce: Reduce = here
+    """Adds up float64 sums over the ranks that hold the episode's other rows. Collective."""
 
     @property
     def totals(self) -> Tensor:
@@ -197,13 +199,13 @@ def group_spread(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None = 
     return GroupSpread(float((std * share).sum() / number), float(flat.sum() / number))
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
-    """1 - Var(R - V) / Var(R) over the mask: 1 is a perfect critic, 0 a constant one.
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, all_reduce: Reduce = here) -> float | None:
+    """1 - Var(R - V) / Var(R) over the mask of all ranks: 1 is a perfect critic, 0 a constant one.
 
     None where the returns do not vary, so that it is undefined.
     """
     returns, values = returns.detach().double(), values.detach().double()
-    variance = float(masked_var(returns, mask))
+    variance = float(var_over_ranks(returns, mask, all_reduce))
     if variance == 0.0:
         return None
-    return 1.0 - float(masked_var(returns - values, mask)) / variance
+    return 1.0 - float(var_over_ranks(returns - values, mask, all_reduce)) / variance

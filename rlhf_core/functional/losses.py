@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .kl import clamp_log_ratio
 from .logprobs import token_log_probs
-from .masking import masked_mean, masked_sum
+from .masking import Reduce, here, masked_mean
 
 RatioLevel = Literal["token", "sequence"]
 """Level of an importance ratio: each token, or the geometric mean over its sequence (GSPO)."""
@@ -148,23 +148,25 @@ def value_loss(
 
 
 def truncated_importance_weights(
-    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, *, cap: float
+    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, *, cap: float, all_reduce: Reduce = here
 ) -> ImportanceWeights:
     """min(exp(trainer_log_probs - engine_log_probs), cap): corrects for the engine's numerical deviations.
 
     Both are log-probs under the sampling weights, computed by trainer and engine (Yao 2025, "Your efficient RL
-    framework secretly brings you off-policy RL training").
+    framework secretly brings you off-policy RL training"). The effective sample size is over all ranks with
+    `all_reduce`, which is called once.
     """
     ratio = importance_ratio(trainer_log_probs.detach(), engine_log_probs.detach(), mask)
     weights = torch.where(mask, ratio.clamp(max=cap), 0.0)
-    return ImportanceWeights(weights, (ratio > cap) & mask, effective_sample_size(weights, mask))
+    return ImportanceWeights(weights, (ratio > cap) & mask, effective_sample_size(weights, mask, all_reduce))
 
 
-def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
-    """(sum w)^2 / (n sum w^2) over the n True positions: 1 for equal weights; 0 where nothing counts."""
-    squares = masked_sum(weights.square(), mask) * mask.sum()
-    total = masked_sum(weights, mask).square()
-    return torch.where(squares > 0, total / torch.where(squares > 0, squares, 1.0), 0.0)
+def effective_sample_size(weights: Tensor, mask: Tensor, all_reduce: Reduce = here) -> Tensor:
+    """(sum w)^2 / (n sum w^2) over the n True positions of all ranks: 1 for equal weights; 0 where nothing counts."""
+    exact = torch.where(mask, weights, 0.0).double()
+    total, squares, count = all_reduce(torch.stack([exact.sum(), exact.square().sum(), mask.sum().double()])).unbind()
+    divisor = squares * count
+    return torch.where(divisor > 0, total.square() / torch.where(divisor > 0, divisor, 1.0), 0.0).to(weights.dtype)
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor:

@@ -39,31 +39,69 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return (_sum64(values, mask, dim) / _count(mask, dim).clamp(min=1)).to(values.dtype)
 
 
+Reduce = Callable[[Tensor], Tensor]
+"""Adds up a float64 tensor over ranks, of which each holds a part of the values. Collective."""
+
+
+def here(part: Tensor) -> Tensor:
+    """A `Reduce` over one rank, which holds all values."""
+    return part
+
+
+def mean_over_ranks(values: Tensor, mask: Tensor, all_reduce: Reduce) -> Tensor:
+    """`masked_mean` over the True positions of all ranks. Calls `all_reduce` once."""
+    return sum_and_mean_over_ranks(values, mask, all_reduce)[1]
+
+
+def sum_and_mean_over_ranks(values: Tensor, mask: Tensor, all_reduce: Reduce) -> tuple[Tensor, Tensor]:
+    """`masked_sum` and `masked_mean` over the True positions of all ranks. Calls `all_reduce` once."""
+    total, count = _totals(values, mask, all_reduce)
+    return total.to(values.dtype), (total / count).to(values.dtype)
+
+
+def _totals(values: Tensor, mask: Tensor, all_reduce: Reduce) -> tuple[Tensor, Tensor]:
+    """Sum and count (at least 1) of the True positions of all ranks."""
+    total, count = all_reduce(torch.stack([_sum64(values, mask, None), mask.sum().double()])).unbind()
+    return total, count.clamp(min=1)
+
+
 def masked_var(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Biased variance (divided by the count) where `mask` is True; 0 where nothing is."""
-    return _mean_and_var64(values, mask, dim)[1].to(values.dtype)
-
-
-def _mean_and_var64(values: Tensor, mask: Tensor, dim: int | None) -> tuple[Tensor, Tensor]:
+    if dim is None:
+        return var_over_ranks(values, mask, here)
     count = _count(mask, dim).clamp(min=1)
-    mean = _sum64(values, mask, dim) / count
-    centred = torch.where(mask, values, 0.0).double() - (mean if dim is None else mean.unsqueeze(dim))
-    return mean, _sum64(centred.square(), mask, dim) / count
+    centred = torch.where(mask, values, 0.0).double() - (_sum64(values, mask, dim) / count).unsqueeze(dim)
+    return (_sum64(centred.square(), mask, dim) / count).to(values.dtype)
 
 
-def masked_whiten(
-    values: Tensor, mask: Tensor, eps: float = 1e-8, *, all_reduce: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
+def var_over_ranks(values: Tensor, mask: Tensor, all_reduce: Reduce) -> Tensor:
+    """`masked_var` over the True positions of all ranks. Calls `all_reduce` twice."""
+    return _centred_and_var64(values, mask, all_reduce)[1].to(values.dtype)
+
+
+def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8, *, all_reduce: Reduce = here) -> Tensor:
     """(x - mean) / sqrt(var + eps) over all True positions, biased variance; 0 under a False mask.
 
-    all_reduce: sums a float64 tensor over ranks, where each holds a part of the values. It is called twice.
+    Over those of all ranks with `all_reduce`, which is called twice.
     """
-    summed = all_reduce or (lambda part: part)
-    total, count = summed(torch.stack([_sum64(values, mask, None), mask.sum().double()])).unbind()
-    mean = total / count.clamp(min=1)
-    centred = torch.where(mask, values, 0.0).double() - mean
-    var = summed(_sum64(centred.square(), mask, None).unsqueeze(0)).squeeze(0) / count.clamp(min=1)
+    centred, var = _centred_and_var64(values, mask, all_reduce)
     return torch.where(mask, centred * torch.rsqrt(var + eps), 0.0).to(values.dtype)
+
+
+def _centred_and_var64(values: Tensor, mask: Tensor, all_reduce: Reduce) -> tuple[Tensor, Tensor]:
+    """Distances from the mean, and their mean square, over the True positions of all ranks."""
+    total, count = _totals(values, mask, all_reduce)
+    centred = torch.where(mask, values, 0.0).double() - total / count
+    return centred, all_reduce(_sum64(centred.square(), mask, None).unsqueeze(0)).squeeze(0) / count
+
+
+def whitened_by_counts(values: Tensor, counts: Tensor, eps: float = 1e-8) -> Tensor:
+    """[B] values that each stand on `counts` [B] positions, whitened over all positions (see `masked_whiten`)."""
+    exact, weights = values.double(), counts.double()
+    total = weights.sum().clamp(min=1)
+    centred = exact - (exact * weights).sum() / total
+    var = (centred.square() * weights).sum() / total
+    return (centred * torch.rsqrt(var + eps)).to(values.dtype)
 
 
 def last_true_index(mask: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .kl import clamp_log_ratio
 from .losses import RatioLevel, effective_sample_size
-from .masking import masked_mean, masked_sum
+from .masking import Reduce, here, masked_mean, masked_sum
 
 Range = tuple[float, float]
 """Lowest and highest ratio that is kept, both included."""
@@ -43,6 +43,7 @@ def off_policy_correction(
     level: RatioLevel = "token",
     token_range: Range | None = None,
     sequence_range: Range | None = None,
+    all_reduce: Reduce = here,
 ) -> OffPolicyCorrection:
     """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks of tokens inside a range.
 
@@ -52,7 +53,7 @@ def off_policy_correction(
     token_range: a token whose ratio lies outside is dropped, one inside is weighted by its ratio (IcePop, Ling team
     2025), truncated at `cap` where there is one.
     sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside. Without `cap` and
-    `token_range`, kept tokens have weight 1.
+    `token_range`, kept tokens have weight 1. The effective sample size is over all ranks with `all_reduce`.
     """
     difference = torch.where(mask, (trainer_log_probs - engine_log_probs).detach(), 0.0)
     ratio = clamp_log_ratio(difference).exp()
@@ -68,7 +69,7 @@ def off_policy_correction(
     if cap is not None:
         weights, truncated = weights.clamp(max=cap), (weights > cap) & kept
     weights = torch.where(kept, weights, 0.0)
-    return OffPolicyCorrection(weights, kept, truncated, ratio, effective_sample_size(weights, kept))
+    return OffPolicyCorrection(weights, kept, truncated, ratio, effective_sample_size(weights, kept, all_reduce))
 
 
 def _sequence_ratio(difference: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..algorithm import Algorithm, DatasetAlgorithm, Item
-from ..batching import collate, masked, plan_micro_batches, to_device
+from ..batching import collate, plan_micro_batches, to_device
 from ..types import BufferItem
 from .fast_passes import fast_passes
 from .forward import policy_forward
@@ -78,15 +78,21 @@ def with_trainer_log_probs(
     policy: nn.Module,
     strategy: Strategy,
     *,
+    empty: BufferItem,
+    shared: bool,
     temperature: float,
     batch_tokens: int | None,
 ) -> list[BufferItem]:
-    """Add the trainer's own log-probs to an episode's samples, before any step on them. Collective."""
+    """Add the trainer's own log-probs to an episode's samples, before any step on them. Collective.
+
+    shared: the items are the same on every rank, and ranks share the work. empty: for a rank without items left.
+    """
 
     def forward(batch: Sequence[BufferItem]) -> Tensor:
         return policy_forward(policy, to_device(collate(batch), strategy.device), temperature).log_probs
 
-    rows = shared_rows(strategy, policy, items, forward, empty=masked(items[0]), batch_tokens=batch_tokens)
+    run = shared_rows if shared else forward_rows
+    rows = run(strategy, policy, items, forward, empty=empty, batch_tokens=batch_tokens)
     return [
         replace(item, trainer_log_probs=row[: item.num_response_tokens]) for item, row in zip(items, rows, strict=True)
     ]

@@ -1,3 +1,5 @@
+from .batches import BatchPlan as BatchPlan
+from .batches import TrainBatch as TrainBatch
 from .build_source import build_rollout_source as build_rollout_source
 from .loop import EpisodeBatches as EpisodeBatches
 from .loop import Metrics as Metrics
@@ -10,7 +12,5 @@ from .request import RunRequest as RunRequest
 from .request import SessionParts as SessionParts
 from .request import Transport as Transport
 from .session import TrainerSession as TrainerSession
-from .sources import BatchPlan as BatchPlan
 from .sources import RolloutSource as RolloutSource
-from .sources import TrainBatch as TrainBatch
 from .updater import Updater as Updater

@@ -15,7 +15,9 @@ from ..rewards.combiner import RewardCombiner
 from ..runfolder.metrics import PhaseTimer
 from ..strategy import Strategy
 from ..types import BufferItem, MadeEpisode
-from .sources import BatchPlan, DatasetSource, RolloutSource
+from .batches import BatchPlan
+from .estimates import EpisodeEstimates
+from .sources import DatasetSource, RolloutSource
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,13 +42,17 @@ def build_rollout_source(
     temperature: sampling temperature. timer: counts the log-prob forward passes as `train`.
     """
 
-    def complete(items: list[BufferItem]) -> list[BufferItem]:
+    def complete(rows: Sequence[BufferItem], filler: BufferItem) -> list[BufferItem]:
         if not algorithm.needs_trainer_log_probs:
-            return items
+            return list(rows)
+        shared = algorithm.needs == "episode"
         with timer.phase("train"):
-            return with_trainer_log_probs(items, policy, strategy, temperature=temperature, batch_tokens=batch_tokens)
+            return with_trainer_log_probs(
+                rows, policy, strategy, empty=filler, shared=shared, temperature=temperature, batch_tokens=batch_tokens
+            )
 
-    return RolloutSource(channel, algorithm, combiner, plan, version=version, complete=complete, on_episode=on_episode)
+    estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=complete)
+    return RolloutSource(channel, estimates, plan, version=version, on_episode=on_episode)
 
 
 class DatasetItems:

@@ -22,6 +22,7 @@ from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.folder import RunFolder
 from ..strategy import Strategy
+from .batches import BatchPlan, TrainBatch
 from .build_source import DatasetItems, build_rollout_source
 from .checkpoint_saver import CheckpointSaver
 from .control_loop import ControlLoop
@@ -32,7 +33,6 @@ from .loop import BatchSource, Metrics, Trainer
 from .publisher import PolicyPublisher
 from .record import EpisodeRecord
 from .request import FitResult, SessionParts
-from .sources import BatchPlan, TrainBatch
 from .updater import Updater
 
 if TYPE_CHECKING:

@@ -14,14 +14,20 @@ from pydantic import BaseModel
 from ...algorithm import EpisodeOutput, RolloutAlgorithm
 from ...contexts import algorithm_context
 from ...plugins.discovery import Selected, resolve_build
+from ...rewards.combiner import RewardCombiner
+from ...training.batches import BatchPlan, rows_of_samples
+from ...training.estimates import EpisodeEstimates
 from ...types import BufferItem, Experience, RolloutGroup, SamplingParams
 from ..samples import make_group
+from ..thread_ranks import Ranks
 from .base import ComponentContract
 from .losses import Objective, check_masked, check_output, check_split, check_state, check_terms, trained_models
 from .tiny import EOS_ID, NUM_SPECIAL, contract_policy, contract_tokenizer, perturb
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from ...strategy import Strategy
 
 NUM_PROMPTS = 3
 
@@ -125,6 +131,39 @@ class AlgorithmContract(ComponentContract):
         _equal(before, bench.episode, "advantages() changes the episode it is given: return a new one")
         _equal(first.experience, second.experience, "advantages() of one episode differ when computed twice")
         assert first.metrics == second.metrics, "metrics of one episode differ when computed twice"
+
+    def test_ranks_compute_what_one_computes(self, bench: RolloutBench) -> None:
+        """Each of three ranks computes from the rows it `needs`; together they must get the numbers of one."""
+        import torch
+
+        from ...batching import split
+
+        expected = bench.output()
+        rows = {item.sample_id: item for item in split(expected.experience)}
+        items = split(bench.episode)
+        scores = RewardCombiner({"it": 1.0})
+
+        def work(rank: int, strategy: Strategy) -> tuple[list[BufferItem], dict[str, float]]:
+            made = EpisodeEstimates(bench.make(), scores, strategy, complete=lambda mine, filler: list(mine))
+            found = made.of(items, plans[rank])
+            batches = plans[rank].batches(rows_of_samples(found.items), lambda _: found.filler, None)
+            return [item for each in batches for batch in each for item in batch.items], found.metrics
+
+        plans = [BatchPlan(5, 1, rank, 3) for rank in range(3)]
+        hint = f"is `needs` ({bench.algorithm.needs!r}) enough, and is each sum over rows one over ranks?"
+        for mine, metrics in Ranks(3).run(work):
+            for item in mine:
+                one, other = item.advantages, rows[item.sample_id].advantages
+                assert one is not None and other is not None
+                assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), (
+                    f"sample {item.sample_id} has advantages {one} on one of three ranks, {other} on one alone: {hint}"
+                )
+            wrong = {
+                name: (metrics[name], value)
+                for name, value in expected.metrics.items()
+                if not math.isclose(metrics[name], value, rel_tol=1e-4, abs_tol=1e-5)
+            }
+            assert not wrong, f"metrics on one of three ranks, and on a single one: {wrong}: {hint}"
 
     def test_scores_that_are_all_the_same(self, bench: RolloutBench) -> None:
         """As at the start and the end of many runs: every answer fails, or none does."""

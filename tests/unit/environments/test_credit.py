@@ -20,7 +20,7 @@ from rlhf_core.functional import (
 )
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.testing.samples import make_item
-from rlhf_core.training.sources import BatchPlan, rows_of_samples
+from rlhf_core.training.batches import BatchPlan, rows_of_samples
 
 # Two turns of two tokens with one observation token between.
 MASK = torch.tensor([[True, True, False, True, True]])

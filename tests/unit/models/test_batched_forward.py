@@ -50,10 +50,13 @@ def expected(model: torch.nn.Module) -> list[torch.Tensor]:
         return [policy_forward(model, collate([item]), 0.7).log_probs[0] for item in ITEMS]
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("batch_tokens", [None, 1, 12])
-def test_each_sample_gets_its_own_log_probs(model: torch.nn.Module, batch_tokens: int | None) -> None:
+def test_each_sample_gets_its_own_log_probs(model: torch.nn.Module, batch_tokens: int | None, shared: bool) -> None:
     model.train()
-    filled = with_trainer_log_probs(ITEMS, model, TwoRanks(), temperature=0.7, batch_tokens=batch_tokens)
+    filled = with_trainer_log_probs(
+        ITEMS, model, TwoRanks(), empty=masked(ITEMS[0]), shared=shared, temperature=0.7, batch_tokens=batch_tokens
+    )
     assert model.training, "the mode is put back"
     for item, row in zip(filled, expected(model), strict=True):
         torch.testing.assert_close(item.trainer_log_probs, row, rtol=1e-5, atol=1e-5)

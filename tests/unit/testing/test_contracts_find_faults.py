@@ -74,6 +74,12 @@ class MeanInside(Reinforce):
     def total(self, values, mask):
         return masked_mean(values, mask)
 
+class MeanOfItsRows(Reinforce):
+    needs = "row"
+
+rows = Component("A mean over the rows of a rank.", Nothing, "bad_plugins:build_rows")
+def build_rows(config, context):
+    return MeanOfItsRows()
 sign = Component("The wrong sign.", Nothing, "bad_plugins:build_sign")
 def build_sign(config, context):
     return WrongSign()
@@ -109,6 +115,9 @@ class TestSign(AlgorithmContract):
 class TestMean(AlgorithmContract):
     plugin = "bad-mean"
 
+class TestRows(AlgorithmContract):
+    plugin = "bad-rows"
+
 class TestEngine(EngineContract):
     plugin = "bad-engine"
 """
@@ -120,7 +129,7 @@ def report(install, tmp_path) -> str:
     """What pytest says of the bad plugins."""
     targets = {
         "rlhf.rewards": {f"bad-{name}": f"bad_plugins:{name}" for name in REWARDS},
-        "rlhf.algorithms": {"bad-sign": "bad_plugins:sign", "bad-mean": "bad_plugins:mean"},
+        "rlhf.algorithms": {f"bad-{name}": f"bad_plugins:{name}" for name in ("sign", "mean", "rows")},
         "rlhf.engines": {"bad-engine": "bad_plugins:made_up"},
     }
     install("bad-plugins", targets, {"bad_plugins": PLUGINS})
@@ -146,6 +155,7 @@ def test_faults_are_found_and_named(report):
         "TestSign::test_better_answers_become_likelier",
         "TestSign::test_importing_it_is_light",
         "TestMean::test_micro_batches_do_not_change_the_gradient",
+        "TestRows::test_ranks_compute_what_one_computes",
         "TestEngine::test_log_probs_are_those_sampled_from",
         "TestEngine::test_greedy_takes_the_likeliest",
         "TestEngine::test_half_a_version_is_refused_whole",
@@ -159,6 +169,7 @@ def test_faults_are_found_and_named(report):
         "a misspelled option goes unseen",
         "the sign?",
         "`loss` must return sums",
+        "is each sum over rows one over ranks?",
         "nats off a forward pass of the policy",
     ):
         assert hint in report, f"{hint}\n{report}"

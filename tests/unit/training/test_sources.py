@@ -1,10 +1,19 @@
 """Episodes are cut into batches that the ranks share exactly."""
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.training.sources import BatchPlan
+from rlhf_core.batching import balanced
+from rlhf_core.training.batches import BatchPlan
+
+
+@dataclass(frozen=True, order=True)
+class Item:
+    number: int
+    num_tokens: int = 1
 
 
 @given(
@@ -15,10 +24,10 @@ from rlhf_core.training.sources import BatchPlan
     version=st.none() | st.integers(0, 9),
 )
 def test_ranks_partition_every_batch(count, batch, epochs, world, version):
-    items = list(range(count))
+    items = [Item(number, 1 + number * 7 % 11) for number in range(count)]
     plans = [BatchPlan(batch, epochs, rank, world) for rank in range(world)]
     runs = [
-        [list(passed) for passed in plan.batches([(item,) for item in items], lambda item: -1, version)]
+        [list(passed) for passed in plan.batches([(item,) for item in items], lambda item: Item(-1), version)]
         for plan in plans
     ]
     for epoch in range(epochs):
@@ -27,7 +36,7 @@ def test_ranks_partition_every_batch(count, batch, epochs, world, version):
         seen = []
         for index, parts in enumerate(zip(*of_ranks, strict=True)):
             assert all(part.items for part in parts)
-            real = sorted(item for part in parts for item in part.items if item >= 0)
+            real = sorted(item for part in parts for item in part.items if item.number >= 0)
             assert real == items[index * batch : (index + 1) * batch]
             gaps = {part.gap_version for part in parts}
             assert gaps == {version if epoch == 0 and index == 0 else None}
@@ -38,8 +47,22 @@ def test_ranks_partition_every_batch(count, batch, epochs, world, version):
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_rank_without_items_gets_one_that_counts_for_nothing(world):
     plan = BatchPlan(2, 1, world - 1, world)
-    (batches,) = [list(each) for each in plan.batches([(10,), (11,), (12,)], lambda item: f"masked {item}", None)]
+    samples = [(Item(10),), (Item(11),), (Item(12),)]
+    (batches,) = [list(each) for each in plan.batches(samples, lambda item: f"masked {item.number}", None)]
     if world == 1:
-        assert [part.items for part in batches] == [[10, 11], [12]]
+        assert [[item.number for item in part.items] for part in batches] == [[10, 11], [12]]
     else:
         assert [part.items for part in batches] == [["masked 10"], ["masked 12"]]
+
+
+@given(lengths=st.lists(st.integers(1, 50), max_size=30), parts=st.integers(1, 6))
+def test_parts_of_about_as_many_tokens(lengths, parts):
+    split = balanced(lengths, parts)
+    assert sorted(index for part in split for index in part) == list(range(len(lengths)))
+    assert all(part == sorted(part) for part in split)
+    loads = [sum(lengths[index] for index in part) for part in split]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_samples_of_one_length_are_dealt_out_in_turn():
+    assert balanced([5] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]]

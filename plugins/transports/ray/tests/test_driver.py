@@ -105,6 +105,28 @@ def test_a_stopped_run_writes_a_checkpoint_leaves_no_process_and_can_be_resumed(
     check_samples(driver.output)
 
 
+@pytest.mark.slow
+def test_a_ray_whose_controller_is_killed_ends_the_run_by_name_and_a_resume_goes_on(
+    start: Callable[..., Driver], run_file: RunFile, check_samples: Callable[[Path], None]
+) -> None:
+    """Ray's library would end the driver itself after a minute, with a summary that says `running` for ever."""
+    run = run_file({"episodes": 400}, num_makers=1, max_staleness=2)
+    run["checkpoint"]["every_episodes"] = 1
+    driver = start(run)
+    driver.wait_for_episodes(2)
+    next(process for process in driver.seen.values() if "gcs_server" in process.name()).kill()
+    output = driver.process.finish()
+    assert driver.process.returncode == 1, output
+    assert "error: ray: the process gcs_server of the local Ray is gone" in output[1]
+    assert json.loads((driver.output / "summary.json").read_text())["status"] == "failed"
+    driver.wait_until_nothing_is_left()
+
+    episodes = 1 + json.loads((driver.output / "metrics.jsonl").read_text().splitlines()[-1])["episode"]
+    run["train"]["episodes"] = episodes + 1
+    assert train(run, output=driver.output, resume="auto") is not None
+    check_samples(driver.output)
+
+
 @pytest.mark.parametrize("turn", [1, 2, 3, 4, 5])
 @pytest.mark.slow
 def test_a_driver_that_is_killed_in_a_sync_takes_everything_with_it_and_a_resume_goes_on(

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from running import wait_until
 
+from rlhf_ray.cluster import Connection
 from rlhf_ray.orphan_reaper import watched
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
@@ -57,3 +58,14 @@ def test_a_ray_that_never_came_up_is_ended(stack: ExitStack) -> None:
         wait_until(lambda: psutil.Process(root.pid).status() == psutil.STATUS_SLEEPING, "the root")
     assert root.wait(30) == -9
     assert before.poll() is None
+
+
+def test_a_connection_names_the_process_that_is_gone(stack: ExitStack) -> None:
+    with watched() as has_started:
+        root = start(stack, SLEEP)
+        (process,) = has_started()
+        connection = Connection("a-namespace", {process: "raylet"})
+        assert connection.lost() is None
+        root.kill()
+        wait_until(lambda: connection.lost() == "raylet", "the end of the process")
+    assert Connection("a-namespace").lost() is None

@@ -1,13 +1,15 @@
-"""Truncated importance sampling and masks of far off-policy samples, over a whole episode."""
+"""Truncated importance sampling and masks of far off-policy samples."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from rlhf_core.functional import masked_mean, off_policy_correction
+from rlhf_core.functional import mean_over_ranks, off_policy_correction
 from rlhf_core.types import Experience
+from rlhf_core.whole import AllReduce
 
 from .config import CriticFreeConfig
 
@@ -23,8 +25,8 @@ class Correction:
     metrics: dict[str, float]
 
 
-def correct(config: CriticFreeConfig, episode: Experience) -> Correction:
-    """Compute the correction from the trainer's and the engine's log-probs, under the options."""
+def correct(config: CriticFreeConfig, episode: Experience, all_reduce: AllReduce) -> Correction:
+    """Compute the correction from the trainer's and the engine's log-probs, under the options. Collective."""
     assert episode.trainer_log_probs is not None
     mask = episode.action_mask
     result = off_policy_correction(
@@ -35,12 +37,13 @@ def correct(config: CriticFreeConfig, episode: Experience) -> Correction:
         level=config.importance_level,
         token_range=config.importance_token_range,
         sequence_range=config.importance_sequence_range,
+        all_reduce=all_reduce,
     )
     metrics = {
         "off_policy/effective_sample_size": float(result.effective_sample_size),
-        "off_policy/weight_mean": float(masked_mean(result.weights, result.kept)),
-        "off_policy/truncated_fraction": float(masked_mean(result.truncated.float(), mask)),
-        "off_policy/masked_fraction": 1.0 - float(masked_mean(result.kept.float(), mask)),
-        "off_policy/ratio_max": float(result.ratio.max()),
+        "off_policy/weight_mean": float(mean_over_ranks(result.weights, result.kept, all_reduce)),
+        "off_policy/truncated_fraction": float(mean_over_ranks(result.truncated.float(), mask, all_reduce)),
+        "off_policy/masked_fraction": 1.0 - float(mean_over_ranks(result.kept.float(), mask, all_reduce)),
+        "off_policy/ratio_max": float(all_reduce(torch.where(mask, result.ratio, 0.0).max(), "max")),
     }
     return Correction(result.weights, result.kept, metrics)

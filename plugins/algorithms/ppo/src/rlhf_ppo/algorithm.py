@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, RolloutAlgorithm
+from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, Needs, RolloutAlgorithm
 from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import (
@@ -20,17 +20,18 @@ from rlhf_core.functional import (
     explained_variance,
     gae,
     kl_estimate,
-    masked_mean,
-    masked_sum,
     masked_whiten,
+    mean_over_ranks,
     policy_metrics,
     ppo_policy_loss,
+    sum_and_mean_over_ranks,
     token_rewards,
     truncated_importance_weights,
     value_loss,
 )
 from rlhf_core.models import policy_forward, value_forward
 from rlhf_core.types import BufferItem, Experience, Role
+from rlhf_core.whole import Whole, whole_of
 
 from .config import PPOConfig
 from .critic import Critic
@@ -100,29 +101,37 @@ class PPO(RolloutAlgorithm):
     def build_critic(self, policy: nn.Module) -> nn.Module:
         return Critic.from_pretrained(policy)
 
+    @property
+    def needs(self) -> Needs:
+        return "row"
+
     def advantages(self, episode: Experience) -> EpisodeOutput:
         """Compute per-token rewards (score on the last action, KL on each), GAE, and whiten over the episode."""
         assert episode.scores is not None and episode.values is not None
-        config, mask = self._config, episode.action_mask
+        config, mask, whole = self._config, episode.action_mask, whole_of(episode)
         kl = self._kl(episode)
         in_reward = kl if config.kl_in == "reward" else None
         coefficient = self._controller.value if episode.kl_coef is None else episode.kl_coef
         rewards = token_rewards(episode.scores, in_reward, coefficient, mask, episode.turn_rewards)
         result = gae(rewards, episode.values, mask, config.gamma, config.lam)
-        advantages = masked_whiten(result.advantages, mask) if config.whiten_advantages else result.advantages
-        metrics = self._episode_metrics(episode, kl, result.returns)
+        advantages = result.advantages
+        if config.whiten_advantages:
+            advantages = masked_whiten(advantages, mask, all_reduce=whole.all_reduce)
+        metrics = self._episode_metrics(episode, whole, kl, result.returns)
         if config.importance_cap is not None:
-            advantages = advantages * self._importance(episode, config.importance_cap, metrics)
+            advantages = advantages * self._importance(episode, whole, config.importance_cap, metrics)
         return EpisodeOutput(replace(episode, advantages=advantages, returns=result.returns), metrics)
 
-    def _importance(self, episode: Experience, cap: float, metrics: dict[str, float]) -> Tensor:
+    def _importance(self, episode: Experience, whole: Whole, cap: float, metrics: dict[str, float]) -> Tensor:
         """[B, A] truncated importance weights, trainer's policy over sampling policy; logged in `metrics`."""
         assert episode.trainer_log_probs is not None
-        mask = episode.action_mask
-        result = truncated_importance_weights(episode.trainer_log_probs, episode.action_log_probs, mask, cap=cap)
+        mask, reduce = episode.action_mask, whole.all_reduce
+        result = truncated_importance_weights(
+            episode.trainer_log_probs, episode.action_log_probs, mask, cap=cap, all_reduce=reduce
+        )
         metrics["off_policy/effective_sample_size"] = float(result.effective_sample_size)
-        metrics["off_policy/weight_mean"] = float(masked_mean(result.weights, mask))
-        metrics["off_policy/truncated_fraction"] = float(masked_mean(result.truncated.float(), mask))
+        metrics["off_policy/weight_mean"] = float(mean_over_ranks(result.weights, mask, reduce))
+        metrics["off_policy/truncated_fraction"] = float(mean_over_ranks(result.truncated.float(), mask, reduce))
         return result.weights
 
     def _kl(self, episode: Experience) -> Tensor | None:
@@ -131,20 +140,23 @@ class PPO(RolloutAlgorithm):
             return None
         return kl_estimate(episode.action_log_probs, episode.reference_log_probs, self._config.kl_estimator)
 
-    def _episode_metrics(self, episode: Experience, kl: Tensor | None, returns: Tensor) -> dict[str, float]:
+    def _episode_metrics(
+        self, episode: Experience, whole: Whole, kl: Tensor | None, returns: Tensor
+    ) -> dict[str, float]:
         assert episode.values is not None
-        mask = episode.action_mask
+        mask, reduce = episode.action_mask, whole.all_reduce
         metrics = {
-            "value/mean": float(masked_mean(episode.values, mask)),
-            "returns/mean": float(masked_mean(returns, mask)),
+            "value/mean": float(mean_over_ranks(episode.values, mask, reduce)),
+            "returns/mean": float(mean_over_ranks(returns, mask, reduce)),
         }
-        explained = explained_variance(episode.values, returns, mask)
+        explained = explained_variance(episode.values, returns, mask, reduce)
         if explained is not None:
             metrics["value/explained_variance"] = explained
         if kl is not None:
-            per_sample = float(masked_sum(kl, mask)) / episode.num_samples
-            self._last_kl = (per_sample, episode.num_samples)
-            metrics["kl/mean"] = float(masked_mean(kl, mask))
+            total, mean = sum_and_mean_over_ranks(kl, mask, reduce)
+            per_sample = float(total) / whole.scalars.num_samples
+            self._last_kl = (per_sample, whole.scalars.num_samples)
+            metrics["kl/mean"] = float(mean)
             metrics["kl/per_sample"] = per_sample
             metrics["kl/coef"] = self._controller.value
         return metrics

@@ -112,14 +112,11 @@ class RandomBatches(BatchPlan):
 
     seed: int
 
-    def batches(
-        self, samples: Sequence[Sequence[Any]], masked: Callable[[Any], Any], gap_version: int | None
-    ) -> Iterator[Iterator[TrainBatch]]:
+    def passes(self, samples: Sequence[Sequence[Any]]) -> Iterator[list[Sequence[int]]]:
         for step in range(self.epochs_per_episode):
             # Sample ids are unique in a run, so the first one identifies the episode.
             order = permutation(len(samples), self.seed, "sample-buffer", samples[0][0].sample_id, step)
-            drawn = [samples[index] for index in order[: self.train_batch_size]]
-            yield iter([self.batch(drawn, masked, gap_version if step == 0 else None)])
+            yield [order[: self.train_batch_size]]
 
 
 class ExperienceSource:

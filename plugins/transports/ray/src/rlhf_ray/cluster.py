@@ -7,8 +7,10 @@ import os
 import signal
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,7 +18,7 @@ import ray
 from rlhf_core.errors import RlhfError
 
 from .config import RayConfig
-from .orphan_reaper import watched
+from .orphan_reaper import Process, start_time, watched
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -30,25 +32,55 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
+_INDISPENSABLE = frozenset({"gcs_server", "raylet"})
+"""Programs of a local Ray without which it starts, finds and replaces no actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The run's namespace, and the processes of a local Ray that the run needs to the end."""
+
+    namespace: str
+    processes: Mapping[Process, str] = field(default_factory=dict)
+    """Process -> its program. Empty for a cluster, which looks after its own."""
+
+    def lost(self) -> str | None:
+        """The program of a process that is gone, None while all of them run.
+
+        Ray's library tries for 60 s to reach a `gcs_server` that was killed, then ends the driver without an error.
+        """
+        gone = (name for (pid, started), name in self.processes.items() if start_time(pid) != started)
+        return next(gone, None)
+
 
 @contextmanager
-def connected(config: RayConfig) -> Iterator[str]:
-    """Context connected to Ray; yields a namespace unique to the run. A Ray started here is stopped at the end.
+def connected(config: RayConfig) -> Iterator[Connection]:
+    """Context connected to Ray, with a namespace unique to the run. A Ray started here is stopped at the end.
 
     An existing connection of this process is used and left open.
     """
     namespace = f"rlhf-{uuid.uuid4().hex[:12]}"
     if ray.is_initialized():
-        yield namespace
+        yield Connection(namespace)
         return
-    with watched() if config.address is None else nullcontext(lambda: None) as has_started:
+    start: AbstractContextManager[Callable[[], set[Process]]] = nullcontext(lambda: set())
+    if config.address is None:
+        start = watched()
+    with start as has_started:
         with _environment(_QUIET), _own_signal_handlers(), _loopback_kept():
             _start(config, namespace)
-        has_started()
+        processes = {process: _program(process) for process in has_started()}
         try:
-            yield namespace
+            yield Connection(namespace, {each: name for each, name in processes.items() if name in _INDISPENSABLE})
         finally:
             ray.shutdown()
+
+
+def _program(process: Process) -> str:
+    try:
+        return Path(f"/proc/{process[0]}/comm").read_text().strip()
+    except OSError:  # one that Ray needs to start only
+        return ""
 
 
 def _start(config: RayConfig, namespace: str) -> None:

@@ -29,11 +29,11 @@ Process = tuple[int, str]
 
 
 @contextmanager
-def watched() -> Iterator[Callable[[], None]]:
+def watched() -> Iterator[Callable[[], set[Process]]]:
     """Context for starting Ray: it is ended at exit, or soon after this process is gone.
 
-    Yields a function to call once Ray has started: later processes count as its own only if one of its processes
-    started them.
+    Yields a function to call once Ray has started, which returns Ray's processes: later ones count as its own only
+    if one of these started them.
     """
     before = children(os.getpid())
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), _line(before)]
@@ -41,10 +41,11 @@ def watched() -> Iterator[Callable[[], None]]:
     assert orphan_reaper.stdin is not None
     told = orphan_reaper.stdin
 
-    def has_started() -> None:
+    def has_started() -> set[Process]:
         roots = {process for process in children(os.getpid()) - before if process[0] != orphan_reaper.pid}
         told.write(_line(roots).encode() + b"\n")
         told.flush()
+        return roots
 
     try:
         yield has_started

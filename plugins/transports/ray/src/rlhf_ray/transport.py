@@ -15,7 +15,7 @@ from rlhf_core.training import FitResult, RunRequest, Transport
 
 from .actors import Actors, Maker, check
 from .calls import ActorLostError, ask, explain, first_cause, is_lost
-from .cluster import connected
+from .cluster import Connection, connected
 from .config import RayConfig
 from .event_relay import replay
 from .messages import Overview
@@ -41,12 +41,12 @@ class RayTransport:
         check(request, self._config)
         hooks = request.hooks.of_this_process()
         listened = frozenset(event for event in hooks.events if hooks.listens(event)) - _OF_THE_DRIVER
-        with connected(self._config) as namespace:
-            actors = Actors(request, self._config, namespace, listened)
-            status = StatusFile(request.folder.path, ray.get_runtime_context().gcs_address, namespace)
+        with connected(self._config) as connection:
+            actors = Actors(request, self._config, connection.namespace, listened)
+            status = StatusFile(request.folder.path, ray.get_runtime_context().gcs_address, connection.namespace)
             try:
                 actors.start()
-                return Supervisor(actors, request, hooks, status).run()
+                return Supervisor(actors, request, hooks, status, connection).run()
             finally:
                 actors.close()
                 status.remove()
@@ -64,11 +64,14 @@ _GRACE_SECONDS = 2.0
 class Supervisor:
     """Supervises the actors until they end."""
 
-    def __init__(self, actors: Actors, request: RunRequest, hooks: HookRelay, status: StatusFile) -> None:
+    def __init__(
+        self, actors: Actors, request: RunRequest, hooks: HookRelay, status: StatusFile, connection: Connection
+    ) -> None:
         self._actors = actors
         self._request = request
         self._hooks = hooks
         self._status = status
+        self._connection = connection
         self._told_to_stop = False
 
     def run(self) -> FitResult:
@@ -78,6 +81,7 @@ class Supervisor:
             while not self._finished(fits):
                 view = self._look(_POLL_SECONDS)
                 self._pass_interrupt_on()
+                self._watch_ray()
                 self._watch_makers(view)
                 self._watch_trainers(view, fits)
             result = self._result(fits)
@@ -100,6 +104,13 @@ class Supervisor:
         if self._request.interrupted() and not self._told_to_stop:
             self._told_to_stop = True
             self._actors.coordinator.interrupt.remote()
+
+    def _watch_ray(self) -> None:
+        """End the run while this process still can: nothing that is lost from here on could be replaced."""
+        if program := self._connection.lost():
+            raise ActorLostError(
+                f"the process {program} of the local Ray is gone", where="ray", hint="continue with --resume auto"
+            )
 
     def _finished(self, fits: dict[Any, str]) -> bool:
         """True when every rank has ended, or one has failed and the others had time to report."""

@@ -1,0 +1,158 @@
+"""Scores and advantages of an episode, of which each rank computes the part that the algorithm needs it to have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ..algorithm import RolloutAlgorithm
+from ..batching import balanced, collate, split
+from ..environments.metrics import ENVIRONMENT
+from ..rewards.scorer import RewardCombiner
+from ..strategy import Strategy
+from ..types import BufferItem, Experience
+from ..whole import EpisodeScalars, Whole
+from .batches import BatchPlan, rows_of_samples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_COMPUTED = ("advantages", "returns", "action_mask", "trainer_log_probs")
+"""The fields of a row that are computed here."""
+Computed = dict[str, "Tensor | None"]
+"""Their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """An episode with scores, and with advantages on the rows that this rank trains on."""
+
+    items: list[BufferItem]
+    filler: BufferItem
+    """A masked row, for a batch of which this rank has none."""
+    metrics: dict[str, float]
+
+
+class EpisodeEstimates:
+    """Makes one score of a sample's rewards, and lets the algorithm compute advantages from what it `needs`."""
+
+    def __init__(
+        self,
+        algorithm: RolloutAlgorithm,
+        combiner: RewardCombiner,
+        strategy: Strategy,
+        *,
+        complete: Callable[[Sequence[BufferItem], BufferItem], list[BufferItem]],
+    ) -> None:
+        """complete: adds values of the trainer's own models to a rank's rows, before advantages are computed.
+
+        Its second argument is a masked row, for a rank that has none. Collective.
+        """
+        self.algorithm = algorithm
+        self._combiner = combiner
+        self._strategy = strategy
+        self._complete = complete
+
+    def of(self, items: Sequence[BufferItem], plan: BatchPlan) -> Estimated:
+        """items: all rows of the episode, in the order of `sample_id` and `branch`. Collective."""
+        scalars, metrics = self._scalars(items)
+        users, holders = self._users(items, plan), self._holders(items, plan)
+        held, filler = holders[plan.rank], self.algorithm.masked(items[0])
+        output = self.algorithm.advantages(self._rows([items[row] for row in held], filler, scalars, held))
+        computed = [{name: getattr(row, name) for name in _COMPUTED} for row in split(output.experience)]
+        made = dict(zip(held, computed, strict=False))  # without the filler
+        if any(used - set(rows) for used, rows in zip(users, holders, strict=True)):
+            made = self._exchanged(made)
+        scores = scalars.scores.tolist()
+        finished = [replace(item, score=scores[row], **made.get(row, {})) for row, item in enumerate(items)]
+        stand_in = replace(items[held[0] if held else 0], **computed[0])
+        return Estimated(finished, self.algorithm.masked(stand_in), {**metrics, **output.metrics})
+
+    def _scalars(self, items: Sequence[BufferItem]) -> tuple[EpisodeScalars, dict[str, float]]:
+        import torch
+
+        raw = {
+            name: torch.tensor([item.rewards[name] for item in items], dtype=torch.float32) for name in items[0].rewards
+        }
+        counted = [items[0].sample_id - 1, *(item.sample_id for item in items[:-1])]
+        first = torch.tensor([item.sample_id != before for item, before in zip(items, counted, strict=True)])
+        combined = self._combiner.combine(raw, counts=first)
+        branches = torch.tensor([item.branch for item in items])
+        scalars = EpisodeScalars(
+            sample_ids=torch.tensor([item.sample_id for item in items]),
+            group_ids=torch.tensor([item.group_id for item in items]),
+            scores=combined.scores,
+            lengths=torch.tensor([int(item.action_mask.sum()) for item in items]),
+            rewards=raw,
+            branches=branches if branches.any() else None,
+        )
+        return scalars, combined.metrics
+
+    def _rows(
+        self, mine: list[BufferItem], filler: BufferItem, scalars: EpisodeScalars, held: Sequence[int]
+    ) -> Experience:
+        """The rows that this rank computes, or a filler, as part of the whole."""
+        import torch
+
+        rows = collate(self._complete(mine, filler) or [filler])
+        whole = Whole(scalars=scalars, rows=torch.tensor(held or [-1]), all_reduce=self._strategy.all_reduce)
+        if self.algorithm.needs == "episode":
+            rows = replace(rows, scores=scalars.scores)
+        else:
+            # A branch may stand here without the others of its sample, or the other way round.
+            branches = None if scalars.branches is None else whole.here(scalars.branches)
+            rows = replace(rows, scores=whole.here(scalars.scores), branches=branches, part_of=whole)
+        if rows.turn_rewards is not None:
+            rows = replace(rows, turn_rewards=self._combiner.weights[ENVIRONMENT] * rows.turn_rewards)
+        return rows
+
+    def _users(self, items: Sequence[BufferItem], plan: BatchPlan) -> list[set[int]]:
+        """The rows that each rank trains on."""
+        samples, places = rows_of_samples(items), _places(items)
+        users: list[set[int]] = [set() for _ in range(plan.world_size)]
+        for batch in chain.from_iterable(plan.passes(samples)):
+            for rank, share in enumerate(plan.shares(samples, batch)):
+                users[rank].update(row for index in share for row in places[index])
+        return users
+
+    def _holders(self, items: Sequence[BufferItem], plan: BatchPlan) -> list[list[int]]:
+        """The rows from which each rank computes; every row once, unless each rank needs all of them."""
+        needs, ranks = self.algorithm.needs, range(plan.world_size)
+        if needs == "episode":
+            return [list(range(len(items))) for _ in ranks]
+        if needs == "group":
+            groups: dict[int, list[int]] = {}
+            for row, item in enumerate(items):
+                groups.setdefault(item.group_id, []).append(row)
+            together = list(groups.values())
+            lengths = [sum(items[row].num_tokens for row in rows) for rows in together]
+            return [sorted(row for index in part for row in together[index]) for part in balanced(lengths, len(ranks))]
+        held: list[list[int]] = [[] for _ in ranks]
+        users = self._users(items, plan)
+        for row in range(len(items)):
+            held[next((rank for rank in ranks if row in users[rank]), row % len(ranks))].append(row)
+        return held
+
+    def _exchanged(self, made: Mapping[int, Computed]) -> dict[int, Computed]:
+        """What all ranks have computed. Collective."""
+        import torch
+
+        def each(row: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+            return {name: None if values is None else change(values) for name, values in row.items()}
+
+        # numpy arrays are exchanged by value; tensors would go through shared memory.
+        mine = {row: each(values, lambda tensor: tensor.numpy()) for row, values in made.items()}
+        parts = self._strategy.all_gather_objects(mine)
+        return {row: each(values, torch.from_numpy) for part in parts for row, values in part.items()}
+
+
+def _places(items: Sequence[BufferItem]) -> list[list[int]]:
+    """The rows of each sample."""
+    places: list[list[int]] = []
+    for row, item in enumerate(items):
+        if row == 0 or item.sample_id != items[row - 1].sample_id:
+            places.append([])
+        places[-1].append(row)
+    return places

@@ -1,0 +1,98 @@
+"""What a rank that holds some rows of an episode knows of the others: one number per row, and sums over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .types import Experience
+
+
+class AllReduce(Protocol):
+    """Adds up a tensor over all ranks, or takes its maximum: `Strategy.all_reduce`. Collective."""
+
+    def __call__(self, tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeScalars:
+    """Numbers of each of the B rows of a whole episode, in the order of sample and branch; the same on every rank."""
+
+    sample_ids: Tensor
+    """[B] int64."""
+    group_ids: Tensor
+    """[B] int64."""
+    scores: Tensor
+    """[B] float32, the combined reward of the row's sample."""
+    lengths: Tensor
+    """[B] int64, sampled tokens that count in the loss."""
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    """name -> [B] float32, raw."""
+    branches: Tensor | None = None
+    """[B] int64; None where every episode is one row."""
+    kl: Tensor | None = None
+    """[B] float64 nats, the sum over the row's tokens; set by the algorithm where it has a reference."""
+    totals: Tensor | None = None
+    """[B] float32, the score less the penalised KL of all rows of the sample; set for estimators by name."""
+
+    @property
+    def row_sample_ids(self) -> Tensor | None:
+        """[B] int64 `sample_ids`; None where every row is a separate sample."""
+        return None if self.branches is None else self.sample_ids
+
+    @property
+    def num_samples(self) -> int:
+        """Rows, or fewer where an episode has several."""
+        ids = self.row_sample_ids
+        return int(self.sample_ids.numel() if ids is None else ids.unique().numel())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """The episode that a rank's R rows are part of: numbers of all rows, and sums over those of all ranks."""
+
+    scalars: EpisodeScalars
+    rows: Tensor
+    """[R] int64, the place of each row here among all; -1 for a masked filler."""
+    all_reduce: AllReduce
+
+    def here(self, values: Tensor) -> Tensor:
+        """[B] values of all rows -> [R] those of the rows here, 0 for a filler."""
+        import torch
+
+        return torch.cat([values, values.new_zeros(1)])[self.rows]
+
+    def of_all(self, values: Tensor) -> Tensor:
+        """[R] values of the rows here -> [B] float64 values of all rows. Collective."""
+        import torch
+
+        placed = torch.zeros(self.scalars.sample_ids.numel() + 1, dtype=torch.float64, device=values.device)
+        placed[self.rows] = values.double()  # a filler's value falls behind the end
+        return self.all_reduce(placed[:-1])
+
+
+def whole_of(rows: Experience) -> Whole:
+    """The episode that `rows` are part of, or these rows as all there are; needs `scores`."""
+    import torch
+
+    if rows.part_of is not None:
+        return rows.part_of
+    assert rows.scores is not None
+    scalars = EpisodeScalars(
+        sample_ids=rows.sample_ids,
+        group_ids=rows.group_ids,
+        scores=rows.scores,
+        lengths=rows.action_mask.sum(-1),
+        rewards=rows.rewards,
+        branches=rows.branches,
+    )
+    return Whole(scalars=scalars, rows=torch.arange(len(rows)), all_reduce=alone)
+
+
+def alone(tensor: Tensor, op: Literal["sum", "max"] = "sum", /) -> Tensor:
+    """An `AllReduce` over one rank."""
+    return tensor

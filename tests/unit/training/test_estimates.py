@@ -1,0 +1,171 @@
+"""Advantages and metrics of an episode are the same numbers for any number of ranks, whatever the algorithm needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_core.algorithm import EpisodeOutput
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.functional import AdvantageInput, group_normalised, to_tokens
+from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.rewards.scorer import RewardCombiner
+from rlhf_core.testing.models import tiny_tokenizer
+from rlhf_core.testing.samples import make_item
+from rlhf_core.testing.thread_ranks import Ranks
+from rlhf_core.training.batches import BatchPlan, rows_of_samples
+from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.types import BufferItem, Experience, SamplingParams
+from rlhf_core.util.rng import permutation
+
+
+def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy: Any) -> Any:
+    combiner = RewardCombiner({"score": 2.0})
+    made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+    found = made.of(items, plan)
+    assert not found.filler.action_mask.any()
+    assert found.filler.advantages.shape == found.filler.response_ids.shape
+    return found.items, found.metrics
+
+
+def used(items: list[BufferItem], plan: BatchPlan) -> dict[tuple[int, int], BufferItem]:
+    """The real rows in this rank's batches."""
+    batches = plan.batches(rows_of_samples(items), lambda item: None, None)
+    return {(item.sample_id, item.branch): item for each in batches for b in each for item in b.items if item}
+
+
+def make(name: str, options: Mapping[str, Any]) -> Any:
+    selected = load("algorithms", name)
+    context = AlgorithmContext(
+        sampling=SamplingParams(max_new_tokens=8), samples_per_prompt=2, tokenizer=tiny_tokenizer()
+    )
+    return resolve_build(selected)(selected.component.config.model_validate(dict(options)), context)
+
+
+def of_groups(rows: AdvantageInput) -> torch.Tensor:
+    """An estimator that sees whole groups, and counts their rows."""
+    sizes = (rows.group_ids[:, None] == rows.group_ids).sum(-1)
+    values = group_normalised(rows.totals, rows.group_ids, sample_ids=rows.sample_ids)
+    return to_tokens(values + sizes, rows.mask)
+
+
+def of_the_episode(rows: AdvantageInput) -> torch.Tensor:
+    return to_tokens(rows.totals - rows.totals.mean(), rows.mask)
+
+
+class Estimating:
+    """`grpo` with an estimator of this file."""
+
+    def __init__(self, estimator: Any, needs: str) -> None:
+        self._inner = make("grpo", {"kl_coef": 0.1, "kl_in": "reward"})
+        self._inner._estimator = estimator
+        self.needs = needs
+        if needs != "episode":
+            estimator.needs = needs
+
+    def masked(self, item: BufferItem) -> BufferItem:
+        return self._inner.masked(item)
+
+    def advantages(self, episode: Experience) -> EpisodeOutput:
+        return self._inner.advantages(episode)
+
+
+OFF_POLICY = {"importance_cap": 1.05, "importance_token_range": [0.9, 1.1]}
+ALGORITHMS: dict[str, Callable[[], Any]] = {
+    "ppo": lambda: make("ppo", {"kl_coef": 0.1, "importance_cap": 1.02}),
+    "ppo, kl in the loss, not whitened": lambda: make("ppo", {"kl_in": "loss", "whiten_advantages": False}),
+    "grpo": lambda: make("grpo", {"kl_coef": 0.1, "kl_in": "reward"}),
+    "grpo, off-policy": lambda: make("grpo", {"kl_coef": 0.1, "overlong_buffer_tokens": 6, **OFF_POLICY}),
+    "grpo, truncated masked": lambda: make("grpo", {"mask_truncated": True, "divide_by_std": False}),
+    "rloo": lambda: make("rloo", {"kl_coef": 0.1}),
+    "reinforce++": lambda: make("reinforce++", {"kl_coef": 0.1}),
+    "group-whitened": lambda: make("grpo", {"advantage": "group-whitened"}),
+    "groups": lambda: Estimating(of_groups, "group"),
+    "episode": lambda: Estimating(of_the_episode, "episode"),
+}
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> list[BufferItem]:
+    """Groups of two or three samples, some with branches; random lengths, rewards, values and log-probs."""
+    seed = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    branching = draw(st.booleans())
+    items = []
+    for group in range(draw(st.integers(1, 6))):
+        for k in range(draw(st.integers(2, 3))):
+            reward = float(torch.randint(0, 3, (), generator=seed))
+            for branch in range(draw(st.integers(1, 3)) if branching else 1):
+                length = draw(st.integers(1, 7))
+                item = make_item(group * 3 + k, group_id=group, num_actions=length, reward=reward)
+                drawn = torch.randn(3, length, generator=seed) / 10
+                items.append(
+                    replace(
+                        item,
+                        branch=branch,
+                        values=drawn[0],
+                        reference_log_probs=item.action_log_probs + drawn[1],
+                        trainer_log_probs=item.action_log_probs + drawn[2],
+                        truncated=length == 7,
+                    )
+                )
+    return items
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@given(items=episodes(), batch=st.integers(1, 9), epochs=st.integers(1, 2), world=st.integers(2, 4))
+@settings(max_examples=12)
+def test_ranks_compute_what_one_computes(
+    name: str, items: list[BufferItem], batch: int, epochs: int, world: int
+) -> None:
+    alone = BatchPlan(batch, epochs, 0, 1)
+    ((expected, metrics),) = Ranks(1).run(lambda _, strategy: estimates(ALGORITHMS[name](), items, alone, strategy))
+    rows = used(expected, alone)
+    assert len(rows) == len(items)
+
+    plans = [BatchPlan(batch, epochs, rank, world) for rank in range(world)]
+    found = Ranks(world).run(lambda rank, strategy: estimates(ALGORITHMS[name](), items, plans[rank], strategy))
+    seen: set[tuple[int, int]] = set()
+    for plan, (made, said) in zip(plans, found, strict=True):
+        assert said == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+        assert [item.score for item in made] == [item.score for item in expected]
+        for place, item in used(made, plan).items():
+            same_numbers(item, rows[place])
+            seen.add(place)
+    assert seen == set(rows)
+
+
+def same_numbers(item: BufferItem, expected: BufferItem) -> None:
+    assert item.advantages is not None and expected.advantages is not None
+    torch.testing.assert_close(item.advantages, expected.advantages, rtol=1e-5, atol=1e-6)
+    assert torch.equal(item.action_mask, expected.action_mask)
+    assert (item.returns is None) == (expected.returns is None)
+    if item.returns is not None:
+        torch.testing.assert_close(item.returns, expected.returns, rtol=1e-5, atol=1e-6)
+    assert torch.equal(item.trainer_log_probs, expected.trainer_log_probs)
+
+
+class Drawn(BatchPlan):
+    """Batches of which a later one gives a sample to another rank than an earlier one."""
+
+    def passes(self, samples: Any) -> Any:
+        for step in range(self.epochs_per_episode):
+            yield [permutation(len(samples), 0, "drawn", step)[: self.train_batch_size]]
+
+
+@given(items=episodes(), world=st.integers(2, 4))
+@settings(max_examples=12)
+def test_a_row_that_several_ranks_use_reaches_each(items: list[BufferItem], world: int) -> None:
+    alone = BatchPlan(4, 1, 0, 1)
+    ((expected, _),) = Ranks(1).run(lambda _, strategy: estimates(ALGORITHMS["ppo"](), items, alone, strategy))
+    rows = {(item.sample_id, item.branch): item for item in expected}
+    plans = [Drawn(3, 4, rank, world) for rank in range(world)]
+    found = Ranks(world).run(lambda rank, strategy: estimates(ALGORITHMS["ppo"](), items, plans[rank], strategy))
+    for plan, (made, _) in zip(plans, found, strict=True):
+        for place, item in used(made, plan).items():
+            same_numbers(item, rows[place])
