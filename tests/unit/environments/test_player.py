@@ -117,6 +117,54 @@ def test_an_observation_that_leaves_no_room_is_taken_back(max_tokens):
     assert (rollout.finish_reason, played.reward) == ("length", 1.0)
 
 
+def test_a_bound_on_tokens_is_for_all_branches_and_counts_what_they_share_once():
+    told = []
+
+    async def run(task, policy):
+        await policy.turn()  # 3 tokens
+        other = policy.fork()
+        await other.turn(">")  # one given, 3 sampled
+        told.append((policy.remaining_tokens, other.remaining_tokens))
+        await policy.turn(">")
+        told.append((policy.remaining_tokens, other.remaining_tokens))
+        with pytest.raises(EpisodeTruncated, match="no token is left"):
+            await policy.turn(">>>")
+        told.append(other.remaining_tokens)
+        return Outcome(status="truncated")
+
+    engine = Says(three_digits)
+    played = play_one(driven(run), engine=engine, max_tokens=13, max_turns=9)
+    assert told == [(6, 6), (2, 2), 2]
+    assert [request.max_new_tokens for (request,) in engine.calls] == [4, 4, 4]
+    assert [rollout.completion_ids for rollout in rollouts(played)] == [(11, 12, EOS, 14, 11, 12, EOS)] * 2
+    assert played.measured["response_tokens"] == 11.0
+
+
+def test_turns_at_the_same_time_keep_the_bound_together():
+    async def run(task, policy):
+        await policy.turn()
+        branches = [policy, policy.fork(), policy.fork()]
+        found = await asyncio.gather(*(branch.turn() for branch in branches), return_exceptions=True)
+        left.append(policy.remaining_tokens)
+        return Outcome(metrics={"refused": sum(isinstance(each, EpisodeTruncated) for each in found)})
+
+    left = []
+    engine = Says(three_digits)
+    played = play_one(driven(run), engine=engine, max_tokens=9)
+    assert [[request.max_new_tokens for request in call] for call in engine.calls] == [[4], [4, 2]]
+    assert (played.measured["own/refused"], played.measured["response_tokens"], left) == (1.0, 8.0, [1])
+
+
+def test_a_branch_that_history_opens_does_not_begin_the_bound_anew():
+    tokenizer = chat_tokenizer("qwen3-no-thinking")  # cuts its empty thought from every earlier turn
+    prompt = encoded(tokenizer, {"prompt": [{"role": "user", "content": "hello"}]})
+    engine = FakeEngine(answer=lambda request, version: [5, 6, 7])
+    options = {"tokenizer": tokenizer, "prompt": prompt, "history": "branch", "max_new_tokens": 3}
+    played = play_one(lambda: Echo(turns=9, observations=["on"] * 9), engine=engine, max_tokens=7, **options)
+    assert [len(row.ids) for row in played.rows] == [3, 3, 1]
+    assert played.measured["truncated"] == 1.0
+
+
 def test_remaining_turns_and_tokens_are_told():
     told = []
 
@@ -371,9 +419,9 @@ def test_an_engine_that_mixes_up_or_forgets_turns_is_told_so():
 
     from rlhf_core.errors import RlhfError
 
-    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which was not asked for"):
+    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which is not or no longer asked for"):
         play_one(Echo, engine=Mixes())
-    with pytest.raises(RlhfError, match="left 1 of 1 turns"):
+    with pytest.raises(RlhfError, match="left 1 of 1 requests"):
         play_one(Echo, engine=Forgets())
 
 
