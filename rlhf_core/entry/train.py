@@ -253,6 +253,11 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
     tokenizer = load_tokenizer(resolved.run.model)
     if environment is not None:
         chat_format(tokenizer, environment.options)
+        for file in sorted(referenced_files(environment.to_mapping())):
+            if not file.is_file():
+                raise ConfigError(
+                    f"there is no file {file}", where="environment", hint="paths start at the current folder"
+                )
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
     stream = build_run_prompts(resolved, tokenizer)

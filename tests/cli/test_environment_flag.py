@@ -136,6 +136,15 @@ def test_a_dry_run_imports_the_environments_code(install):
         train(run, dry_run=True)
 
 
+def test_a_file_of_tools_that_is_not_there_is_told_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    section = {"name": "tools", "functions": ["./nowhere.py:add"]}
+    run = {"model": {"path": "builtin:tiny-digits"}, "environment": section, "rewards": [{"name": "length"}]}
+    with pytest.raises(ConfigError, match=r"environment: there is no file .*/nowhere\.py"):
+        train(run, output=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_process_of_its_own_is_the_run_files_choice(games):
     asked = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": f"{games}:Count"}}
     for given, isolate in (({}, False), ({"isolate": True}, True), ({"isolate": False}, False)):
