@@ -157,7 +157,8 @@ class EnvironmentConfig(Section):
     max_turns: Count = Field(8, description="Most turns of the policy in an episode.")
     max_tokens: Count | None = Field(
         None,
-        description="Most response tokens of an episode, observations included; null is what the model has room for.",
+        description="Most response tokens of an episode, observations included, all branches together; null is what "
+        "the model has room for in each.",
     )
     weight: float = Field(1.0, description="Factor of the environment's reward in the combined score.")
     history: Literal["append", "branch", "error"] = Field(

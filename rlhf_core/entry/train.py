@@ -241,14 +241,23 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
     """
     from ..algorithm import DatasetAlgorithm
     from ..build import build_algorithm, build_prompts, build_run_prompts
+    from ..environments.play import chat_format
     from ..models.loading import load_tokenizer
 
     check_model(resolved.run.model)
-    rewards = (reward.selected for reward in resolved.rewards)
-    for selected in (resolved.strategy, resolved.engine, resolved.transport, *rewards):
+    environment = resolved.environment
+    others = [reward.selected for reward in resolved.rewards] + ([environment.selected] if environment else [])
+    for selected in (resolved.strategy, resolved.engine, resolved.transport, *others):
         if selected.unread is None:
             resolve_build(selected)
     tokenizer = load_tokenizer(resolved.run.model)
+    if environment is not None:
+        chat_format(tokenizer, environment.options)
+        for file in sorted(referenced_files(environment.to_mapping())):
+            if not file.is_file():
+                raise ConfigError(
+                    f"there is no file {file}", where="environment", hint="paths start at the current folder"
+                )
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
     stream = build_run_prompts(resolved, tokenizer)

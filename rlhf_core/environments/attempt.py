@@ -215,7 +215,7 @@ async def play_episode(
         logger.warning("%s (attempt %d of %d)", failure, attempt, options.retries + 1)
     if options.on_failure == "fail":
         raise failure
-    if options.on_failure == "drop" or not any(row.turn_ends for row in episode.rows):
+    if options.on_failure == "drop" or not any(row.own_turns for row in episode.rows):
         return Played(task.prompt, task.sample_id, ())
     return _played(task, episode, Outcome(status="failed"))
 
@@ -320,7 +320,7 @@ def _finite(what: str, value: object) -> float:
 
 def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
     """Raises `EpisodeError` where the policy had no turn."""
-    rows = tuple(row for row in episode.rows if row.turn_ends)
+    rows = tuple(row for row in episode.rows if row.own_turns)
     if not rows:
         raise EpisodeError(
             "the episode ended before the policy's first turn",

@@ -86,7 +86,10 @@ class Policy(Protocol):
 
     @property
     def remaining_tokens(self) -> int:
-        """Response tokens that are left, observations included."""
+        """Response tokens that are left to this branch, observations included.
+
+        `environment.max_tokens` is for all branches together, the model's context for each.
+        """
         ...
 
     async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:

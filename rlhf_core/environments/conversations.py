@@ -127,7 +127,7 @@ class Conversations:
 
     def _give_up(self, row: Row, before: Mark) -> None:
         """As if the call had not been: its client may bring it again."""
-        if row.turn_ends:
+        if row.own_turns:
             row.take_back(before)
         else:
             self._episode.forget(row)

@@ -93,6 +93,8 @@ class Episode:
         self.bad_tool_calls = 0
         self.was_refused = False
         """Whether a call at the endpoint was refused as no turn or token was left."""
+        self._being_sampled = 0
+        """Most tokens of the turns that are being sampled."""
         self._asking: set[asyncio.Future[Completion]] = set()
         self._closed = False
 
@@ -144,27 +146,24 @@ class Episode:
     def remaining_turns(self) -> int:
         return self.rules.options.max_turns - self.num_turns
 
-    def remaining_tokens(self, row: Row | None) -> int:
-        """Response tokens left in `row`."""
-        bounds = []
-        if self.rules.options.max_tokens is not None:
-            bounds.append(self.rules.options.max_tokens - (len(row.ids) if row else 0))
-        if self.rules.context_tokens is not None:
-            length = row.num_tokens if row else len(self.task.prompt.prompt_ids)
-            bounds.append(self.rules.context_tokens - length)
-        if not bounds:
-            bounds.append(self.remaining_turns * self.rules.sampling.max_new_tokens)
-        return max(0, min(bounds))
-
     @property
-    def tokens_a_turn(self) -> int | None:
-        """Longest turn, where the number of turns is all that bounds the response; None where something else does."""
-        bounded = self.rules.options.max_tokens is not None or self.rules.context_tokens is not None
-        return None if bounded else self.rules.sampling.max_new_tokens
+    def left(self) -> int | None:
+        """Response tokens left of `max_tokens`, which is for all branches together; what they share counts once.
+
+        A turn that is being sampled counts with its limit. None where there is no such bound.
+        """
+        bound = self.rules.options.max_tokens
+        return None if bound is None else bound - sum(row.num_own for row in self.rows) - self._being_sampled
+
+    def room(self, row: Row | None) -> int | None:
+        """Tokens that the model's context has room for in `row`; None where it has no bound."""
+        length = row.num_tokens if row else len(self.task.prompt.prompt_ids)
+        return None if self.rules.context_tokens is None else self.rules.context_tokens - length
 
     def token_limit(self, row: Row, wanted: int | None = None) -> int:
         """Most tokens of the next turn in `row`; `wanted` is the caller's own bound. Raises `EpisodeTruncated`."""
-        limit = min(self.rules.sampling.max_new_tokens, self.remaining_tokens(row))
+        turn = self.rules.sampling.max_new_tokens
+        limit = min(turn, remaining_tokens(self.left, self.room(row), turn))
         if limit < 1:
             raise EpisodeTruncated("no token is left")
         return limit if wanted is None else min(limit, wanted)
@@ -181,12 +180,15 @@ class Episode:
             max_new_tokens=limit,
         )
         ends = self.chat.ends(self.rules.eos_token_ids) if row.messages is not None else ()
+        self._being_sampled += limit
         try:
             completion = await self.ask(request, (*stop, *ends))
         except asyncio.CancelledError:
             if self.num_turns == number + 1:
                 self.num_turns = number  # whoever asked for it has left
             raise
+        finally:
+            self._being_sampled -= limit
         text = self.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         calls = self._read_calls(completion, row)
@@ -263,7 +265,7 @@ class Episode:
 
     def forget(self, row: Row) -> None:
         """A row that was opened for nothing; its number is free where it is the last."""
-        if row is self.rows[-1] and not row.turn_ends:
+        if row is self.rows[-1] and not row.own_turns:
             self.rows.pop()
 
     def go_on(self, row: Row, messages: Messages) -> Row:
@@ -308,12 +310,22 @@ class EpisodePolicy:
 
     @property
     def remaining_tokens(self) -> int:
-        return self._episode.remaining_tokens(self._row)
+        return remaining_tokens(self.left, self.room, self.remaining_turns * self.max_new_tokens)
 
     @property
-    def tokens_a_turn(self) -> int | None:
-        """See `Episode.tokens_a_turn`."""
-        return self._episode.tokens_a_turn
+    def max_new_tokens(self) -> int:
+        """Longest turn."""
+        return self._episode.rules.sampling.max_new_tokens
+
+    @property
+    def left(self) -> int | None:
+        """See `Episode.left`."""
+        return self._episode.left
+
+    @property
+    def room(self) -> int | None:
+        """See `Episode.room`."""
+        return self._episode.room(self._row)
 
     @property
     def can_fork(self) -> bool:
@@ -354,6 +366,14 @@ class EpisodePolicy:
         if self._row is None or not self._answered:
             raise ValueError(NO_FORK)
         return EpisodePolicy(self._episode, self._episode.fork(self._row))
+
+
+def remaining_tokens(left: int | None, room: int | None, turns: int) -> int:
+    """Response tokens left in a branch: of the episode's bound and of its own room; of its turns where it has neither.
+
+    The arguments are `Episode.left`, `Episode.room`, and the tokens of all turns that are left.
+    """
+    return max(0, min([bound for bound in (left, room) if bound is not None], default=turns))
 
 
 def as_messages(given: Messages, role: str = "user") -> tuple[Message, ...]:

@@ -11,14 +11,15 @@ import asyncio
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..config.sections import EnvironmentConfig
 from ..errors import ConfigError, EpisodeError, RlhfError
 from ..protocols import RolloutEngine
-from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
+from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
 from .attempt import EPISODE_TASK, Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
@@ -31,11 +32,10 @@ from .workers import SPARE_THREADS, Workers
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+AskerT = TypeVar("AskerT")
 PATIENCE_SECONDS = 1.0
 """So long a round waits for environments before it goes on without them."""
 _PROBE_SECONDS = 5.0
-_TELL_SECONDS = 0.01
-"""Answers that come within so short a time go to the environments together."""
 LEAVE_SECONDS = 2.0
 """So long environments that are no longer played may take to let go of what they hold."""
 _POLL_SECONDS = 0.2
@@ -75,7 +75,7 @@ class EnvironmentPlayer:
         self._name = name
         self._engine = engine
         self._task = task
-        self._chat = chat_format(rules)
+        self._chat = chat_format(rules.tokenizer, rules.options, rules.eos_token_ids)
         self._waits = False
         """Whether this environment's calls were found to take time."""
 
@@ -116,39 +116,28 @@ class EnvironmentPlayer:
     def _answer(
         self, session: _Session, turns: Sequence[_Turn], stop: tuple[str, ...], times: PhaseTimes
     ) -> Iterator[Played]:
-        waiting = {turn.place: turn for turn in turns}
         sampling = self._rules.sampling
         sampling = replace(sampling, stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
-        answered: list[tuple[_Turn, Completion]] = []
-        started = told = time.perf_counter()
-        for completion in self._engine.generate([turn.request for turn in turns], sampling):
-            turn = waiting.pop((completion.sample_id, completion.branch), None)
-            if turn is None:
-                raise engine_error(
-                    f"answered branch {completion.branch} of sample {completion.sample_id}, which was not asked for"
-                )
-            times.response_tokens += len(completion.token_ids)
-            answered.append((turn, completion))
-            if (now := time.perf_counter()) - told > _TELL_SECONDS:
-                session.answer(answered)
-                answered, told = [], now
-        session.answer(answered)
-        times.rollout_s += time.perf_counter() - started
-        if waiting:
-            raise engine_error(f"left {len(waiting)} of {len(turns)} turns without an answer")
+        for turn, completion in answers(self._engine, [(turn.request, turn) for turn in turns], sampling, times):
+            session.answer(turn, completion)
         yield from session.take_played()
 
 
-def chat_format(rules: Rules) -> ChatFormat:
-    """How conversations are written. Raises `ConfigError` where `environment.history` refuses the template."""
-    chat = ChatFormat(rules.tokenizer, tool_format=rules.options.tool_format, eos_token_ids=rules.eos_token_ids)
-    if rules.tokenizer.chat_template:
-        check_history(chat, rules.options.history)
+def chat_format(
+    tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
+) -> ChatFormat:
+    """How conversations are written.
+
+    Raises `ConfigError` where `environment.tool_format` is unknown, or the template rewrites earlier turns in a way
+    that `environment.history` forbids.
+    """
+    chat = ChatFormat(tokenizer, tool_format=options.tool_format, eos_token_ids=eos_token_ids)
+    if tokenizer.chat_template:
+        _check_history(chat, options.history)
     return chat
 
 
-def check_history(chat: ChatFormat, history: str) -> None:
-    """Raise `ConfigError` where the template rewrites earlier turns in a way that `environment.history` forbids."""
+def _check_history(chat: ChatFormat, history: str) -> None:
     check = chat.check()
     if check.error is not None and history != "branch":
         raise check.error
@@ -168,8 +157,30 @@ def _by_stop(turns: Sequence[_Turn]) -> list[tuple[tuple[str, ...], list[_Turn]]
     return sorted(groups.items())
 
 
-def engine_error(what: str) -> RlhfError:
-    """The error for an engine that does not keep its contract."""
+def answers(
+    engine: RolloutEngine,
+    asked: Sequence[tuple[GenerationRequest, AskerT]],
+    sampling: SamplingParams,
+    times: PhaseTimes,
+) -> Iterator[tuple[AskerT, Completion]]:
+    """Each completion, as soon as it is done, with what came with its request. Adds to `times`.
+
+    Raises `RlhfError` where the engine does not answer each request once.
+    """
+    waiting = {(request.sample_id, request.branch): asker for request, asker in asked}
+    started = time.perf_counter()
+    for completion in engine.generate([request for request, _ in asked], sampling):
+        place = completion.sample_id, completion.branch
+        if place not in waiting:
+            raise _engine_error(f"answered branch {place[1]} of sample {place[0]}, which is not or no longer asked for")
+        times.response_tokens += len(completion.token_ids)
+        yield waiting.pop(place), completion
+    if waiting:
+        raise _engine_error(f"left {len(waiting)} of {len(asked)} requests without an answer")
+    times.rollout_s += time.perf_counter() - started
+
+
+def _engine_error(what: str) -> RlhfError:
     return RlhfError(f"the engine {what}", where="rollout", hint="report this to the authors of the engine plugin")
 
 
@@ -202,6 +213,7 @@ class _Session:
         self._idle = False
         self._closing = False
         self._turns: list[_Turn] = []
+        self._answered: list[tuple[_Turn, Completion]] = []
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._loop_waits))
@@ -269,9 +281,13 @@ class _Session:
                 hint="await in it, or write its methods as plain functions, which run on threads",
             )
 
-    def answer(self, answered: Sequence[tuple[_Turn, Completion]]) -> None:
-        """Let the episodes go on."""
-        self._hand(_set_results, answered)
+    def answer(self, turn: _Turn, completion: Completion) -> None:
+        """Let its episode go on. What comes while the loop is busy reaches it together."""
+        with self._changed:
+            self._answered.append((turn, completion))
+            is_first = len(self._answered) == 1
+        if is_first:
+            self._hand(self._tell)
 
     def _hand(self, function: Callable[..., None], *args: Any) -> None:
         with self._changed:
@@ -306,6 +322,13 @@ class _Session:
         with self._changed:
             self._received += 1
         function(*args)
+
+    def _tell(self) -> None:
+        with self._changed:
+            answered, self._answered = self._answered, []
+        for turn, completion in answered:
+            if not turn.answer.done():
+                turn.answer.set_result(completion)
 
     def _start(self, count: int) -> None:
         for _ in range(count):
@@ -370,9 +393,3 @@ class _Session:
             self._sitting.leave()
         # One more turn of the loop lets them end.
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)
-
-
-def _set_results(answered: Sequence[tuple[_Turn, Completion]]) -> None:
-    for turn, completion in answered:
-        if not turn.answer.done():
-            turn.answer.set_result(completion)

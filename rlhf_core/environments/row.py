@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from ..types import Completion, FinishReason, Message, ToolCall, Turn
 from .contract import Tool
@@ -45,10 +46,8 @@ class Row:
     truncates: bool = False
     """Whether any token was sampled from less than the whole vocabulary."""
     turns: list[Turn] = field(default_factory=list)
-    turn_ends: dict[int, int] = field(default_factory=dict)
-    """Number of a turn of the episode that was sampled here -> index in `ids` of its last token."""
-    turn_places: dict[int, int] = field(default_factory=dict)
-    """The same numbers -> index in `turns`."""
+    own_turns: dict[int, int] = field(default_factory=dict)
+    """Number of a turn of the episode that was sampled here -> index in `turns`."""
     num_sampled: int = 0
     """Tokens sampled in this branch, those it shares with the branch it came from included."""
     num_shared: int = 0
@@ -70,6 +69,12 @@ class Row:
     def num_own(self) -> int:
         """Tokens of the response that stand in no other branch before."""
         return len(self.ids) - self.num_shared
+
+    @property
+    def turn_ends(self) -> dict[int, int]:
+        """Number of each of `own_turns` -> index in `ids` of its last token."""
+        ends = list(accumulate(len(turn.token_ids) for turn in self.turns))
+        return {number: ends[place] - 1 for number, place in self.own_turns.items()}
 
     @property
     def last_sampled(self) -> tuple[int, ...]:
@@ -94,8 +99,7 @@ class Row:
         self.truncates = self.truncates or completion.support_ids is not None
         self.support += completion.support_ids if completion.support_ids is not None else [()] * count
         self.num_sampled += count
-        self.turn_ends[number] = len(self.ids) - 1
-        self.turn_places[number] = len(self.turns)
+        self.own_turns[number] = len(self.turns)
         version = completion.policy_version
         self.policy_version = version if self.policy_version is None else min(self.policy_version, version)
         self.finish_reason = completion.finish_reason
@@ -132,8 +136,7 @@ class Row:
             logprobs=[0.0] * mark.num_ids,
             support=[()] * mark.num_ids,
             turns=self.turns[: mark.num_turns],
-            turn_ends={},
-            turn_places={},
+            own_turns={},
             num_sampled=mark.num_sampled,
             num_shared=mark.num_ids,
             policy_version=mark.policy_version,

@@ -41,7 +41,16 @@ def known_sample(record: Mapping[str, Any]) -> dict[str, Any] | None:
     for key in ("prompt", "finish_reason"):
         if not isinstance(found.get(key), str):
             found.pop(key, None)
+    if not _are_mappings(found.get("turns")):
+        found.pop("turns", None)
+    for turn in found.get("turns", ()):
+        if not _are_mappings(turn.get("tool_calls")):
+            turn.pop("tool_calls", None)
     return known_values(found)
+
+
+def _are_mappings(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, dict) for each in values)
 
 
 def known_values(record: Mapping[str, Any]) -> dict[str, Any]:

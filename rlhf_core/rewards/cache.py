@@ -41,7 +41,7 @@ def cache_key(identity: str, rollout: Rollout) -> str | None:
             rollout.metadata,
             rollout.finish_reason,
             rollout.action_mask,
-            *([turn.to_mapping() for turn in rollout.turns] if len(rollout.turns) > 1 else ()),
+            [{**turn.to_mapping(), "logprobs": None} for turn in rollout.turns],
         ]
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..hooks.relay import HookRelay
 from ..rewards.scorer import RewardScorer
-from ..types import Prompt, SamplingParams
+from ..types import BufferItem, Prompt, SamplingParams
 from .maker import Player, PolicyExperienceMaker
 
 FIRST_SAMPLE_ID = 1 << 62
@@ -87,12 +87,8 @@ class PolicyEvaluator:
         rows: list[EvaluationRow] = []
         for sampled, maker in self._makers.items():
             for first in range(start, stop, self._batch_size):
-                for group in maker.make(self._prompts[first : min(first + self._batch_size, stop)]):
-                    rows += [
-                        EvaluationRow(dict(i.rewards), i.num_sampled_tokens, i.truncated, sampled)
-                        for i in group.items
-                        if i.branch == 0
-                    ]
+                made = maker.make(self._prompts[first : min(first + self._batch_size, stop)])
+                rows += [EvaluationRow.of(group.items, sampled) for group in made if group.items]
             maker.take_times()  # what an evaluation costs is not the next episode's
         return rows
 
@@ -105,13 +101,19 @@ def _at_temperature(sampling: SamplingParams, temperature: float) -> SamplingPar
 
 
 class EvaluationRow(NamedTuple):
-    """What one answer adds to an evaluation."""
+    """What one answer, or one episode, adds to an evaluation."""
 
     rewards: dict[str, float]
     num_tokens: int
     truncated: bool
     sampled: bool = False
     """The second answer, of `sampled_temperature`."""
+
+    @classmethod
+    def of(cls, items: Sequence[BufferItem], sampled: bool) -> EvaluationRow:
+        """An answer or an episode with all its branches, whose rewards are the episode's."""
+        tokens = sum(item.num_sampled_tokens for item in items)
+        return cls(dict(items[0].rewards), tokens, items[-1].truncated, sampled)
 
 
 def evaluation_metrics(rows: Sequence[EvaluationRow], num_prompts: int, score: str | None) -> dict[str, float]:

@@ -20,7 +20,7 @@ def rollout_of(row: Row, sample: Played) -> Rollout:
     assert row.policy_version is not None
     prompt = sample.prompt
     turns = list(row.turns)
-    for number, place in row.turn_places.items():
+    for number, place in row.own_turns.items():
         if reward := sample.turn_rewards.get(number, 0.0):
             turns[place] = replace(turns[place], reward=reward)
     return Rollout(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
+from chat_templates import chat_tokenizer
 
 from rlhf_cli.main import run
 from rlhf_cli.run_arguments import RunArguments
+from rlhf_core import train
 from rlhf_core.config.resolve import resolve
+from rlhf_core.errors import ConfigError, PluginError
+from rlhf_core.testing.models import save_tiny_model
 
 GAMES = '''
 class Count:
@@ -34,6 +39,13 @@ class Other(Count):
 
 class Nothing:
     """No environment."""
+
+
+class Taken(Count):
+    """With options by names of core's."""
+
+    def __init__(self, *, retries: int = 7, max_turns: int = 3):
+        super().__init__()
 '''
 
 
@@ -91,6 +103,7 @@ def test_show_lists_its_own_options_and_those_of_core(install, games, capsys):
     ("name", "told"),
     [
         ("Nothing", "Nothing is no environment: it has no reset"),
+        ("Taken", "its options max_turns, retries have names that core reads itself"),
         ("Cuont", 'has no class "Cuont"; did you mean "Count"?'),
     ],
 )
@@ -99,12 +112,52 @@ def test_what_is_no_environment_is_refused_before_anything_runs(run_file, games,
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("family", "section", "told"),
+    [
+        ("qwen3", {"history": "error"}, r"chat template rewrites earlier turns: a reply that thinks before a user"),
+        ("qwen3", {"history": "append"}, None),
+        ("chatml", {"history": "error"}, None),
+        ("chatml", {"tool_format": "xml"}, r"there is no tool format 'xml'"),
+    ],
+)
+def test_a_dry_run_holds_the_chat_template_against_the_section(tmp_path, games, family, section, told):
+    model = save_tiny_model(tmp_path / "model", with_tokenizer=False)
+    chat_tokenizer(family).save_pretrained(model)
+    run = {"model": {"path": str(model)}, "environment": {"name": f"{games}:Count", **section}}
+    with nullcontext() if told is None else pytest.raises(ConfigError, match=told):
+        train(run, dry_run=True)
+
+
+def test_a_dry_run_imports_the_environments_code(install):
+    install("acme", {"rlhf.environments": {"acme-gone": "acme_gone:gone"}}, {"acme_gone": GONE})
+    run = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": "acme-gone"}}
+    with pytest.raises(PluginError, match="acme_missing"):
+        train(run, dry_run=True)
+
+
+def test_a_file_of_tools_that_is_not_there_is_told_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    section = {"name": "tools", "functions": ["./nowhere.py:add"]}
+    run = {"model": {"path": "builtin:tiny-digits"}, "environment": section, "rewards": [{"name": "length"}]}
+    with pytest.raises(ConfigError, match=r"environment: there is no file .*/nowhere\.py"):
+        train(run, output=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_process_of_its_own_is_the_run_files_choice(games):
     asked = {"model": {"path": "builtin:tiny-digits"}, "environment": {"name": f"{games}:Count"}}
     for given, isolate in (({}, False), ({"isolate": True}, True), ({"isolate": False}, False)):
         resolved = resolve({**asked, "environment": {**asked["environment"], **given}})
         assert resolved.to_mapping()["environment"]["isolate"] is isolate
 
+
+GONE = """
+from rlhf_core.components import Component
+from rlhf_core.config import Section
+
+gone = Component(summary="Not there.", config=Section, build="acme_missing:build")
+"""
 
 COMPONENT = """
 from pydantic import BaseModel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from running import PATIENCE_SECONDS
 
 from rlhf_cli.main import run
 from rlhf_cli.scaffold import TEMPLATES, new_plugin
-from rlhf_core.components import KINDS
+from rlhf_core.components import KINDS, EngineContext
 from rlhf_core.errors import UserInputError
+from rlhf_core.protocols import RolloutEngine
+from rlhf_core.testing.models import tiny_model, tiny_tokenizer
+from rlhf_core.types import GenerationRequest, SamplingParams
 
 
 @pytest.fixture
@@ -47,6 +51,19 @@ def test_a_reward_needs_nothing_from_us(tmp_path):
     assert "rlhf" not in source
     assert len([line for line in source.splitlines() if line.strip()]) <= 10
     assert "dependencies = []" in (made.folder / "pyproject.toml").read_text()
+
+
+def test_an_engine_is_one_that_environments_can_be_played_with(tmp_path, monkeypatch):
+    made = new_plugin("engines", "two-words", tmp_path / "new")
+    monkeypatch.syspath_prepend(str(made.folder / "src"))
+    module, config = (import_module(f"rlhf_engine_two_words.{name}") for name in ("engine", "config"))
+    model = tiny_model()
+    context = EngineContext(model=model, tokenizer=tiny_tokenizer(), device=model.device, seed=1)
+    engine = module.build(config.TwoWordsConfig(), context)
+    assert isinstance(engine, RolloutEngine) and (engine.eos_token_ids, engine.context_tokens) == ({2}, 4096)
+    asked = [GenerationRequest(sample_id=5, prompt_ids=(7, 8), branch=b, offset=o) for b, o in ((0, 0), (1, 0), (2, 9))]
+    found = {each.branch: each.token_ids for each in engine.generate(asked, SamplingParams(max_new_tokens=12))}
+    assert sorted(found) == [0, 1, 2] and len(set(found.values())) == 3
 
 
 @pytest.mark.parametrize("kind", list(TEMPLATES))

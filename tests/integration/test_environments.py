@@ -112,9 +112,11 @@ class StopAfterFirst:
 
 
 @pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize("name", ["ppo", "grpo-branches"])
+@pytest.mark.parametrize("name", ["ppo", "grpo-branches", "guess-number"])
 def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path: Path, name: str) -> None:
-    run = run_file(name, checkpoint={"every_episodes": 1}, eval={"every_episodes": 2, "num_prompts": 4})
+    game = {"environment": {"name": "guess-number", "max_turns": 4}} if name == "guess-number" else {}
+    saved = {"checkpoint": {"every_episodes": 1}, "eval": {"every_episodes": 2, "num_prompts": 4}}
+    run = run_file("ppo" if game else name, **saved, **game)
     straight = train(run, output=tmp_path / "straight")
     with pytest.raises(RlhfError, match="stopped by the test"):
         train(run, output=tmp_path / "stopped", hooks=[StopAfterFirst()])

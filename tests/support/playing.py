@@ -12,11 +12,11 @@ from rlhf_core.environments.episode import Rules
 from rlhf_core.environments.play import EnvironmentPlayer
 from rlhf_core.environments.shapes import new_environment
 from rlhf_core.environments.task import make_task
-from rlhf_core.rollout.samples import rollout_of
+from rlhf_core.rollout.samples import item_of, rewards_of, rollout_of
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_prompt
-from rlhf_core.types import PhaseTimes, Rollout, SamplingParams
+from rlhf_core.types import BufferItem, PhaseTimes, Rollout, SamplingParams
 
 EOS = 2
 
@@ -126,3 +126,11 @@ def three_digits(sample: int, branch: int, offset: int) -> Sequence[int]:
 def rollouts(played: Played) -> list[Rollout]:
     """One of each row."""
     return [rollout_of(row, played) for row in played.rows]
+
+
+def items(played: Played) -> list[BufferItem]:
+    """The trainer's, one of each row."""
+    rewards = rewards_of(played, {})
+    return [
+        item_of(row, rollout, rewards, played, None) for row, rollout in zip(played.rows, rollouts(played), strict=True)
+    ]

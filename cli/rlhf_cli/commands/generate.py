@@ -75,7 +75,8 @@ def _print_episodes(played: list[dict[str, Any]], as_json: bool) -> None:
         return
     for row in played:
         rewards = "  ".join(f"{name} {value:.4g}" for name, value in row["rewards"].items())
-        branch = f"branch {row['branch']}  " if row["branch"] else ""
-        heading(f"{branch}reward: {rewards}  {row['num_tokens']} tokens  {row['finish_reason']}", dim=True)
+        # The rewards are the episode's: they stand above its first branch, and only there.
+        begins = f"branch {row['branch']}" if row["branch"] else f"reward: {rewards}"
+        heading(f"{begins}  {row['num_tokens']} tokens  {row['finish_reason']}", dim=True)
         for line in conversation_lines(row):
             echo(line)

@@ -60,7 +60,7 @@ class Flight:
         if self._process.is_over:  # it ended while this one was on its way to it
             raise EpisodeLost
         policy = self._branches[0]
-        opening = Opening(policy.remaining_turns, policy.remaining_tokens, policy.tokens_a_turn)
+        opening = Opening(policy.remaining_turns, policy.max_new_tokens, policy.left, policy.room)
         try:
             self._process.send("play", self._number, task, opening)
         except Exception as error:  # pickling a stranger's metadata may raise anything
@@ -169,7 +169,7 @@ class Flight:
             except Exception as error:  # what a policy raises is for its environment
                 reply = told_error(error)
             if not (self._outcome.done() or self._process.is_over):
-                answer = Answer(reply, policy.remaining_tokens, policy.can_fork)
+                answer = Answer(reply, policy.left, policy.room, policy.can_fork)
                 self._process.send("answer", self._number, asked.turn, answer)
         finally:
             self._turns.pop(asked.turn, None)
@@ -182,7 +182,7 @@ class Flight:
             except Exception as error:  # what a policy raises is for its environment
                 reply = told_error(error)
             if not (self._outcome.done() or self._process.is_over):
-                answer = Answer(reply, policy.remaining_tokens, policy.can_fork)
+                answer = Answer(reply, policy.left, policy.room, policy.can_fork)
                 self._process.send("answer", self._number, asked.turn, answer)
         finally:
             self._turns.pop(asked.turn, None)

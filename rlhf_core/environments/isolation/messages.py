@@ -155,9 +155,12 @@ class Opening:
     """What the policy's proxy begins with."""
 
     remaining_turns: int
-    remaining_tokens: int
-    tokens_a_turn: int | None
-    """See `Episode.tokens_a_turn`."""
+    max_new_tokens: int
+    """Of a turn."""
+    left: int | None
+    """See `Episode.left`."""
+    room: int | None
+    """See `Episode.room`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,10 @@ class Answer:
 
     reply: Any
     """A `Reply`, an `Endpoint`, or what `told_error` gave."""
-    remaining_tokens: int
+    left: int | None
+    """See `Episode.left`."""
+    room: int | None
+    """See `Episode.room`."""
     can_fork: bool
 
 

@@ -7,13 +7,12 @@ import threading
 
 import pytest
 from chat_templates import chat_tokenizer
-from playing import EOS, Echo, Reworded, Says, driven, play, play_one, rollouts, three_digits
+from playing import EOS, Echo, Reworded, Says, driven, items, play, play_one, rollouts, three_digits
 
 from rlhf_core.environments.attempt import Played
-from rlhf_core.environments.contract import EpisodeTruncated, Outcome
+from rlhf_core.environments.contract import Outcome
 from rlhf_core.errors import EpisodeError
 from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_core.rollout.samples import item_of, rewards_of
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_prompt
@@ -25,13 +24,6 @@ PROMPT = (7, 5, 14)
 
 def encoded(tokenizer, record):
     return PromptEncoder(tokenizer).prompt(record, 0, "test")
-
-
-def items(played):
-    rewards = rewards_of(played, {})
-    return [
-        item_of(row, rollout, rewards, played, None) for row, rollout in zip(played.rows, rollouts(played), strict=True)
-    ]
 
 
 def test_a_row_grows_by_what_was_sampled_and_given():
@@ -82,53 +74,6 @@ def test_the_first_observation_is_part_of_the_prompt():
     assert (rollout.prompt, rollout.prompt_ids) == ("31>12", (7, 5, 14, 5, 6))
     assert rollout.completion_ids == (11, 12, EOS)
     assert rollout.action_mask is None
-
-
-def test_after_the_last_turn_the_step_counts_and_its_observation_is_dropped():
-    played = play_one(Echo, engine=Says(three_digits), max_turns=2)
-    (rollout,) = rollouts(played)
-    assert played.reward == 3.0
-    assert rollout.completion_ids == (11, 12, EOS, 14, 4, 11, 12, EOS)
-    assert rollout.finish_reason == "length"
-    assert items(played)[0].truncated
-    assert played.measured["truncated"] == 1.0
-
-
-def test_done_at_the_last_turn_is_done():
-    played = play_one(Echo, engine=Says(three_digits), max_turns=3)
-    assert (played.measured["truncated"], played.rows[0].finish_reason) == (0.0, "stop")
-
-
-@pytest.mark.parametrize("bound", [{"max_tokens": 6}, {"context_tokens": 9}])
-def test_a_bound_on_tokens_cuts_the_turn_that_reaches_it(bound):
-    engine = Says(three_digits)
-    played = play_one(Echo, engine=engine, **bound)
-    assert [request.max_new_tokens for (request,) in engine.calls] == [4, 1]
-    (rollout,) = rollouts(played)
-    assert rollout.completion_ids == (11, 12, EOS, 14, 4, 11)
-    assert (rollout.finish_reason, played.measured["truncated"], played.reward) == ("length", 1.0, 3.0)
-
-
-@pytest.mark.parametrize("max_tokens", [3, 4, 5])
-def test_an_observation_that_leaves_no_room_is_taken_back(max_tokens):
-    played = play_one(Echo, engine=Says(three_digits), max_tokens=max_tokens)
-    (rollout,) = rollouts(played)
-    assert rollout.completion_ids == (11, 12, EOS)
-    assert (rollout.finish_reason, played.reward) == ("length", 1.0)
-
-
-def test_remaining_turns_and_tokens_are_told():
-    told = []
-
-    async def run(task, policy):
-        told.append((policy.remaining_turns, policy.remaining_tokens))
-        for _ in range(2):
-            await policy.turn(">")
-            told.append((policy.remaining_turns, policy.remaining_tokens))
-        return Outcome()
-
-    play_one(driven(run), engine=Says(three_digits), max_turns=5, max_tokens=20)
-    assert told == [(5, 20), (4, 17), (3, 13)]
 
 
 def test_a_turn_that_was_cut_says_so_and_the_episode_goes_on():
@@ -339,24 +284,6 @@ def test_turns_end_by_their_own_texts_too():
     assert seen == [([0], ("7",)), ([1, 2], ("7", "5"))]
 
 
-def test_an_environment_may_let_the_end_of_its_turns_through():
-    async def run(task, policy):
-        while True:
-            await policy.turn(">")
-
-    played = play_one(driven(run), engine=Says(three_digits), max_turns=2)
-    assert (played.measured["truncated"], played.measured["num_turns"]) == (1.0, 2.0)
-
-    async def catches(task, policy):
-        await policy.turn()
-        with pytest.raises(EpisodeTruncated):
-            await policy.turn()
-        return Outcome(reward=2.0, metrics={"found": 1})
-
-    played = play_one(driven(catches), max_turns=1)
-    assert (played.reward, played.measured["own/found"]) == (2.0, 1.0)
-
-
 def test_an_engine_that_mixes_up_or_forgets_turns_is_told_so():
     class Mixes(FakeEngine):
         def generate(self, requests, sampling):
@@ -371,9 +298,9 @@ def test_an_engine_that_mixes_up_or_forgets_turns_is_told_so():
 
     from rlhf_core.errors import RlhfError
 
-    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which was not asked for"):
+    with pytest.raises(RlhfError, match="answered branch 7 of sample 0, which is not or no longer asked for"):
         play_one(Echo, engine=Mixes())
-    with pytest.raises(RlhfError, match="left 1 of 1 turns"):
+    with pytest.raises(RlhfError, match="left 1 of 1 requests"):
         play_one(Echo, engine=Forgets())
 
 

@@ -210,6 +210,25 @@ def test_one_that_waits_does_not_hold_up_the_others(monkeypatch):
     assert [played.reward for played in play(Slow, samples=4)] == [6.0] * 4
 
 
+def test_an_answer_is_told_when_it_is_there_and_not_with_the_next():
+    """The engine's third answer takes until both environments before it have seen theirs."""
+    seen = threading.Semaphore(0)
+
+    class Sees(Echo):
+        def step(self, reply):
+            seen.release()
+            return super().step(reply)
+
+    class Engine(FakeEngine):
+        def generate(self, requests, sampling):
+            for number, completion in enumerate(super().generate(requests, sampling)):
+                if number == 2:
+                    assert seen.acquire(timeout=60) and seen.acquire(timeout=60)
+                yield completion
+
+    assert len(play(lambda: Sees(turns=1), samples=3, engine=Engine())) == 3
+
+
 def test_the_policys_time_is_not_the_environments():
     class SlowEngine(FakeEngine):
         def generate(self, requests, sampling):

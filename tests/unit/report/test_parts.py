@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rlhf_core.report.cards import duration, number
 from rlhf_core.report.data import read_run
 from rlhf_core.report.figures import FIGURES
+from rlhf_core.report.known import known_sample
 from rlhf_core.report.plots import smooth
 from rlhf_core.report.reward_table import reward_table
 from rlhf_core.report.samples import choose_samples
@@ -39,6 +40,19 @@ def test_samples_without_a_score_count_by_their_rewards_or_not_at_all():
     groups = choose_samples(samples).groups
     assert groups["best"] == [samples[0], samples[2]]
     assert len(groups["random"]) == 3
+
+
+def test_turns_of_an_episode_are_kept_and_what_is_none_is_left_out():
+    call = {"name": "add", "arguments": {"a": 1}}
+    turns = [
+        {"role": "policy", "text": "4", "reward": 0.5, "tool_calls": [call]},
+        {"role": "environment", "text": "higher"},
+        {"role": "policy", "text": "7", "tool_calls": 3},
+    ]
+    found = known_sample({"completion": "4\n7", "branch": 1, "turns": turns})
+    assert found["turns"] == [*turns[:2], {"role": "policy", "text": "7"}]
+    for wrong in ("text", {"role": "policy"}, [1], 5, None):
+        assert known_sample({"completion": "4", "turns": wrong}) == {"completion": "4"}
 
 
 def test_smoothing_keeps_a_constant_and_is_a_mean():

@@ -14,6 +14,7 @@ from rlhf_core.config.sections import RewardCallOptions
 from rlhf_core.errors import ConfigError, RewardError
 from rlhf_core.rewards.cache import ScoreCache, cache_key, reward_identity
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
+from rlhf_core.types import Turn
 
 
 def counting():
@@ -67,12 +68,25 @@ def test_failures_are_not_remembered(score, rollouts):
         {"metadata": {"level": 1}},
         {"finish_reason": "length"},
         {"messages": ({"role": "user", "content": "hi"},)},
+        {"turns": (Turn(role="policy", text="4", token_ids=(5, 2), reward=1.0),)},
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_whatever_a_reward_judges_by_is_in_the_key(change):
     rollout = make_rollout(0)
     assert cache_key("id", rollout) != cache_key("id", dataclasses.replace(rollout, **change))
+
+
+def test_turns_are_in_the_key_without_their_log_probs():
+    def key(reward=0.0, logprob=-0.5, said="lower"):
+        turns = (
+            Turn(role="policy", text="4", token_ids=(5, 2), logprobs=(logprob, logprob), reward=reward),
+            Turn(role="environment", text=said, token_ids=(9,), logprobs=(0.0,)),
+        )
+        return cache_key("id", dataclasses.replace(make_rollout(0), turns=turns))
+
+    assert key() == key(logprob=-0.25)
+    assert len({key(), key(reward=1.0), key(said="higher")}) == 3
 
 
 @given(st.text(), st.text(), st.text(), st.text())

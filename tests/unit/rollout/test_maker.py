@@ -1,8 +1,10 @@
 """Whole prompt groups, numbered, scored, completed."""
 
 import pytest
+from playing import Says, driven, player, three_digits
 
 from rlhf_core.config.sections import RewardCallOptions
+from rlhf_core.environments import Outcome
 from rlhf_core.errors import RewardError, RlhfError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
@@ -127,7 +129,7 @@ class BadEngine(FakeEngine):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda answers: answers[:-1], "left 1 of 6 samples without an answer"),
+        (lambda answers: answers[:-1], "left 1 of 6 requests without an answer"),
         (lambda answers: [], "left 6 of 6"),
         (lambda answers: answers + answers[:1], "no longer asked for"),
     ],
@@ -188,7 +190,7 @@ class TestEvaluation:
     def evaluator(self, tokenizer, scorer, ranks, *, engine=None, functions=(length,), prompts=7, batch=3, **options):
         answering = engine or FakeEngine()
         return PolicyEvaluator(
-            player=lambda sampling: SingleAnswers(answering, tokenizer, sampling),
+            player=options.pop("player", lambda sampling: SingleAnswers(answering, tokenizer, sampling)),
             scorer=scorer(*functions, **options.pop("policy", {})),
             prompts=[make_prompt(100 + i) for i in range(prompts)],
             sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=3, top_p=0.9),
@@ -216,6 +218,22 @@ class TestEvaluation:
         self.evaluator(tokenizer, scorer, Rank(0, 1), engine=engine).evaluate()
         ids = [request.sample_id for call in engine.calls for request in call]
         assert ids == [FIRST_SAMPLE_ID + i for i in range(7)]
+
+    def test_an_episode_is_one_answer_with_all_its_branches(self, tokenizer, scorer):
+        async def run(task, policy):
+            first = await policy.turn(">")
+            last = await policy.fork().turn(">")
+            return Outcome(reward=1.0, turn_rewards={first.turn: 2.0, last.turn: 4.0}, status="truncated")
+
+        def branches(rollouts):
+            return [float(rollout.branch) for rollout in rollouts]
+
+        episodes = player(driven(run), engine=Says(three_digits), tokenizer=tokenizer)
+        evaluator = self.evaluator(tokenizer, scorer, Rank(0, 1), functions=(branches,), player=lambda _: episodes)
+        found = evaluator.evaluate()
+        assert (found["eval/score"], found["eval/environment"], found["eval/branches"]) == (7.0, 7.0, 1.0)
+        assert (found["eval/length_mean"], found["eval/truncated_fraction"]) == (6.0, 1.0)
+        assert found["eval/num_prompts"] == 7
 
     def test_dropped_samples_count_as_0(self, tokenizer, scorer):
         policy = {"on_failure": "drop", "retries": 0}

@@ -29,4 +29,4 @@ class TestAgentThatWanders(AgentContract):
         rows = [row for each in episodes.played for row in each.rows]
         assert any(row.num_shared for row in rows), "a call continued one that another had continued"
         assert any(row.branch and not row.num_shared for row in rows), "a history was edited"
-        assert any(len(row.turn_ends) > 1 for row in rows), "a call continued another"
+        assert any(len(row.own_turns) > 1 for row in rows), "a call continued another"

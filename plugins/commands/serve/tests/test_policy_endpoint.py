@@ -153,7 +153,7 @@ def test_calls_at_the_same_time_are_branches():
     (played,) = episodes(run, ["hello"])
     assert sorted(row.branch for row in played.rows) == [0, 1]
     assert {row.conversation[0]["content"] for row in played.rows} == {"one", "two"}
-    assert [len(row.turn_ends) for row in played.rows] == [2, 2]
+    assert [len(row.own_turns) for row in played.rows] == [2, 2]
 
 
 def test_a_blocking_client_plays_on_a_thread():

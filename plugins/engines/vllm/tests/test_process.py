@@ -5,6 +5,7 @@ The processes are real; the vLLM in them is `fake/vllm`, whose answers are first
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -51,6 +52,19 @@ def test_answers_come_from_the_weights_that_were_there(in_process, sleeps, modul
     made.weights_updated(3)
     after = collect(made, make_requests(1), THREE)[100]
     assert (after.token_ids[0] - make_requests(1)[0].prompt_ids[0], after.policy_version) == (9, 3)
+
+
+def test_a_turns_seed_is_hashed_from_run_sample_branch_and_offset(module, engine, monkeypatch):
+    made = engine(module, in_process=True)
+    places = itertools.product((7, 8), (0, 1), (0, 3))
+    asked = [GenerationRequest(sample_id=s, prompt_ids=(5,), branch=b, offset=o) for s, b, o in places]
+    jobs = []
+    monkeypatch.setattr(made._backend, "generate", lambda given, *rest: iter(jobs.extend(given) or ()))
+    for run_seed in (11, 12, 11):
+        made._seed = run_seed
+        assert not list(made.generate(asked, THREE))
+    seeds = [job.seed for job in jobs]
+    assert len(set(seeds)) == 2 * len(asked) and seeds[: len(asked)] == seeds[-len(asked) :]
 
 
 @pytest.mark.parametrize("max_shard_bytes", [1024, 1024**3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import psutil
 import pytest
@@ -23,6 +24,20 @@ from rlhf_core.util.weight_files import state_dict_shards_of
 pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
 pytestmark = pytest.mark.slow
 PLAIN = SamplingParams(max_new_tokens=24)
+GAME = """
+from rlhf_core.environments import Outcome
+
+
+class Branches:
+    async def run(self, task, policy):
+        first = await policy.turn(f"{task.seed % 100:02d}>")
+        rewards = {first.turn: len(first.text) / 10}
+        for branch in (policy.fork(), policy.fork()):
+            for _ in range(2):
+                reply = await branch.turn(">")
+                rewards[reply.turn] = sum(char.isdigit() for char in reply.text) / 5
+        return Outcome(turn_rewards=rewards)
+"""
 GREEDY = SamplingParams(max_new_tokens=24, greedy=True)
 
 
@@ -129,6 +144,37 @@ def test_ppo_trains_with_it(in_process, lora, tmp_path):
     assert result is not None and result.summary["status"] == "done"
     gaps = [line["rollout/logprob_gap_max"] for line in result.metrics if "rollout/logprob_gap_max" in line]
     assert len(gaps) >= 3 and max(gaps) < 1e-4
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_episodes_of_several_turns_and_branches(in_process, tmp_path):
+    """A run in an environment: the trainer's log-probs agree with vLLM's, and the same seeds give the same episodes."""
+    (tmp_path / "game.py").write_text(GAME)
+    folder = tmp_path / "model"
+    build_llama(tiny_tokenizer(), hidden_size=64, num_layers=2, num_heads=2, seed=0).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    run = tiny_run(
+        {
+            "model": {"path": str(folder), "device": "cpu"},
+            "algorithm": {"name": "grpo"},
+            "environment": {"name": f"{tmp_path}/game.py:Branches", "max_turns": 5},
+            "engine": {"name": "vllm", "kv_cache_bytes": 64 * 1024**2, "in_process": in_process, "max_new_tokens": 6},
+            "train": {"episodes": 2, "samples_per_prompt": 2},
+            "logging": {"samples": "all"},
+        }
+    )
+    run = {key: value for key, value in run.items() if key not in ("prompts", "rewards")}
+    played = []
+    for name in ("once", "again"):
+        result = train(run, output=tmp_path / name)
+        assert max(line["rollout/logprob_gap_max"] for line in result.metrics) < 1e-4
+        played.append((result.run_folder / "samples.jsonl").read_text())
+    assert played[0] == played[1]
+    lines = [json.loads(line) for line in played[0].splitlines()]
+    assert {line["branch"] for line in lines} == {0, 1, 2}
+    last = {(line["sample_id"], line["branch"]): line["turns"][-1]["text"] for line in lines}
+    differ = [last[sample, 1] != last[sample, 2] for sample, branch in last if branch == 2]
+    assert sum(differ) > len(differ) / 2, "two branches of one prefix draw different noise"
 
 
 def test_a_killed_process_is_a_clear_error(module, engine, collect):

@@ -4,8 +4,11 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.components import EnvironmentContext
+from rlhf_core.config.problems import Problems
+from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.sandbox import missing
+from rlhf_core.testing.episodes import episode_tokenizer, play_episodes
 from rlhf_environments import python_tool as module
 from rlhf_environments.config import ToolsConfig
 from rlhf_environments.tools import build
@@ -69,6 +72,19 @@ def test_python_gives_back_what_a_program_prints(tmp_path):
     intruder = tmp_path / "intruder"
     assert "[exit code 1]" in run(f"open({str(intruder)!r}, 'w')")
     assert not intruder.exists()
+
+
+@in_the_sandbox
+def test_the_policy_runs_python_in_an_episode():
+    """In the sandbox, from the process of its own that tools have."""
+    problems = Problems()
+    environment = resolve_environment({"name": "tools", "functions": ["python"], "allow_execution": True}, problems)
+    problems.raise_if_any("environment")
+    call = '<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
+    records = [{"prompt": "6 * 7?", "answer": "42"}]
+    done = play_episodes(environment, episode_tokenizer(chat=True), records=records, replies=[call], num_prompts=2)
+    said = [turn.text for each in done.played for turn in each.rows[0].turns if turn.role == "environment"]
+    assert environment.isolate and "42" in said
 
 
 @in_the_sandbox

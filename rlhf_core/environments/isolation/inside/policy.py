@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from ...contract import Endpoint, Messages, Reply, Task, Tool
-from ...episode import NO_FORK, OVER
+from ...episode import NO_FORK, OVER, remaining_tokens
 from ..messages import Answer, EndpointAsked, ForkAsked, OfEpisode, Opening, TurnAsked, TurnLeft, error_as_told
 
 
@@ -19,6 +19,8 @@ class RemoteEpisode:
         self.number = number
         self.task = task
         self.opening = opening
+        self.left = opening.left
+        """See `Episode.left`."""
         self.num_asked = 0
         """Turns of the policy that were asked for and not refused."""
         self.tell = tell
@@ -37,7 +39,7 @@ class RemoteEpisode:
 
     def policy(self) -> RemotePolicy:
         """The policy in the episode's first branch."""
-        return RemotePolicy(self, 0, self.opening.remaining_tokens, can_fork=False)
+        return RemotePolicy(self, 0, self.opening.room, can_fork=False)
 
     def check_open(self) -> None:
         """Raise `RuntimeError` once the episode is over."""
@@ -108,10 +110,10 @@ class RemoteEpisode:
 class RemotePolicy:
     """The policy in one branch (`Policy`)."""
 
-    def __init__(self, episode: RemoteEpisode, branch: int, remaining_tokens: int, *, can_fork: bool) -> None:
+    def __init__(self, episode: RemoteEpisode, branch: int, room: int | None, *, can_fork: bool) -> None:
         self._episode = episode
         self._branch = branch
-        self._remaining_tokens = remaining_tokens
+        self._room = room
         self._can_fork = can_fork
 
     @property
@@ -120,8 +122,8 @@ class RemotePolicy:
 
     @property
     def remaining_tokens(self) -> int:
-        a_turn = self._episode.opening.tokens_a_turn
-        return self._remaining_tokens if a_turn is None else self.remaining_turns * a_turn
+        turns = self.remaining_turns * self._episode.opening.max_new_tokens
+        return remaining_tokens(self._episode.left, self._room, turns)
 
     async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
         """See `Policy.turn`."""
@@ -132,7 +134,7 @@ class RemotePolicy:
         except (TypeError, ValueError):  # what it was given cannot be sent
             self._can_fork = could_fork
             raise
-        self._remaining_tokens, self._can_fork = answer.remaining_tokens, answer.can_fork
+        self._episode.left, self._room, self._can_fork = answer.left, answer.room, answer.can_fork
         if isinstance(answer.reply, Reply):
             return answer.reply
         self._episode.num_asked -= 1  # refused: it was not a turn
@@ -148,4 +150,4 @@ class RemotePolicy:
             raise ValueError(NO_FORK)
         new = next(self._episode.branches)
         self._episode.tell(ForkAsked(episode=self._episode.number, branch=self._branch, new=new))
-        return RemotePolicy(self._episode, new, self._remaining_tokens, can_fork=True)
+        return RemotePolicy(self._episode, new, self._room, can_fork=True)

@@ -1,0 +1,83 @@
+"""An environment with branches under every strategy, algorithm with samples, engine, and LoRA: it trains.
+
+That Ray and two processes train as one is held by `test_environments.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from environment_runs import GAMES
+from run_files import metrics, samples, start
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+STAND_IN = Path(__file__).with_name("stand_in")
+"""Where a module `vllm` lies: the parts that the engine needs, over transformers."""
+GAME = """
+from rlhf_core.environments import Outcome
+
+
+class Scaled:
+    def __init__(self, *, scale: float = 1.0):
+        self.scale = scale
+
+    async def run(self, task, policy):
+        first = await policy.turn(f"{task.seed % 100:02d}>")
+        second = await policy.turn(">")
+        digits = [self.scale * sum(char.isdigit() for char in reply.text) for reply in (first, second)]
+        return Outcome(reward=self.scale * (task.sample_seed % 3), turn_rewards=dict(enumerate(digits)))
+"""
+
+RUNS = [
+    ("fsdp", "rloo", "hf", None),
+    ("low-level-zero", "reinforce++", "hf", {"r": 4}),
+    ("gemini", "ppo", "hf", None),
+    ("single", "grpo", "vllm", {"r": 4}),
+    ("single", "ppo", "vllm", None),
+]
+
+
+@pytest.mark.parametrize(("strategy", "algorithm", "engine", "lora"), RUNS)
+def test_it_trains(
+    strategy: str, algorithm: str, engine: str, lora: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    changes = {
+        "model": {"path": "builtin:tiny-digits", "lora": lora},
+        "prompts": {"name": "tasks"},
+        "strategy": {"name": strategy},
+        "algorithm": {"name": algorithm},
+        "environment": {"name": f"{GAMES}:Branches", "max_turns": 5},
+        "engine": {"name": engine, "max_new_tokens": 4, **({"in_process": True} if engine == "vllm" else {})},
+        "rewards": None,
+        "train": {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4},
+    }
+    run = start(changes, tmp_path / "run").run_folder
+    assert json.loads((run / "summary.json").read_text())["status"] == "done"
+    for line in metrics(run):
+        assert line["policy/grad_norm"] > 0
+        assert line["reward/mean"] == line["reward/environment"] > 0
+        assert line["rollout/logprob_gap_max"] < (0.2 if strategy == "gemini" else 1e-4)  # gemini rounds to 16 bits
+    assert {line["branch"] for line in samples(run)} == {0, 1, 2}
+
+
+def test_the_weight_multiplies_the_outcome_and_the_turns_and_samples_are_raw(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+
+    def trained(name: str, **options: float) -> Path:
+        environment = {"name": f"{tmp_path}/game.py:Scaled", **options}
+        changes = {"prompts": {"name": "tasks"}, "rewards": None, "environment": environment}
+        return start(changes, tmp_path / name).run_folder
+
+    by_weight, by_reward = trained("weight", weight=4.0), trained("scale", scale=4.0)
+    for mine, other in zip(metrics(by_weight), metrics(by_reward), strict=True):
+        raw = {"reward/environment": mine["reward/environment"] * 4}
+        assert {**mine, **raw} == pytest.approx(other, rel=1e-6)
+        assert mine["reward/mean"] == pytest.approx(other["reward/environment"])
+    for mine, other in zip(samples(by_weight), samples(by_reward), strict=True):
+        assert mine["completion"] == other["completion"] and mine["score"] == pytest.approx(other["score"])
+        assert mine["rewards"]["environment"] * 4 == pytest.approx(other["rewards"]["environment"])
+        assert mine["turns"][0]["reward"] * 4 == pytest.approx(other["turns"][0]["reward"])
