@@ -5,21 +5,15 @@ import logging
 import os
 
 import pytest
-from playing import Reworded
+from game_play import observations, play
 from running import wait_until
 
 from rlhf_core import train
-from rlhf_core.build import build_environment_player
-from rlhf_core.config.problems import Problems
-from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.models.builtin import build_llama
-from rlhf_core.prompts.stream import PromptStream
-from rlhf_core.prompts.tasks import Tasks
 from rlhf_core.testing.contracts import EnvironmentContract
 from rlhf_core.testing.episodes import episode_tokenizer
 from rlhf_core.testing.runs import tiny_run
-from rlhf_core.types import PhaseTimes, SamplingParams
 
 pytest.importorskip("verifiers", reason="needs verifiers: make env-verifiers")
 
@@ -37,30 +31,6 @@ def no_key_is_left():
     """Whatever became of its episodes."""
     yield
     wait_until(lambda: not [name for name in os.environ if "EPISODE_API_KEY" in name], "the keys are gone")
-
-
-class Bounded(Reworded):
-    """Says how many tokens there is room for."""
-
-    context_tokens = None
-
-
-def play(*replies, samples=1, records=None, context_tokens=None, chat=True, **options):
-    """The episodes of a policy that says these replies."""
-    problems = Problems()
-    environment = resolve_environment({"name": "verifiers", "env": "number-game", **options}, problems)
-    problems.raise_if_any("test")
-    tokenizer = episode_tokenizer(chat=chat)
-    engine = Bounded(tokenizer, replies)
-    engine.context_tokens = context_tokens
-    sampling = SamplingParams(max_new_tokens=20)
-    player = build_environment_player(environment, engine, tokenizer, sampling=sampling, seed=0)
-    stream = PromptStream(records or Tasks(samples), tokenizer, seed=0, may_be_empty=True)
-    return list(player.play([(stream.prompt(place), place) for place in range(samples)], PhaseTimes()))
-
-
-def observations(played):
-    return [turn.text for turn in played.rows[0].turns if turn.role == "environment"]
 
 
 def test_an_episode_to_its_end():

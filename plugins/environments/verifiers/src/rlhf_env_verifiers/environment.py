@@ -37,12 +37,12 @@ class VerifiersEnvironment:
                 where="prompts",
                 hint="leave out the section prompts; environment.args says what its tasks are",
             )
-        tasks = self._loaded.tasks
+        tasks, max_turns = self._loaded.tasks, policy.remaining_turns
         endpoint = await policy.endpoint()
         with _variable(endpoint.api_key) as name:
             client = vf.EvalClientConfig(base_url=endpoint.base_url, api_key_var=name)
             context = vf.ModelContext(model=endpoint.model, client=client)
-            environment = vf.load_environment(self._config(policy.remaining_turns))
+            environment = vf.load_environment(self._config(max_turns))
             async with environment.serving():
                 episode = await environment.run_episode(tasks[task.seed % len(tasks)], context)
         return _outcome(episode)
@@ -89,8 +89,8 @@ def _status(trace: vf.Trace) -> Status:
 
 
 def _said(error: vf.Error) -> str:
-    """Begin and end of a message: the end has the cause where a program has failed."""
-    said = f"{error.type}: {error.message}"
+    """Begin and end of a message, in one line: the end has the cause where a program has failed."""
+    said = f"{error.type}: {' '.join(error.message.split())}"
     if len(said) <= _MAX_SAID_CHARS:
         return said
     return f"{said[: _MAX_SAID_CHARS // 3]} … {said[-_MAX_SAID_CHARS * 2 // 3 :]}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
@@ -68,12 +71,21 @@ def _agent(config: VerifiersConfig) -> dict[str, Any]:
 
 
 def _check_harness(agent: vf.AgentConfig) -> None:
-    harness = vf.load_harness(agent.harness)
-    if harness.EXECUTES_CODE and isinstance(agent.runtime, vf.SubprocessConfig):
+    if not isinstance(agent.runtime, vf.SubprocessConfig):
+        return
+    if vf.load_harness(agent.harness).EXECUTES_CODE:
         raise ConfigError(
             f"the harness {agent.harness.id} runs what the model writes, on this machine",
             where="environment.agent.runtime",
             hint="say in what: agent: {runtime: {type: docker}}",
+        )
+    # Without it verifiers would fetch an installer from the web and run it.
+    places = f"{Path.home() / '.local' / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    if agent.harness.id == "null" and shutil.which("uv", path=places) is None:
+        raise ConfigError(
+            "the harness null is run by uv, which PATH does not find",
+            where="environment.agent.harness",
+            hint="pip install uv, and start the run where PATH has it",
         )
 
 
