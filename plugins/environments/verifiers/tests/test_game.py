@@ -14,6 +14,7 @@ from rlhf_core.models.builtin import build_llama
 from rlhf_core.testing.contracts import EnvironmentContract
 from rlhf_core.testing.episodes import episode_tokenizer
 from rlhf_core.testing.runs import tiny_run
+from rlhf_env_verifiers.config import VerifiersConfig
 
 pytest.importorskip("verifiers", reason="needs verifiers: make env-verifiers")
 
@@ -124,6 +125,21 @@ def test_what_no_episode_mends_ends_the_run(options, said, where):
     with pytest.raises(ConfigError, match=said) as raised:
         play("1", on_failure="drop", **options)
     assert raised.value.hint and raised.value.where == ("prompts" if where is None else f"environment.{where}")
+
+
+@pytest.mark.parametrize(
+    ("agent", "found"),
+    [
+        ({}, ("bash", "docker", "games")),
+        ({"runtime": {"type": "docker", "image": "mine"}}, ("bash", "docker", "mine")),
+        ({"harness": {"id": "null"}}, ("null", "docker", "games")),
+    ],
+)
+def test_what_an_environment_says_of_its_agent_is_left(agent, found):
+    from rlhf_env_verifiers.loading import load
+
+    player = load(VerifiersConfig(env="pinned-game", agent=agent)).config.player
+    assert (player.harness.id, player.runtime.type, player.runtime.image) == found
 
 
 def test_some_of_tasks_without_end():

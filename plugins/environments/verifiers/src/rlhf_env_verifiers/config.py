@@ -34,8 +34,8 @@ class VerifiersConfig(Section):
     )
     agent: dict[str, Any] = Field(
         default_factory=dict,
-        description="Options of its agent, likewise: harness, runtime, timeout, max_total_tokens, … The harness is the "
-        "taskset's own or `null` (turns, and the taskset's tools) unless told; the runtime is subprocess.",
+        description="Options of its agent, likewise: harness, runtime, timeout, max_total_tokens, … Unless told "
+        "these are the environment's own, else the harness `null` (turns, and the taskset's tools), in subprocess.",
     )
     num_tasks: int | None = Field(
         None, ge=1, description="Only its first tasks, so many; null is all. A taskset without an end needs it."

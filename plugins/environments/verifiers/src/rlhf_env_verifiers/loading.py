@@ -58,16 +58,21 @@ def _load(options: str) -> Loaded:
     with _told("args", f"{config.env} does not take these options", "see the configuration of its taskset"):
         taskset = taskset_kind.model_validate({**config.args, "id": config.env})
     with _told("agent", f"the agent of {config.env} does not take these options", "see AgentConfig in verifiers"):
-        found = kind.model_validate({"taskset": taskset, seat: _agent(config)})
+        found = kind.model_validate({"taskset": taskset, seat: _agent(config, kind.model_fields[seat].default)})
         _check_harness(getattr(found, seat))
     return Loaded(config=found, seat=seat, tasks=_tasks(config, vf.load_taskset(found.taskset)))
 
 
-def _agent(config: VerifiersConfig) -> dict[str, Any]:
-    """Options of the agent, with our defaults: no code of the model is run, and nothing leaves this machine."""
-    own = vf.default_harness_id(config.env)
-    harness = {"id": "null" if own == "bash" else own, **config.agent.get("harness", {})}
-    return {"runtime": {"type": "subprocess"}, **config.agent, "harness": harness}
+def _agent(config: VerifiersConfig, declared: vf.AgentConfig) -> dict[str, Any]:
+    """Options of the agent. Where neither they nor the environment say it, no code of the model is run, and nothing
+    leaves this machine."""
+    agent = dict(config.agent)
+    if "runtime" not in declared.model_fields_set:
+        agent.setdefault("runtime", {"type": "subprocess"})
+    if declared.harness is None:
+        own = vf.default_harness_id(config.env)
+        agent["harness"] = {"id": "null" if own == "bash" else own, **agent.get("harness", {})}
+    return agent
 
 
 def _check_harness(agent: vf.AgentConfig) -> None:
