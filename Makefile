@@ -9,8 +9,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml requirements/*.txt))
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
+# verifiers clashes with what is in .venv: an environment of its own, with what its tests need and nothing else.
+VERIFIERS := .venv-verifiers
+VERIFIERS_MANIFESTS := pyproject.toml plugins/environments/verifiers/pyproject.toml requirements/verifiers.txt \
+                       requirements/verifiers-constraints.txt
+VERIFIERS_STAMP := $(VERIFIERS)/.setup-$(firstword $(shell cat $(VERIFIERS_MANIFESTS) | cksum))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv train test soak lint format docs bench
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv env-verifiers train test soak lint format docs bench
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -45,6 +51,17 @@ setup-openenv: setup  ## add OpenEnv for the environment of that name
 	@$(PIP) -r requirements/openenv.txt
 	@$(PIP) --no-deps openenv-core==0.3.0
 
+env-verifiers: $(VERIFIERS_STAMP)  ## make .venv-verifiers, with the library that the environment verifiers needs
+
+$(VERIFIERS_STAMP): | $(STAMP)
+	@test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
+	@echo "setting up $(VERIFIERS) (some minutes the first time)"
+	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install -qq -r requirements/build.txt
+	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install -qq --no-build-isolation \
+	  -r requirements/verifiers.txt
+	@rm -f $(VERIFIERS)/.setup-*
+	@touch $@
+
 train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
@@ -53,8 +70,9 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 test: setup  ## every test that takes seconds and needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv  ## the tests that take minutes
+soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv env-verifiers  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	$(VERIFIERS)/bin/python -m pytest plugins/environments/verifiers
 
 lint: setup  ## style, types and import contracts
 	$(BIN)/ruff check .

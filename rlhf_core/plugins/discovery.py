@@ -71,6 +71,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "gymnasium": "rlhf-gymnasium",
         "mcp": "rlhf-mcp",
         "openenv": "rlhf-openenv",
+        "verifiers": "rlhf-env-verifiers",
     },
     "advantages": {
         "group-normalised": "rlhf-group",

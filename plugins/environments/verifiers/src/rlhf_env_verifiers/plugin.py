@@ -1,0 +1,15 @@
+"""The component that this distribution's entry point names."""
+
+from __future__ import annotations
+
+from rlhf_core.components import Component
+
+from .config import VerifiersConfig
+
+verifiers = Component(
+    summary="An environment of the library verifiers, whose agent plays with the policy; its own tasks and reward.",
+    config=VerifiersConfig,
+    build="rlhf_env_verifiers.environment:build",
+    requires=("verifiers",),
+    install="pip install 'rlhf-env-verifiers[verifiers]'",
+)
