@@ -1,4 +1,4 @@
-"""The trainers' side: `ExperienceChannel` and `Evaluator` over the coordinator."""
+"""`RayChannel`: what core's loop sees of the coordinator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlhf_core.config import ResolvedRun
 from rlhf_core.rollout import coordinator_from_tree, coordinator_to_tree, evaluation_metrics, with_groups
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import MadeEpisode, PhaseTimes
@@ -16,19 +17,26 @@ from .wire import pack_group, unpack_group
 
 
 class RayChannel:
-    """Episodes from the coordinator; every rank fetches them itself, rank 0 makes all other calls."""
+    """Episodes and evaluations; every rank fetches the episodes itself, rank 0 makes all other calls.
+
+    It is an `ExperienceChannel` and an `Evaluator`.
+    """
 
     def __init__(
         self,
         coordinator: Any,
         strategy: Strategy,
+        resolved: ResolvedRun,
         *,
         timeout_seconds: float,
         metrics: Callable[[], Mapping[str, float]],
     ) -> None:
-        """`metrics`: further metrics to report with an episode (those of the sync before it)."""
+        """timeout_seconds: longest wait for an episode, or for an evaluation.
+        metrics: further metrics to report with an episode (those of the sync before it).
+        """
         self._coordinator = coordinator
         self._strategy = strategy
+        self._options = resolved.run.eval
         self._timeout_seconds = timeout_seconds
         self._metrics = metrics
 
@@ -58,37 +66,19 @@ class RayChannel:
         if self._strategy.is_main:
             ask(self._coordinator, "load", with_groups(coordinator_from_tree(state), pack_group))
 
-    def close(self) -> None:
-        """Do nothing: the driver ends the coordinator."""
-
-
-class RayEvaluator:
-    """Has the makers answer the held-out prompts. Collective: all ranks get rank 0's result."""
-
-    def __init__(
-        self,
-        coordinator: Any,
-        strategy: Strategy,
-        *,
-        part_size: int,
-        score: str | None,
-        timeout_seconds: float,
-    ) -> None:
-        self._coordinator = coordinator
-        self._strategy = strategy
-        self._part_size = part_size
-        self._score = score
-        self._timeout_seconds = timeout_seconds
-
     def evaluate(self) -> dict[str, float]:
-        """See `PolicyEvaluator.evaluate`."""
+        """Have the makers answer the held-out prompts (see `PolicyEvaluator.evaluate`). All ranks get the result."""
         metrics: dict[str, float] = {}
 
         def on_main() -> None:
-            wait = self._timeout_seconds
-            num_prompts, rows = ask(self._coordinator, "evaluate", self._part_size, wait, wait_seconds=wait)
-            metrics.update(evaluation_metrics(rows, num_prompts, self._score))
+            assert self._options is not None
+            size, wait = self._options.batch_size, self._timeout_seconds
+            num_prompts, rows = ask(self._coordinator, "evaluate", size, wait, wait_seconds=wait)
+            metrics.update(evaluation_metrics(rows, num_prompts, self._options.score))
 
         self._strategy.run_on_main(on_main)
         shared: dict[str, float] = self._strategy.broadcast_object(metrics)
         return shared
+
+    def close(self) -> None:
+        """Do nothing: the driver ends the coordinator."""

@@ -23,7 +23,7 @@ from rlhf_core.training import FitResult, SessionParts, TrainerSession
 from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import ask
 from .maker_parts import trained_names
-from .ray_channel import RayChannel, RayEvaluator
+from .ray_channel import RayChannel
 from .ray_sync import RunSync
 
 if TYPE_CHECKING:
@@ -84,40 +84,20 @@ class TrainerActor:
     def _parts(
         self, strategy: Strategy, algorithm: Algorithm[Any, Any], models: TrainerModels, prompts: PromptStream
     ) -> SessionParts:
-        is_main = strategy.is_main
-        channel, evaluator = None, None
+        config, resolved, is_main = self._config, self._context.resolved, strategy.is_main
+        channel: RayChannel | None = None
         sync: WeightSync = NoReceiver()
-        if self._context.resolved.generates:
-            sync = sent = self._sync(strategy, models, prompts)
-            if isinstance(algorithm, RolloutAlgorithm):
-                timeout = self._config.episode_timeout_seconds
-                channel = RayChannel(self._coordinator, strategy, timeout_seconds=timeout, metrics=sent.metrics)
-            evaluator = self._evaluator(strategy)
+        if resolved.generates:
+            trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
+            # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
+            canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
+            sync = sent = RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
+            timeout = config.episode_timeout_seconds
+            channel = RayChannel(self._coordinator, strategy, resolved, timeout_seconds=timeout, metrics=sent.metrics)
         return SessionParts(
-            channel=channel,
+            channel=channel if isinstance(algorithm, RolloutAlgorithm) else None,
             prompts=prompts,
             sync=sync,
-            evaluator=evaluator,
+            evaluator=channel if resolved.evaluates else None,
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
-        )
-
-    def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RunSync:
-        config = self._config
-        trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
-        # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
-        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
-        return RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
-
-    def _evaluator(self, strategy: Strategy) -> RayEvaluator | None:
-        resolved = self._context.resolved
-        if not resolved.evaluates:
-            return None
-        options = resolved.run.eval
-        assert options is not None
-        return RayEvaluator(
-            self._coordinator,
-            strategy,
-            part_size=options.batch_size,
-            score=options.score,
-            timeout_seconds=self._config.episode_timeout_seconds,
         )
