@@ -12,7 +12,8 @@ from torch import nn
 from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
 from rlhf_core.types import Experience
 from rlhf_ray.detached_source import BufferSource, FitPlan, MakerPresence
-from rlhf_ray.loader_feed import deal, maker_number, sample_id
+from rlhf_ray.loader_feed import maker_number, sample_id
+from rlhf_ray.maker_feed import deal
 from rlhf_ray.maker_parts import trained_names
 from rlhf_ray.wire import num_bytes, pack, unpack
 
@@ -45,10 +46,10 @@ def test_items_are_dealt_in_turn(sizes: list[int], num_targets: int) -> None:
     received: list[list[int]] = [[] for _ in range(num_targets)]
     first = made = 0
     for size in sizes:
-        dealt, first = deal(list(range(made, made + size)), num_targets, first)  # type: ignore[arg-type]
+        dealt, first = deal(list(range(made, made + size)), num_targets, first)
         made += size
         for target, part in enumerate(dealt):
-            received[target].extend(part)  # type: ignore[arg-type]
+            received[target].extend(part)
     assert received == [list(range(target, made, num_targets)) for target in range(num_targets)]
 
 
