@@ -141,6 +141,31 @@ class TestPresence:
         alive.clear()
         assert "gone" in self.wait_for_reason(presence)
 
+    def test_one_that_is_there_but_silent_is_done(self) -> None:
+        """Frozen, say. One that gave no sign of life yet is not expected to: it may still read its data."""
+        now = [0.0]
+        presence = MakerPresence(["a", "b"], lambda name: True, heartbeat_seconds=60, clock=lambda: now[0])
+        for name in ("a", "b"):
+            presence.started(name, 1.0)
+        presence.seen("a")
+        now[0] = 61
+        presence.done("b", None)
+        assert "a failed: it gave no sign of life for 61 s" in self.wait_for_reason(presence)
+
+    def test_one_that_goes_on_or_starts_again_is_waited_for(self) -> None:
+        now = [0.0]
+        presence = MakerPresence(["a"], lambda name: True, heartbeat_seconds=60, clock=lambda: now[0])
+        for name in ("a", "b"):
+            presence.started(name, 1.0)
+            presence.seen(name)
+        now[0] = 59
+        presence.seen("a")
+        now[0] = 61
+        presence.started("b", 1.0)  # another actor of its name
+        assert presence.reason_for_none() is None
+        now[0] = 118
+        assert presence.reason_for_none() is None
+
     def test_temperatures_must_agree(self) -> None:
         presence = MakerPresence([], lambda name: True)
         assert presence.temperature is None

@@ -154,6 +154,11 @@ class DetachedTrainer(ABC):
         self._presence.started(name, temperature)
 
     @ray.method(concurrency_group="buffer_length")
+    def maker_alive(self, name: str) -> None:
+        """Heartbeat of a maker, while its loop runs."""
+        self._presence.seen(name)
+
+    @ray.method(concurrency_group="buffer_length")
     def maker_done(self, name: str, error: str | None = None) -> None:
         """Called by a maker whose loop is over and whose samples are all sent; `error` is its failure, if any."""
         self._presence.done(name, error)

@@ -210,7 +210,7 @@ class ExperienceMakerHolder:
     def _make_all(self) -> None:
         """Make each batch's experience while that of the previous batch is being sent."""
         feed = self._feed
-        with feed.hooks.span("maker_loop", maker=feed.number):
+        with feed.alive(), feed.hooks.span("maker_loop", maker=feed.number):
             for era, prompts in feed.batches():
                 groups = self._worker.make(prompts)
                 with feed.hooks.span("send", num_groups=len(groups)):

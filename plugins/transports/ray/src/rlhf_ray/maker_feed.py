@@ -11,6 +11,7 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
 
+from .actor_context import HEARTBEAT_SECONDS, Heartbeat
 from .calls import Call, NamedActors, collect
 from .messages import Made
 from .wire import pack_group
@@ -27,9 +28,18 @@ class MakerFeed(ABC):
     """
 
     def __init__(
-        self, name: str, number: int, hooks: HookRelay, takers: NamedActors, *, timeout_seconds: float
+        self,
+        name: str,
+        number: int,
+        hooks: HookRelay,
+        takers: NamedActors,
+        *,
+        timeout_seconds: float,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
-        """`name`, `number`: the maker's. `timeout_seconds`: longest wait for a taker to take what it was sent."""
+        """name, number: the maker's. timeout_seconds: longest wait for a taker to take what it was sent.
+        heartbeat_seconds: the silence after which a taker holds the maker for dead.
+        """
         self.name = name
         self.number = number
         self.hooks = hooks
@@ -39,6 +49,7 @@ class MakerFeed(ABC):
         """Of all that was sent, as `times`."""
         self._takers = takers
         self._timeout_seconds = timeout_seconds
+        self._heartbeat_seconds = heartbeat_seconds
         self._next = 0
         self._under_way: list[Call] = []
         self._num_under_way = 0
@@ -46,6 +57,10 @@ class MakerFeed(ABC):
     @abstractmethod
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
         """The prompts of each batch, and the era in which they were given out (see `RolloutWork`)."""
+
+    def alive(self) -> Heartbeat:
+        """Context in which the takers get signs of life."""
+        return Heartbeat(self._beat, every_seconds=self._heartbeat_seconds / 4)
 
     def keep(self, group: RolloutGroup) -> bool:
         """Whether a group is to be trained on."""
@@ -76,6 +91,10 @@ class MakerFeed(ABC):
                 late,
                 self._num_under_way,
             )
+
+    def _beat(self) -> None:
+        for taker in self._takers.names:
+            self._takers.handle(taker).maker_alive.remote(self.name)
 
 
 def deal(items: Sequence[T], num_targets: int, first: int) -> tuple[list[list[T]], int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import ray
 
@@ -13,7 +12,7 @@ from rlhf_core.errors import SyncError
 from rlhf_core.hookspecs import MakerHooks
 from rlhf_core.types import GenerationRequest, Prompt, RolloutGroup, SamplingParams
 
-from .actor_context import ActorContext, Heartbeat, settle
+from .actor_context import ActorContext, settle
 from .calls import ANSWER_SECONDS, NamedActors, ask
 from .maker_feed import MakerFeed
 from .maker_parts import MakerParts, build_maker
@@ -30,8 +29,15 @@ class RunFeed(MakerFeed):
         self._coordinator = context.spec.coordinator
         takers = NamedActors(["coordinator"], timeout_seconds=0)
         takers.know({"coordinator": self._coordinator})
-        super().__init__(context.name, context.spec.index, parts.hooks, takers, timeout_seconds=ANSWER_SECONDS)
-        self._config = context.config
+        config = self._config = context.config
+        super().__init__(
+            context.name,
+            context.spec.index,
+            parts.hooks,
+            takers,
+            timeout_seconds=ANSWER_SECONDS,
+            heartbeat_seconds=config.heartbeat_seconds,
+        )
         self._parts = parts
         self.worker = parts.worker
         self.canaries: dict[int, Canary] = {}
@@ -40,7 +46,7 @@ class RunFeed(MakerFeed):
     @classmethod
     @contextmanager
     def opened(cls, context: ActorContext) -> Iterator[RunFeed]:
-        """The feed, with everything loaded; the coordinator gets heartbeats."""
+        """The feed, with everything loaded."""
         settle(None, num_threads=context.spec.num_threads)
         config = context.config
         parts = build_maker(
@@ -54,8 +60,6 @@ class RunFeed(MakerFeed):
             stack.callback(parts.worker.close)
             if parts.evaluator is not None:
                 stack.callback(parts.evaluator.close)
-            alive = partial(context.spec.coordinator.maker_alive.remote, context.name)
-            stack.enter_context(Heartbeat(alive, every_seconds=config.heartbeat_seconds / 4))
             yield cls(context, parts)
 
     def join(self, update: Callable[..., None]) -> None:
