@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlhf_core.batching import collate, split, to_device
-from rlhf_core.errors import RlhfError, UserInputError
+from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.rollout import BatchBuffer
 from rlhf_core.types import BufferItem, Experience
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _WHERE = "replay buffer"
 _ANSWER_SECONDS = 120.0
 """Longest wait for a shared buffer's answer beyond what it waits for itself, since its process may have to start."""
+_CALL_SECONDS = 5.0
+"""Longest wait for a batch in one call; a call goes on when its caller is dead, and takes a batch for nobody."""
 _CALLS_AT_A_TIME = 32
 """Calls that may wait inside the actor, for room and for a batch each."""
 
@@ -81,8 +83,14 @@ class DetachedReplayBuffer:
         worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not distinguished.
         timeout_seconds: of this call; None takes the buffer's. Raises `DeadlineError` when no batch comes.
         """
-        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return _placed(collate(self._wait("get", time.monotonic() + seconds)), to_device)
+        deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+        while True:
+            try:
+                batch = self._wait("get", min(deadline, time.monotonic() + _CALL_SECONDS))
+                return _placed(collate(batch), to_device)
+            except DeadlineError:
+                if time.monotonic() >= deadline:
+                    raise
 
     def get_length(self) -> int:
         """Number of whole batches in the buffer."""
