@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_core.batching import collate, split, to_device
+from rlhf_core.batching import collate, split
+from rlhf_core.batching import to_device as moved
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.rollout import BatchBuffer
 from rlhf_core.types import BufferItem, Experience
@@ -83,11 +84,13 @@ class DetachedReplayBuffer:
         worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not distinguished.
         timeout_seconds: of this call; None takes the buffer's. Raises `DeadlineError` when no batch comes.
         """
+        import torch
+
         deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         while True:
             try:
                 batch = self._wait("get", min(deadline, time.monotonic() + _CALL_SECONDS))
-                return _placed(collate(batch), to_device)
+                return moved(collate(batch), torch.device(to_device))
             except DeadlineError:
                 if time.monotonic() >= deadline:
                     raise
@@ -146,9 +149,3 @@ def _attached(sample_batch_size: int, limit: int, timeout_seconds: float, shared
 def _answer(reference: Any, waits_seconds: float = 0.0) -> Any:
     """The actor's answer. Raises `ActorLostError` when the process that made the buffer is gone."""
     return collect([(_WHERE, reference)], timeout_seconds=waits_seconds + _ANSWER_SECONDS, doing="to answer")[0]
-
-
-def _placed(experience: Experience, device: Any) -> Experience:
-    import torch
-
-    return to_device(experience, torch.device(device))
