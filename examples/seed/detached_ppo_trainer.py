@@ -5,7 +5,6 @@ The models are tiny and made here. Under a minute, on a CPU. Writes the trained 
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.seed import strategy_by_name
 from rlhf_ppo import Critic, DetachedPPOTrainer
-from rlhf_ray import ExperienceMakerHolder
+from rlhf_ray import ExperienceMakerHolder, local_ray
 
 EOS = 2
 MAKERS = ["maker_0", "maker_1"]
@@ -84,26 +83,24 @@ def start_trainer(rank: int, port: int) -> Any:
 
 def main() -> None:
     """Sync, train, save."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # In name only, whatever this machine has: an actor with num_gpus=1 also takes a CPU, and `device` is what counts.
-    ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False)
-    port = free_port()
-    makers = [start_maker(name) for name in MAKERS]
-    trainers = [start_trainer(rank, port) for rank in range(len(TRAINERS))]
+    with local_ray(num_cpus=4, num_gpus=4):
+        port = free_port()
+        makers = [start_maker(name) for name in MAKERS]
+        trainers = [start_trainer(rank, port) for rank in range(len(TRAINERS))]
 
-    # Sync initial model weights to experience makers
-    ray.get([trainer.sync_models_to_remote_makers.remote() for trainer in trainers])
+        # Sync initial model weights to experience makers
+        ray.get([trainer.sync_models_to_remote_makers.remote() for trainer in trainers])
 
-    # Start training
-    loops = [maker.workingloop.remote(dataloader_fn=lambda: my_dataloader(), num_epochs=2) for maker in makers]
-    # 2 makers x 2 epochs x 4 batches of 8 prompts are 8 batches of 8 samples for each trainer.
-    ray.get([trainer.fit.remote(total_steps=8, update_steps=2, train_epochs=2) for trainer in trainers])
-    ray.get(loops)
-    print(f"the makers sample from version {ray.get([maker.get_policy_version.remote() for maker in makers])}")
+        # Start training
+        loops = [maker.workingloop.remote(dataloader_fn=lambda: my_dataloader(), num_epochs=2) for maker in makers]
+        # 2 makers x 2 epochs x 4 batches of 8 prompts are 8 batches of 8 samples for each trainer.
+        ray.get([trainer.fit.remote(total_steps=8, update_steps=2, train_epochs=2) for trainer in trainers])
+        ray.get(loops)
+        print(f"the makers sample from version {ray.get([maker.get_policy_version.remote() for maker in makers])}")
 
-    # Save models
-    ray.get([trainer.strategy_save_actor.remote("./actor_checkpoint", only_rank0=True) for trainer in trainers])
-    ray.shutdown()
+        # Save models
+        ray.get([trainer.strategy_save_actor.remote("./actor_checkpoint", only_rank0=True) for trainer in trainers])
 
 
 if __name__ == "__main__":

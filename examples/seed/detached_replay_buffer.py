@@ -7,7 +7,7 @@ import torch
 
 from rlhf_core.batching import collate
 from rlhf_core.types import BufferItem, Experience
-from rlhf_ray import DetachedReplayBuffer
+from rlhf_ray import DetachedReplayBuffer, local_ray
 
 
 def my_experience(first: int, num_samples: int) -> Experience:
@@ -37,15 +37,14 @@ def maker(buffer: DetachedReplayBuffer, first: int) -> None:
 
 def main() -> None:
     """Fill a buffer, and empty it."""
-    ray.init(address="local", include_dashboard=False)
-    # Create a buffer that batches experiences into groups of 8
-    buffer = DetachedReplayBuffer(sample_batch_size=8, limit=16)
-    ray.get([maker.remote(buffer, first) for first in range(0, 24, 6)])
-    while buffer.get_length() > 0:
-        # Locally called by the trainer to get a batch
-        batch = buffer.sample(to_device="cpu")
-        print(f"a batch of samples {batch.sample_ids.tolist()}, tokens {tuple(batch.sequences.shape)}")
-    ray.shutdown()
+    with local_ray():
+        # Create a buffer that batches experiences into groups of 8
+        buffer = DetachedReplayBuffer(sample_batch_size=8, limit=16)
+        ray.get([maker.remote(buffer, first) for first in range(0, 24, 6)])
+        while buffer.get_length() > 0:
+            # Locally called by the trainer to get a batch
+            batch = buffer.sample(to_device="cpu")
+            print(f"a batch of samples {batch.sample_ids.tolist()}, tokens {tuple(batch.sequences.shape)}")
 
 
 if __name__ == "__main__":

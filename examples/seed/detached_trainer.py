@@ -11,7 +11,7 @@ import ray
 import torch
 
 from rlhf_core.types import BufferItem, Experience
-from rlhf_ray import DetachedTrainer
+from rlhf_ray import DetachedTrainer, local_ray
 
 NUM_TOKENS = 8
 BEST = 3
@@ -75,21 +75,20 @@ class MyMaker:
 
 def main() -> None:
     """Train on what the maker sends."""
-    ray.init(address="local", include_dashboard=False)
-    maker = MyMaker.options(name="maker_0", num_cpus=0).remote()
-    trainer = MyTrainer.options(name="trainer_0", num_cpus=0).remote(
-        experience_maker_holder_name_list=["maker_0"],
-        train_batch_size=8,
-        buffer_limit=1,
-    )
-    before = ray.get(trainer.share_of_the_best.remote())
-    work = maker.work.remote(num_batches=40)
-    ray.get(trainer.fit.remote(total_steps=40, update_steps=2, train_epochs=2))
-    ray.get(work)
-    after = ray.get(trainer.share_of_the_best.remote())
-    print(f"the best token is sampled with probability {after:.2f}, at first it was {before:.2f}")
-    assert after > before
-    ray.shutdown()
+    with local_ray():
+        maker = MyMaker.options(name="maker_0", num_cpus=0).remote()
+        trainer = MyTrainer.options(name="trainer_0", num_cpus=0).remote(
+            experience_maker_holder_name_list=["maker_0"],
+            train_batch_size=8,
+            buffer_limit=1,
+        )
+        before = ray.get(trainer.share_of_the_best.remote())
+        work = maker.work.remote(num_batches=40)
+        ray.get(trainer.fit.remote(total_steps=40, update_steps=2, train_epochs=2))
+        ray.get(work)
+        after = ray.get(trainer.share_of_the_best.remote())
+        print(f"the best token is sampled with probability {after:.2f}, at first it was {before:.2f}")
+        assert after > before
 
 
 if __name__ == "__main__":

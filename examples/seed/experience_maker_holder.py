@@ -5,7 +5,6 @@ The models are tiny and made here. Seconds, on a CPU.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import ray
@@ -15,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf_core.seed import strategy_by_name
 from rlhf_core.types import Experience
 from rlhf_ppo import Critic
-from rlhf_ray import DetachedTrainer, ExperienceMakerHolder
+from rlhf_ray import DetachedTrainer, ExperienceMakerHolder, local_ray
 
 EOS = 2
 
@@ -64,26 +63,24 @@ class Printer(DetachedTrainer):
 
 def main() -> None:
     """Make five passes over the prompts."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(address="local", num_gpus=1, include_dashboard=False)  # in name only: `device` below is what counts
-    trainer = Printer.options(name="trainer_0", num_cpus=0).remote(["maker_0"], train_batch_size=4)
-    maker = ExperienceMakerHolder.options(name="maker_0", num_gpus=1).remote(
-        detached_trainer_name_list=["trainer_0"],
-        strategy_fn=lambda: strategy_by_name("single", device="cpu"),
-        model_fn=lambda: (my_actor(), my_critic(), my_reward_model(), my_actor()),
-        kl_coef=0.1,
-        buffer_cpu_offload=True,
-        eval_performance=True,
-        max_length=12,
-        top_k=50,
-        eos_token_id=EOS,
-    )
-    # Start the experience generation loop
-    loop = maker.workingloop.remote(dataloader_fn=lambda: my_dataloader(), num_epochs=5)
-    ray.get(trainer.fit.remote(total_steps=5, update_steps=5))
-    ray.get(loop)
-    print("\n".join(ray.get(trainer.get_lines.remote())))
-    ray.shutdown()
+    with local_ray(num_gpus=1):  # in name only: `device` below is what counts
+        trainer = Printer.options(name="trainer_0", num_cpus=0).remote(["maker_0"], train_batch_size=4)
+        maker = ExperienceMakerHolder.options(name="maker_0", num_gpus=1).remote(
+            detached_trainer_name_list=["trainer_0"],
+            strategy_fn=lambda: strategy_by_name("single", device="cpu"),
+            model_fn=lambda: (my_actor(), my_critic(), my_reward_model(), my_actor()),
+            kl_coef=0.1,
+            buffer_cpu_offload=True,
+            eval_performance=True,
+            max_length=12,
+            top_k=50,
+            eos_token_id=EOS,
+        )
+        # Start the experience generation loop
+        loop = maker.workingloop.remote(dataloader_fn=lambda: my_dataloader(), num_epochs=5)
+        ray.get(trainer.fit.remote(total_steps=5, update_steps=5))
+        ray.get(loop)
+        print("\n".join(ray.get(trainer.get_lines.remote())))
 
 
 if __name__ == "__main__":

@@ -152,6 +152,23 @@ def test_a_maker_that_dies_ends_the_fit(start: Callable[..., Any]) -> None:
         get(fit)
 
 
+def test_a_maker_that_is_frozen_ends_the_fit(start: Callable[..., Any]) -> None:
+    @ray.remote
+    class Maker:
+        """It is there, and says nothing."""
+
+    def be_impatient(trainer: Any) -> None:
+        trainer._presence._registry._heartbeat_seconds = 0.2
+
+    start(Maker, "maker_0")
+    trainer = start(MyTrainer, "trainer_0", ["maker_0"], train_batch_size=4)
+    get(trainer.__ray_call__.remote(be_impatient))
+    get(trainer.maker_started.remote("maker_0", 1.0))
+    get(trainer.maker_alive.remote("maker_0"))
+    with pytest.raises(Exception, match="after 0 of 1 batches: maker_0 failed: it gave no sign of life for"):
+        get(trainer.fit.remote(total_steps=1, update_steps=1))
+
+
 def test_a_wait_for_a_batch_has_a_deadline(start: Callable[..., Any]) -> None:
     trainer = start(MyTrainer, "trainer_0", ["nobody"], train_batch_size=4, batch_timeout_seconds=0.5)
     with pytest.raises(Exception, match=r"no batch came in 0.5 s; .*0 of 4 entries"):

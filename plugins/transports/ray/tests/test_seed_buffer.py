@@ -175,6 +175,25 @@ def test_a_shared_buffers_waits_end_and_say_what_they_waited_for(workers: list[A
     assert buffer.get_length() == 1
 
 
+def shorten_calls(worker: Any) -> None:
+    from rlhf_ray import replay_buffer
+
+    replay_buffer._CALL_SECONDS = 0.1
+
+
+def test_no_batch_is_taken_for_one_that_died_waiting(workers: list[Any]) -> None:
+    buffer = DetachedReplayBuffer(1, timeout_seconds=WAIT)
+    waiting = Worker.remote()
+    get(waiting.__ray_call__.remote(shorten_calls))
+    assert get(waiting.call.remote(buffer, "get_length")) == 0
+    waiting.call.remote(buffer, "sample")
+    time.sleep(0.3)  # it waits
+    ray.kill(waiting)
+    time.sleep(0.5)  # the last of its calls is over
+    buffer.extend([item(1)])
+    assert buffer.sample(timeout_seconds=10.0).sample_ids.tolist() == [1]
+
+
 def test_without_ray_there_is_nobody_to_hand_it_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     buffer = DetachedReplayBuffer(1)

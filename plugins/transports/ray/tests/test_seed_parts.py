@@ -12,7 +12,8 @@ from torch import nn
 from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
 from rlhf_core.types import Experience
 from rlhf_ray.detached_source import BufferSource, FitPlan, MakerPresence
-from rlhf_ray.loader_feed import deal, maker_number, sample_id
+from rlhf_ray.loader_feed import maker_number, sample_id
+from rlhf_ray.maker_feed import deal
 from rlhf_ray.maker_parts import trained_names
 from rlhf_ray.wire import num_bytes, pack, unpack
 
@@ -45,10 +46,10 @@ def test_items_are_dealt_in_turn(sizes: list[int], num_targets: int) -> None:
     received: list[list[int]] = [[] for _ in range(num_targets)]
     first = made = 0
     for size in sizes:
-        dealt, first = deal(list(range(made, made + size)), num_targets, first)  # type: ignore[arg-type]
+        dealt, first = deal(list(range(made, made + size)), num_targets, first)
         made += size
         for target, part in enumerate(dealt):
-            received[target].extend(part)  # type: ignore[arg-type]
+            received[target].extend(part)
     assert received == [list(range(target, made, num_targets)) for target in range(num_targets)]
 
 
@@ -139,6 +140,31 @@ class TestPresence:
         assert presence.reason_for_none() is None
         alive.clear()
         assert "gone" in self.wait_for_reason(presence)
+
+    def test_one_that_is_there_but_silent_is_done(self) -> None:
+        """Frozen, say. One that gave no sign of life yet is not expected to: it may still read its data."""
+        now = [0.0]
+        presence = MakerPresence(["a", "b"], lambda name: True, heartbeat_seconds=60, clock=lambda: now[0])
+        for name in ("a", "b"):
+            presence.started(name, 1.0)
+        presence.seen("a")
+        now[0] = 61
+        presence.done("b", None)
+        assert "a failed: it gave no sign of life for 61 s" in self.wait_for_reason(presence)
+
+    def test_one_that_goes_on_or_starts_again_is_waited_for(self) -> None:
+        now = [0.0]
+        presence = MakerPresence(["a"], lambda name: True, heartbeat_seconds=60, clock=lambda: now[0])
+        for name in ("a", "b"):
+            presence.started(name, 1.0)
+            presence.seen(name)
+        now[0] = 59
+        presence.seen("a")
+        now[0] = 61
+        presence.started("b", 1.0)  # another actor of its name
+        assert presence.reason_for_none() is None
+        now[0] = 118
+        assert presence.reason_for_none() is None
 
     def test_temperatures_must_agree(self) -> None:
         presence = MakerPresence([], lambda name: True)

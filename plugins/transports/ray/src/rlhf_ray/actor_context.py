@@ -23,6 +23,9 @@ from .event_relay import ActorLogHandler, EventSender
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID")
 
+HEARTBEAT_SECONDS = 60.0
+"""Silence after which a maker is held for dead, where it is used by hand; `transport.heartbeat_seconds` of a run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSpec:
@@ -96,7 +99,7 @@ class Heartbeat:
     """Context that calls `beat` periodically while this process runs; a stopped process sends none."""
 
     def __init__(self, beat: Callable[[], object], *, every_seconds: float) -> None:
-        """`beat`: its result is ignored; the loss of the coordinator is detected elsewhere and ends the run."""
+        """`beat`: its result is ignored; the loss of who is told is detected elsewhere, by those who wait for it."""
         self._beat = beat
         self._every_seconds = every_seconds
         self._stop = threading.Event()

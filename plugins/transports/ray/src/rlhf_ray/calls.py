@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -24,8 +24,10 @@ from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError
 
 logger = logging.getLogger("rlhf.ray")
 
-_MARGIN_SECONDS = 60.0
-"""Extra time for the coordinator's answer beyond its own deadline."""
+T = TypeVar("T")
+
+ANSWER_SECONDS = 60.0
+"""Longest wait for the coordinator's answer, beyond what it waits for itself."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 
@@ -39,13 +41,8 @@ class ActorLostError(RlhfError):
 
 def ask(coordinator: Any, method: str, *arguments: Any, wait_seconds: float = 0.0) -> Any:
     """Call the coordinator, which answers within `wait_seconds` itself. Raises its error, or that it is gone."""
-    return answer(getattr(coordinator, method).remote(*arguments), method, wait_seconds)
-
-
-def answer(reference: Any, method: str, wait_seconds: float = 0.0) -> Any:
-    """Wait for the coordinator's answer to a pending call of `method`; raises like `ask`."""
-    call = ("coordinator", reference)
-    return collect([call], timeout_seconds=wait_seconds + _MARGIN_SECONDS, doing=f"to answer {method}")[0]
+    call = ("coordinator", getattr(coordinator, method).remote(*arguments))
+    return collect([call], timeout_seconds=wait_seconds + ANSWER_SECONDS, doing=f"to answer {method}")[0]
 
 
 def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> list[Any]:
@@ -201,14 +198,8 @@ class NamedActors:
         return found
 
     def _wait_for(self, name: str) -> Any:
-        found: Any = None
-
-        def look() -> bool:
-            nonlocal found
-            found = get_named_actor(name)
-            return found is not None
-
-        if not wait_until(look, self._timeout_seconds):
+        found = wait_until(lambda: get_named_actor(name), self._timeout_seconds)
+        if found is None:
             raise DeadlineError(
                 f"waited {self._timeout_seconds:g} s for an actor named {name!r}",
                 where="ray",
@@ -217,14 +208,11 @@ class NamedActors:
         return found
 
 
-def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Poll `condition` at growing intervals; False when the time is over."""
+def wait_until(condition: Callable[[], T], timeout_seconds: float) -> T:
+    """Poll `condition` at growing intervals until it is true, or the time is over; returns its last value."""
     deadline = time.monotonic() + timeout_seconds
     pause = _FIRST_PAUSE_SECONDS
-    while not condition():
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            return False
+    while not (found := condition()) and (remaining := deadline - time.monotonic()) > 0:
         time.sleep(min(pause, remaining))
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-    return True
+    return found

@@ -63,15 +63,38 @@ def connected(config: RayConfig) -> Iterator[Connection]:
     if ray.is_initialized():
         yield Connection(namespace)
         return
-    start: AbstractContextManager[Callable[[], set[Process]]] = nullcontext(lambda: set())
+    options: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
     if config.address is None:
+        options["object_store_memory"] = config.object_store_bytes
+    with _initialized(config.address, options) as started:
+        programs = {process: _program(process) for process in started}
+        yield Connection(namespace, {each: name for each, name in programs.items() if name in _INDISPENSABLE})
+
+
+@contextmanager
+def local_ray(*, num_cpus: float | None = None, num_gpus: float | None = None) -> Iterator[None]:
+    """Context with a Ray for a script that starts actors itself: on 127.0.0.1 only, and gone when the script ends.
+
+    num_cpus, num_gpus: what actors may reserve, in name only; None is what the machine has.
+    """
+    with _initialized(None, {"num_cpus": num_cpus, "num_gpus": num_gpus}):
+        yield
+
+
+@contextmanager
+def _initialized(address: str | None, options: dict[str, Any]) -> Iterator[set[Process]]:
+    """Context connected to the Ray at `address`, or to a new local one, of which it yields the processes."""
+    start: AbstractContextManager[Callable[[], set[Process]]] = nullcontext(lambda: set())
+    if address is None:
+        # A local Ray must not be reachable from other machines (see `_loopback_kept`).
+        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         start = watched()
     with start as has_started:
         with _environment(_QUIET), _own_signal_handlers(), _loopback_kept():
-            _start(config, namespace)
-        processes = {process: _program(process) for process in has_started()}
+            _start(address, options)
+        started = has_started()
         try:
-            yield Connection(namespace, {each: name for each, name in processes.items() if name in _INDISPENSABLE})
+            yield started
         finally:
             ray.shutdown()
 
@@ -83,29 +106,17 @@ def _program(process: Process) -> str:
         return ""
 
 
-def _start(config: RayConfig, namespace: str) -> None:
-    options: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
-    if config.address is None:
-        options |= {
-            "address": "local",
-            "include_dashboard": False,
-            "object_store_memory": config.object_store_bytes,
-            # A local Ray must not be reachable from other machines (see `_loopback_kept`).
-            "_node_ip_address": "127.0.0.1",
-        }
-    else:
-        options["address"] = config.address
+def _start(address: str | None, options: Mapping[str, Any]) -> None:
     try:
-        ray.init(**options)
+        ray.init(address=address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        local = config.address is None
-        what = "a local Ray cannot be started" if local else f"no Ray answers at {config.address}"
+        what, hint = "a local Ray cannot be started", "see Ray's session logs"
+        if address is not None:
+            what, hint = f"no Ray answers at {address}", "is the address right, and its Ray of the same version?"
         raise RlhfError(
             f"{what}: {str(error).strip().splitlines()[0]}",
             where="transport.address",
-            hint="is the address right, and its Ray of the same version?"
-            if config.address
-            else "see Ray's session logs",
+            hint=hint,
         ) from error
 
 

@@ -14,8 +14,8 @@ from .messages import EvaluationWork, RolloutWork, Work
 
 @dataclass(slots=True)
 class _Maker:
-    pid: int
-    node: str
+    pid: int | None
+    node: str | None
     actor: Any
     last_seen: float
     since: float
@@ -42,7 +42,7 @@ class MakerRegistry:
     def registered(self) -> set[str]:
         return set(self._makers)
 
-    def register(self, name: str, pid: int, node: str, actor: Any = None) -> None:
+    def register(self, name: str, pid: int | None = None, node: str | None = None, actor: Any = None) -> None:
         """`actor`: its handle, for trainers to call it by."""
         now = self._clock()
         self._makers[name] = _Maker(pid, node, actor, last_seen=now, since=now)

@@ -13,6 +13,9 @@ from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.training import EpisodeBatches
 from rlhf_core.types import Experience
 
+from .actor_context import HEARTBEAT_SECONDS
+from .coordinator_parts import MakerRegistry
+
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
@@ -82,11 +85,20 @@ _STALE_GRACE_SECONDS = 10.0
 
 
 class MakerPresence:
-    """Tracks which makers may still send; thread-safe. A maker counts until it is done or its actor is gone."""
+    """Tracks which makers may still send; thread-safe. One counts until it is done, silent, or its actor is gone."""
 
-    def __init__(self, names: Sequence[str], is_alive: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        is_alive: Callable[[str], bool],
+        *,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """heartbeat_seconds: longest silence of a maker that has given a sign of life."""
         self._is_alive = is_alive
         self._lock = threading.Lock()
+        self._registry = MakerRegistry(heartbeat_seconds, math.inf, clock)
         self._names = set(names)
         self._seen: set[str] = set()
         self._ended: dict[str, str] = {}
@@ -104,15 +116,22 @@ class MakerPresence:
     def started(self, name: str, temperature: float) -> None:
         """Record that a maker starts a loop and samples at this temperature."""
         with self._lock:
+            self._registry.forget(name)
             self._names.add(name)
             self._seen.add(name)
             self._ended.pop(name, None)
             self._ended_before_fit.discard(name)
             self._temperatures[name] = temperature
 
+    def seen(self, name: str) -> None:
+        """Record a heartbeat: from the first on, more are expected until the loop is over."""
+        with self._lock:
+            self._registry.register(name)
+
     def done(self, name: str, error: str | None) -> None:
         """Record that a maker's loop is over; `error` is its failure, if any."""
         with self._lock:
+            self._registry.forget(name)
             self._names.add(name)
             self._ended[name] = f"{name} is done" if error is None else f"{name} failed: {error}"
 
@@ -133,9 +152,11 @@ class MakerPresence:
         """Why no maker will send anything more; None while one may."""
         with self._lock:
             running = self._names - self._ended.keys()
-            seen = set(self._seen)
+            seen, silent = set(self._seen), self._registry.stuck()
         for name in running:
-            if self._is_alive(name):
+            if name in silent:
+                self.done(name, f"it {silent[name]}")
+            elif self._is_alive(name):
                 with self._lock:
                     self._seen.add(name)
             elif name in seen:

@@ -17,12 +17,14 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.training import Metrics, Trainer
-from rlhf_core.types import BufferItem, Experience
+from rlhf_core.types import BufferItem, Experience, PhaseTimes
 
 from .actor_context import show_debug_messages
 from .calls import NamedActors, get_named_actor
 from .detached_source import BufferSource, FitPlan, MakerPresence
+from .messages import Made
 from .replay_buffer import DetachedReplayBuffer
+from .wire import unpack_group
 
 if TYPE_CHECKING:
     import torch
@@ -138,11 +140,23 @@ class DetachedTrainer(ABC):
         logger.debug("takes %d samples", len(items))
         self.detached_replay_buffer.extend(items)
 
+    @ray.method(concurrency_group="buffer_append")
+    def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:
+        """Called by makers, as a run's coordinator is: add the samples of finished groups. Returns how many groups."""
+        items = [item for each in made for item in unpack_group(each.group).items]
+        self.buffer_extend(items)  # type: ignore[operator]
+        return len(made)
+
     # In the group buffer_length, since a full buffer may block buffer_append.
     @ray.method(concurrency_group="buffer_length")
     def maker_started(self, name: str, temperature: float = 1.0) -> None:
         """Called by a maker that starts a loop, with its sampling temperature."""
         self._presence.started(name, temperature)
+
+    @ray.method(concurrency_group="buffer_length")
+    def maker_alive(self, name: str) -> None:
+        """Heartbeat of a maker, while its loop runs."""
+        self._presence.seen(name)
 
     @ray.method(concurrency_group="buffer_length")
     def maker_done(self, name: str, error: str | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,12 +12,11 @@ import ray
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
-from rlhf_core.types import Prompt, RolloutGroup
 
-from .actor_context import ActorSpec, settle, show_debug_messages
+from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
 from .calls import NamedActors, own_name
 from .loader_feed import LoaderFeed
-from .maker_parts import IdTokenizer, MakerWorker, make_models, make_strategy, make_worker
+from .maker_parts import IdTokenizer, MakerWorker, make_models, make_place, make_worker
 from .messages import Canary
 from .run_feed import RunFeed
 from .wire import unpack
@@ -55,7 +54,7 @@ class ExperienceMakerHolder:
     """
 
     _worker: MakerWorker
-    _run: RunFeed
+    _feed: LoaderFeed | RunFeed
     _unnumbered: dict[str, int]
     """Sender -> the version it is sending without having given a number."""
 
@@ -92,7 +91,7 @@ class ExperienceMakerHolder:
             self._initialized.set()
         self._unnumbered = {}
         if run is not None:
-            self._run = RunFeed(self._name, run)
+            self._context = ActorContext(self._name, run)
             return
         if not detached_trainer_name_list:
             raise UserInputError("detached_trainer_name_list is empty", where="ExperienceMakerHolder")
@@ -104,13 +103,13 @@ class ExperienceMakerHolder:
         for callback in callbacks:
             hooks.register(callback)
         self._sampling = sampling_params(generate_kwargs, tokenizer)
-        strategy = make_strategy(strategy_fn)
-        self._models = models = make_models(model_fn, strategy, kl_coef=kl_coef, seed=seed)
+        place = make_place(strategy_fn)
+        self._models = models = make_models(model_fn, place, kl_coef=kl_coef, seed=seed)
         set_eos(models.actor, generate_kwargs.get("eos_token_id"))
         decoder = tokenizer if tokenizer is not None else IdTokenizer(generate_kwargs.get("eos_token_id"))
         self._worker = make_worker(
             models,
-            strategy,
+            place,
             decoder,
             self._sampling,
             hooks,
@@ -121,7 +120,7 @@ class ExperienceMakerHolder:
             reward_timeout_seconds=reward_timeout_seconds,
             sync_idle_seconds=sync_idle_seconds,
         )
-        self._feed = LoaderFeed(
+        self._loader_feed = self._feed = LoaderFeed(
             self._name,
             hooks,
             BatchReader(tokenizer, decoder, needs_mask=False),
@@ -138,25 +137,25 @@ class ExperienceMakerHolder:
         trainers have taken everything, and notifies them; an error of the loop is reported to them too, and raised.
         """
         self._wait_for_first_weights()
-        feed = self._feed
+        feed = self._loader_feed
         feed.announce(self._sampling.temperature)
         self._worker.take_times()
         try:
-            self._make_all(
-                feed, feed.batches(batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn"))
-            )
+            feed.loaded = batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn")
+            self._make_all()
         except Exception as error:
             self._report_failure(error)
             raise
         if self._eval_performance:
-            print(feed.performance(self._worker.take_times()))
+            print(feed.performance())
         feed.say_done(None)
 
     def work(self) -> None:
         """The loop in a run: load everything, then make what the coordinator requests until the run is over."""
-        with self._run.opened() as self._worker:
-            self._run.join(self.update_experience_maker)
-            self._make_all(self._run, self._run.batches())
+        with RunFeed.opened(self._context) as feed:
+            self._feed, self._worker = feed, feed.worker
+            feed.join(self.update_experience_maker)
+            self._make_all()
 
     @ray.method(concurrency_group="model_io")
     def update_experience_maker(
@@ -197,8 +196,8 @@ class ExperienceMakerHolder:
                 weights.stage(version, role, unpack(chunk), sender=sender, scales=scales)
         if chunk_end or alone:
             self._unnumbered.pop(sender, None)
-            if canary is not None:
-                self._run.canaries[version] = canary
+            if canary is not None and isinstance(self._feed, RunFeed):
+                self._feed.canaries[version] = canary
             weights.commit(version, checksums, sender=sender)
             if fully_update:
                 self._initialized.set()
@@ -208,22 +207,15 @@ class ExperienceMakerHolder:
         """Newest version of the weights that samples come from; 0 before the first."""
         return self._worker.weights.newest or 0
 
-    def _make_all(self, feed: LoaderFeed | RunFeed, batches: Iterator[tuple[Any, list[Prompt]]]) -> None:
+    def _make_all(self) -> None:
         """Make each batch's experience while that of the previous batch is being sent."""
-        with feed.hooks.span("maker_loop", maker=feed.number):
-            for work, prompts in batches:
-                groups = self._make_experience(prompts)  # type: ignore[operator]
+        feed = self._feed
+        with feed.alive(), feed.hooks.span("maker_loop", maker=feed.number):
+            for era, prompts in feed.batches():
+                groups = self._worker.make(prompts)
                 with feed.hooks.span("send", num_groups=len(groups)):
-                    self._send_groups(feed, work, groups)  # type: ignore[operator]
+                    feed.send(era, groups, self._worker.take_times())
             feed.flush()
-
-    @ray.method(concurrency_group="compute")
-    def _make_experience(self, prompts: list[Prompt]) -> list[RolloutGroup]:
-        return self._worker.make(prompts)
-
-    @ray.method(concurrency_group="experience_io")
-    def _send_groups(self, feed: LoaderFeed | RunFeed, work: Any, groups: list[RolloutGroup]) -> None:
-        feed.send(work, groups)
 
     def _wait_for_first_weights(self) -> None:
         if not self._initialized.wait(self._first_sync_timeout_seconds):
@@ -237,6 +229,6 @@ class ExperienceMakerHolder:
         """Report the failure to the trainers, which would otherwise wait for samples; the loop raises the error."""
         told = f"{type(error).__name__}: {error}".splitlines()[0]
         try:
-            self._feed.say_done(told)
+            self._loader_feed.say_done(told)
         except RlhfError as unreachable:
             logger.error("cannot tell a trainer that the loop failed: %s", unreachable)

@@ -41,7 +41,6 @@ from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 from .holder_weights import StagedWeights, WeightTarget
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 REWARD_NAME = "reward"
@@ -102,11 +101,21 @@ def trained_names(model: nn.Module) -> frozenset[str]:
     return frozenset(trained) if frozen else frozenset()
 
 
+def _placed(models: Mapping[str, nn.Module], place: Any) -> dict[str, frozenset[str]]:
+    """Freeze and place the models; returns by role the names of an adapter-only version (see `trained_names`)."""
+    adapters = {role: trained_names(model) for role, model in models.items()}
+    for model in models.values():
+        disable_dropout(model)
+        place.prepare_inference(model)
+    return adapters
+
+
 @dataclass(frozen=True, slots=True)
 class MakerParts:
-    """A maker ready to work, once weights have arrived."""
+    """A maker of a run, ready to work once weights have arrived."""
 
     worker: MakerWorker
+    hooks: HookRelay
     prompt: Callable[[int], Prompt]
     keep: Callable[[RolloutGroup], bool]
     evaluator: PolicyEvaluator | None
@@ -123,19 +132,9 @@ class InferencePlace:
     shards_parameters = False
 
     def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-
-    @property
-    def device(self) -> torch.device:
-        return self._strategy.device
-
-    @property
-    def parameter_dtype(self) -> torch.dtype:
-        return self._strategy.parameter_dtype
-
-    @property
-    def compute_dtype(self) -> torch.dtype | None:
-        return self._strategy.compute_dtype
+        self.device = strategy.device
+        self.parameter_dtype = strategy.parameter_dtype
+        self.compute_dtype = strategy.compute_dtype
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The trainers' precision, over whole weights also where theirs are cast or sharded."""
@@ -172,9 +171,7 @@ def build_maker(
     models: dict[str, nn.Module] = {"policy": policy}
     if "critic" in algorithm.roles:
         models["critic"] = algorithm.build_critic(policy)
-    adapters = {role: trained_names(model) for role, model in models.items()}
-    for model in models.values():
-        place.prepare_inference(model)
+    adapters = _placed(models, place)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     rollouts = algorithm if isinstance(algorithm, RolloutAlgorithm) else None
     scoring = (
@@ -194,7 +191,7 @@ def build_maker(
     evaluator = None
     if resolved.evaluates:
         evaluator = build_evaluator(resolved, engine, tokenizer, scorer, prompts, place)
-    return MakerParts(worker, prompts.prompt, _keep_all if rollouts is None else rollouts.keep, evaluator)
+    return MakerParts(worker, hooks, prompts.prompt, _keep_all if rollouts is None else rollouts.keep, evaluator)
 
 
 def _keep_all(group: RolloutGroup) -> bool:
@@ -233,26 +230,20 @@ class IdTokenizer:
         return [self.decode(ids, skip_special_tokens) for ids in batch]
 
 
-def make_strategy(strategy_fn: Callable[[], Any]) -> Strategy:
-    """The factory's strategy, joined. A ColossalAI booster trains only: a maker then computes as `single` does."""
+def make_place(strategy_fn: Callable[[], Any]) -> InferencePlace:
+    """Where the factory's strategy computes. A ColossalAI booster trains only: a maker then computes as `single`."""
     strategy = strategy_fn()
-    if not isinstance(strategy, Strategy):
-        strategy = strategy_by_name("single")
-    strategy.setup()
-    return strategy
+    return InferencePlace(strategy if isinstance(strategy, Strategy) else strategy_by_name("single"))
 
 
-def make_models(
-    model_fn: Callable[[], tuple[Any, ...]], strategy: Strategy, *, kl_coef: float, seed: int = 0
-) -> HolderModels:
+def make_models(model_fn: Callable[[], tuple[Any, ...]], place: Any, *, kl_coef: float, seed: int = 0) -> HolderModels:
     """Build and place the models; `seed` is for an installed reward.
 
     Raises `UserInputError` when the factory returned something else.
     """
     from torch import nn
 
-    with strategy.model_init_context():
-        returned = model_fn()
+    returned = model_fn()
     if not isinstance(returned, tuple | list) or len(returned) != 4:
         raise UserInputError(
             "it must return (actor, critic, reward model, initial model)", where="model_fn of the experience maker"
@@ -260,13 +251,12 @@ def make_models(
     actor, critic, reward, initial = returned
     if not isinstance(actor, nn.Module):
         raise UserInputError(f"the actor is a {type(actor).__name__}, not a causal language model", where="model_fn")
-    trained = {"policy": actor} if critic is None else {"policy": actor, "critic": critic}
-    adapters = {role: trained_names(model) for role, model in trained.items()}
-    reference, context = _reference(actor, initial, strategy, kl_coef)
+    adapters = _placed({"policy": actor} if critic is None else {"policy": actor, "critic": critic}, place)
+    reference, context = _reference(actor, initial, place, kl_coef)
     return HolderModels(
-        actor=_placed(actor, strategy),
-        critic=None if critic is None else _placed(critic, strategy),
-        reward=seed_reward(reward, strategy.device, offload=False, seed=seed, where="model_fn"),
+        actor=actor,
+        critic=critic,
+        reward=seed_reward(reward, place.device, offload=False, seed=seed, where="model_fn"),
         reference=reference,
         reference_context=context,
         adapters=adapters,
@@ -274,13 +264,14 @@ def make_models(
 
 
 def _reference(
-    actor: nn.Module, initial: nn.Module | None, strategy: Strategy, kl_coef: float
+    actor: nn.Module, initial: nn.Module | None, place: Any, kl_coef: float
 ) -> tuple[nn.Module | None, Callable[[], AbstractContextManager[Any]]]:
     """The initial model, or the actor with its adapter off; none where no KL is used."""
     if kl_coef == 0:
         return None, nullcontext
     if initial is not None and initial is not actor:
-        return _placed(initial, strategy), nullcontext
+        _placed({"reference": initial}, place)
+        return initial, nullcontext
     if is_lora(actor):
         return actor, partial(adapter_off, actor)
     raise UserInputError(
@@ -290,14 +281,9 @@ def _reference(
     )
 
 
-def _placed(model: nn.Module, strategy: Strategy) -> nn.Module:
-    disable_dropout(model)
-    return strategy.prepare_inference(model)
-
-
 def make_worker(
     models: HolderModels,
-    strategy: Strategy,
+    place: Any,
     tokenizer: Any,
     sampling: SamplingParams,
     hooks: HookRelay,
@@ -311,12 +297,12 @@ def make_worker(
 ) -> MakerWorker:
     """An engine over the actor, a scorer over the reward, a pass over reference and critic."""
     selected = load("engines", engine)
-    context = EngineContext(model=models.actor, tokenizer=tokenizer, device=strategy.device, seed=seed)
+    context = EngineContext(model=models.actor, tokenizer=tokenizer, device=place.device, seed=seed)
     options = selected.component.config.model_validate(dict(engine_options))
     built = cast(RolloutEngine, resolve_build(selected)(options, context))
     call_options = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
     reference_pass = ReferencePass(
-        strategy,
+        place,
         temperature=sampling.temperature,
         reference=models.reference,
         reference_context=models.reference_context,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlhf_core.batching import collate, split, to_device
+from rlhf_core.batching import collate, split
+from rlhf_core.batching import to_device as moved
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.rollout import BatchBuffer
 from rlhf_core.types import BufferItem, Experience
@@ -21,53 +22,16 @@ if TYPE_CHECKING:
     import torch
 
 _WHERE = "replay buffer"
-_CALL_SECONDS = 5.0
-"""Longest wait inside one call of a shared buffer's actor; longer waits are split into several calls."""
 _ANSWER_SECONDS = 120.0
-"""Extra time for that actor's answer, since its process may have to start."""
+"""Longest wait for a shared buffer's answer beyond what it waits for itself, since its process may have to start."""
+_CALL_SECONDS = 5.0
+"""Longest wait for a batch in one call; a call goes on when its caller is dead, and takes a batch for nobody."""
 _CALLS_AT_A_TIME = 32
 """Calls that may wait inside the actor, for room and for a batch each."""
 
-
-class _Batches:
-    """A `BatchBuffer` whose waits report their progress, so that they can continue in another process."""
-
-    def __init__(self, batch_size: int, limit: int, entries: Sequence[BufferItem] = ()) -> None:
-        self._batches = BatchBuffer(batch_size, limit, entries)
-
-    @ray.method(concurrency_group="put")
-    def put(self, entries: Sequence[BufferItem], seconds: float) -> tuple[int, str]:
-        """Add entries; returns how many were taken in time, and what the next one waits for."""
-        deadline = time.monotonic() + seconds
-        for number, entry in enumerate(entries):
-            try:
-                self._batches.put([entry], timeout_seconds=max(0.0, deadline - time.monotonic()))
-            except RlhfError as error:
-                return number, error.message
-        return len(entries), ""
-
-    @ray.method(concurrency_group="get")
-    def get(self, seconds: float) -> list[BufferItem] | str:
-        """A batch, or what it waits for when the time is over."""
-        try:
-            return self._batches.get(timeout_seconds=seconds)
-        except RlhfError as error:
-            return error.message
-
-    def clear(self) -> None:
-        self._batches.clear()
-
-    def length(self) -> int:
-        return len(self._batches)
-
-    def drain(self) -> list[BufferItem]:
-        """Remove and return all entries; waiting calls return."""
-        return self._batches.drain("it moves to an actor")
-
-
 _SharedBatches: Any = ray.remote(  # type: ignore[call-overload]  # Ray's types leave `concurrency_groups` out
     num_cpus=0, concurrency_groups={"put": _CALLS_AT_A_TIME, "get": _CALLS_AT_A_TIME}
-)(_Batches)
+)(BatchBuffer)
 
 
 class DetachedReplayBuffer:
@@ -88,7 +52,7 @@ class DetachedReplayBuffer:
         self.sample_batch_size = sample_batch_size
         self.limit = limit
         self._timeout_seconds = timeout_seconds
-        self._own = _Batches(sample_batch_size, limit)
+        self._own: BatchBuffer[BufferItem] = BatchBuffer(sample_batch_size, limit)
         self._shared: Any = None
         """The actor, once another process has the buffer, too."""
         self._lock = threading.Lock()
@@ -103,14 +67,14 @@ class DetachedReplayBuffer:
         deadline = time.monotonic() + self._timeout_seconds
         left = list(items)
         while left:
-            taken, lacking = self._wait("put", deadline, left)
-            del left[:taken]
-            if left:
-                _check(deadline, lacking)
+            # One by one, as long as it may move to an actor between two.
+            part = left[:1] if self._shared is None else left
+            self._wait("put", deadline, part)
+            del left[: len(part)]
 
     def clear(self) -> None:
         """Drop all samples, including those that do not fill a batch."""
-        self._at_once("clear")
+        self._at_once(BatchBuffer.clear)
 
     def sample(
         self, worker_rank: int = 0, to_device: str | torch.device = "cpu", *, timeout_seconds: float | None = None
@@ -120,14 +84,20 @@ class DetachedReplayBuffer:
         worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not distinguished.
         timeout_seconds: of this call; None takes the buffer's. Raises `DeadlineError` when no batch comes.
         """
+        import torch
+
         deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
-        while isinstance(batch := self._wait("get", deadline), str):
-            _check(deadline, batch)
-        return _placed(collate(batch), to_device)
+        while True:
+            try:
+                batch = self._wait("get", min(deadline, time.monotonic() + _CALL_SECONDS))
+                return moved(collate(batch), torch.device(to_device))
+            except DeadlineError:
+                if time.monotonic() >= deadline:
+                    raise
 
     def get_length(self) -> int:
         """Number of whole batches in the buffer."""
-        length: int = self._at_once("length")
+        length: int = self._at_once(len)
         return length
 
     def __reduce__(self) -> tuple[Callable[..., DetachedReplayBuffer], tuple[Any, ...]]:
@@ -142,27 +112,31 @@ class DetachedReplayBuffer:
                     raise UserInputError(
                         "it cannot be handed to another process without Ray", where=_WHERE, hint="call ray.init() first"
                     )
+                entries = self._own.drain("it moves to an actor")
                 # This may run while Ray serialises an argument, and Ray records that argument's references by thread.
                 with ThreadPoolExecutor(1) as pool:
-                    start = pool.submit(_SharedBatches.remote, self.sample_batch_size, self.limit, self._own.drain())
+                    start = pool.submit(_SharedBatches.remote, self.sample_batch_size, self.limit, entries)
                     self._shared = start.result()
             return self._shared
 
     def _wait(self, method: str, deadline: float, *arguments: Any) -> Any:
-        """One waiting call, for the remaining time or `_CALL_SECONDS` of it."""
-        with self._lock:
-            shared = self._shared
+        """Call a method that waits until the deadline, here or in the actor; again there if it moves meanwhile."""
+        if self._shared is None:
+            try:
+                return getattr(self._own, method)(*arguments, timeout_seconds=max(0.0, deadline - time.monotonic()))
+            except RlhfError:
+                with self._lock:  # held while it moves
+                    if self._shared is None:
+                        raise
         seconds = max(0.0, deadline - time.monotonic())
-        if shared is None:
-            return getattr(self._own, method)(*arguments, seconds)
-        seconds = min(seconds, _CALL_SECONDS)
-        return _ask(shared, method, *arguments, seconds, waits_seconds=seconds)
+        waiting = getattr(self._shared, method).options(concurrency_group=method)
+        return _answer(waiting.remote(*arguments, timeout_seconds=seconds), seconds)
 
-    def _at_once(self, method: str) -> Any:
+    def _at_once(self, call: Callable[[BatchBuffer[BufferItem]], Any]) -> Any:
         with self._lock:
             if self._shared is None:
-                return getattr(self._own, method)()
-        return _ask(self._shared, method)
+                return call(self._own)
+        return _answer(self._shared.__ray_call__.remote(call))
 
 
 def _attached(sample_batch_size: int, limit: int, timeout_seconds: float, shared: Any) -> DetachedReplayBuffer:
@@ -172,18 +146,6 @@ def _attached(sample_batch_size: int, limit: int, timeout_seconds: float, shared
     return buffer
 
 
-def _ask(shared: Any, method: str, *arguments: Any, waits_seconds: float = 0.0) -> Any:
+def _answer(reference: Any, waits_seconds: float = 0.0) -> Any:
     """The actor's answer. Raises `ActorLostError` when the process that made the buffer is gone."""
-    call = (_WHERE, getattr(shared, method).remote(*arguments))
-    return collect([call], timeout_seconds=waits_seconds + _ANSWER_SECONDS, doing="to answer")[0]
-
-
-def _check(deadline: float, lacking: str) -> None:
-    if time.monotonic() >= deadline:
-        raise DeadlineError(lacking, where=_WHERE)
-
-
-def _placed(experience: Experience, device: Any) -> Experience:
-    import torch
-
-    return to_device(experience, torch.device(device))
+    return collect([(_WHERE, reference)], timeout_seconds=waits_seconds + _ANSWER_SECONDS, doing="to answer")[0]

@@ -1,129 +1,107 @@
-"""What feeds a maker of a `--transport ray` run: prompts come from the coordinator, samples go there."""
+"""Feed of a maker of a `--transport ray` run: prompts come from the coordinator, samples go there."""
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
 
 import ray
 
 from rlhf_core.errors import SyncError
-from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import MakerHooks
 from rlhf_core.types import GenerationRequest, Prompt, RolloutGroup, SamplingParams
 
-from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
-from .calls import answer, ask
-from .maker_parts import MakerParts, MakerWorker, build_maker
-from .messages import Canary, EvaluationWork, Made, RolloutWork, RunOver, Work
-from .wire import pack_group
-
-logger = logging.getLogger("rlhf.ray")
+from .actor_context import ActorContext, settle
+from .calls import ANSWER_SECONDS, NamedActors, ask
+from .maker_feed import MakerFeed
+from .maker_parts import MakerParts, build_maker
+from .messages import Canary, EvaluationWork, RolloutWork, RunOver, Work
 
 _CANARY_ID = (1 << 62) + (1 << 61)
 """Sample ids of canary answers: greedy, so their noise does not matter, but no other sample has them."""
 
 
-class RunFeed:
-    """What the coordinator has for one maker. Settles into the process when made, loads nothing before `opened`."""
+class RunFeed(MakerFeed):
+    """What the coordinator has for one maker."""
 
-    hooks: HookRelay
-    _parts: MakerParts
-
-    def __init__(self, name: str, spec: ActorSpec) -> None:
-        self._name = name
-        self.number = spec.index
-        self._context = ActorContext(name, spec)
-        self._coordinator = spec.coordinator
-        self._config = self._context.config
-        self._poll_seconds = min(10.0, self._config.heartbeat_seconds / 4)
-        self._under_way: tuple[Any, int] | None = None
-        """The answer to come to the groups that were sent last, and how many they are."""
+    def __init__(self, context: ActorContext, parts: MakerParts) -> None:
+        self._coordinator = context.spec.coordinator
+        takers = NamedActors(["coordinator"], timeout_seconds=0)
+        takers.know({"coordinator": self._coordinator})
+        config = self._config = context.config
+        super().__init__(
+            context.name,
+            context.spec.index,
+            parts.hooks,
+            takers,
+            timeout_seconds=ANSWER_SECONDS,
+            heartbeat_seconds=config.heartbeat_seconds,
+        )
+        self._parts = parts
+        self.worker = parts.worker
         self.canaries: dict[int, Canary] = {}
         """Policy version -> what came with it for comparison."""
 
+    @classmethod
     @contextmanager
-    def opened(self) -> Iterator[MakerWorker]:
-        """Everything is loaded; the coordinator has signs of life."""
-        settle(None, num_threads=self._context.spec.num_threads)
-        self.hooks = self._context.hooks(MakerHooks)
-        timeout = self._config.sync_timeout_seconds
-        self._parts = build_maker(
-            self._context.resolved, self.hooks, sync_timeout_seconds=timeout, cache_folder=self._context.cache_folder
+    def opened(cls, context: ActorContext) -> Iterator[RunFeed]:
+        """The feed, with everything loaded."""
+        settle(None, num_threads=context.spec.num_threads)
+        config = context.config
+        parts = build_maker(
+            context.resolved,
+            context.hooks(MakerHooks),
+            sync_timeout_seconds=config.sync_timeout_seconds,
+            cache_folder=context.cache_folder,
         )
-        worker = self._parts.worker
         with ExitStack() as stack:
-            stack.callback(self._context.sender.flush)
-            stack.callback(worker.close)
-            if self._parts.evaluator is not None:
-                stack.callback(self._parts.evaluator.close)
-            alive = partial(self._coordinator.maker_alive.remote, self._name)
-            stack.enter_context(Heartbeat(alive, every_seconds=self._poll_seconds))
-            yield worker
+            stack.callback(context.sender.flush)
+            stack.callback(parts.worker.close)
+            if parts.evaluator is not None:
+                stack.callback(parts.evaluator.close)
+            yield cls(context, parts)
 
     def join(self, update: Callable[..., None]) -> None:
         """Tell the coordinator that this maker is ready, with the newest weights taken by `update`."""
         context = ray.get_runtime_context()
         held_out = 0 if self._parts.evaluator is None else self._parts.evaluator.num_prompts
-        about = (self._name, os.getpid(), context.get_node_id(), held_out, context.current_actor)
+        about = (self.name, os.getpid(), context.get_node_id(), held_out, context.current_actor)
         has, wait = 0, self._config.sync_timeout_seconds
         while (newer := ask(self._coordinator, "register", *about, has)) is not None:
             has, calls = newer
             for call in calls:
                 update(**{k: ray.get(v, timeout=wait) if isinstance(v, ray.ObjectRef) else v for k, v in call.items()})
 
-    def batches(self) -> Iterator[tuple[RolloutWork, list[Prompt]]]:
+    def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
         """Leases, each once the weights it asks for are live, until the run is over; evaluations on the way."""
-        poll = self._poll_seconds
+        poll = min(10.0, self._config.heartbeat_seconds / 4)
         while True:
-            work: Work | None = ask(self._coordinator, "next_work", self._name, poll, wait_seconds=poll)
+            work: Work | None = ask(self._coordinator, "next_work", self.name, poll, wait_seconds=poll)
             if isinstance(work, RunOver):
                 return
             if work is None:
                 self.flush()
                 continue  # the run goes on for as long as coordinator, driver and trainers live: they are watched
-            timeout = self._config.sync_timeout_seconds
-            self._parts.worker.weights.wait_live(work.version, timeout_seconds=timeout)
+            self.worker.weights.wait_live(work.version, timeout_seconds=self._config.sync_timeout_seconds)
             self._compare()
             if isinstance(work, RolloutWork):
-                yield work, [self._parts.prompt(position) for position in work.positions]
+                yield work.era, [self._parts.prompt(position) for position in work.positions]
             else:
                 self._evaluate(work)
 
-    def send(self, work: RolloutWork, groups: Sequence[RolloutGroup]) -> None:
-        """Send a lease's groups, once those before were taken; errors of that are raised here."""
-        self.flush()
-        keep = [not group.is_empty and self._parts.keep(group) for group in groups]
-        made = [Made(pack_group(group), kept) for group, kept in zip(groups, keep, strict=True)]
-        times = self._parts.worker.take_times()
-        self._under_way = self._coordinator.submit.remote(self._name, work.era, made, times), len(made)
-
-    def flush(self) -> None:
-        """Return when everything that was sent has been taken."""
-        if self._under_way is None:
-            return
-        (reference, num_groups), self._under_way = self._under_way, None
-        wanted = answer(reference, "submit")
-        if wanted < num_groups:
-            logger.info(
-                "%d of %d groups came too late: another maker was first, or the run went back to a checkpoint",
-                num_groups - wanted,
-                num_groups,
-            )
+    def keep(self, group: RolloutGroup) -> bool:
+        return super().keep(group) and self._parts.keep(group)
 
     def _evaluate(self, work: EvaluationWork) -> None:
         assert self._parts.evaluator is not None
-        with self._parts.worker.weights.making():
+        with self.worker.weights.making():
             rows = self._parts.evaluator.rows(work.start, work.stop)
-        ask(self._coordinator, "submit_evaluation", self._name, work, rows)
+        ask(self._coordinator, "submit_evaluation", self.name, work, rows)
 
     def _compare(self) -> None:
         """Answer the canary prompts of a version that has just come in, and compare with what the trainer says."""
-        worker = self._parts.worker
+        worker = self.worker
         with worker.weights.making():
             version = worker.weights.newest
             canary = None if version is None else self._take_canary(version)
@@ -137,13 +115,13 @@ class RunFeed:
         for each in answers:
             expected = float(canary.log_probs[each.sample_id - _CANARY_ID, each.token_ids[0]])
             gap = max(gap, abs(expected - each.logprobs[0]))
-        ask(self._coordinator, "canary_gap", self._name, version, gap)
+        ask(self._coordinator, "canary_gap", self.name, version, gap)
         if not gap <= self._config.log_prob_gap_bound:
             raise SyncError(
                 f"after the sync of version {version}, the log-probs of the maker's engine and of the trainer differ "
                 f"by {gap:.3g} nats on the same prompts, more than transport.log_prob_gap_bound "
                 f"({self._config.log_prob_gap_bound:g}): their weights or their arithmetic are not the same",
-                where=self._name,
+                where=self.name,
                 hint="check that engine and strategy use one dtype; a coarser one on purpose needs a larger bound",
             )
 

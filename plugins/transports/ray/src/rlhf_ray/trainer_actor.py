@@ -1,36 +1,38 @@
-"""Trainer actor of a run: one rank of the process group, running core's loop."""
+"""Trainer actor of a run: one rank of the process group, running core's loop on what the coordinator gives it."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
 from rlhf_core.algorithm import Algorithm, RolloutAlgorithm
-from rlhf_core.build import build_algorithm, build_run_prompts, build_strategy, build_trained_models
+from rlhf_core.build import TrainerModels, build_algorithm, build_run_prompts, build_strategy, build_trained_models
+from rlhf_core.config import ResolvedRun
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.models import load_tokenizer
-from rlhf_core.rollout import NoReceiver
+from rlhf_core.prompts import PromptStream
+from rlhf_core.protocols import WeightSync
+from rlhf_core.rollout import NoReceiver, coordinator_from_tree, coordinator_to_tree, evaluation_metrics, with_groups
 from rlhf_core.runfolder import RunFolder
+from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
+from rlhf_core.types import MadeEpisode, PhaseTimes
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import ask
 from .maker_parts import trained_names
-from .ray_channel import RayChannel, RayEvaluator
+from .messages import TakenEpisode
 from .ray_sync import RunSync
-
-if TYPE_CHECKING:
-    from rlhf_core.build import TrainerModels
-    from rlhf_core.prompts import PromptStream
-    from rlhf_core.protocols import WeightSync
-    from rlhf_core.strategy import Strategy
+from .wire import pack_group, unpack_group
 
 
 class TrainerActor:
@@ -84,40 +86,88 @@ class TrainerActor:
     def _parts(
         self, strategy: Strategy, algorithm: Algorithm[Any, Any], models: TrainerModels, prompts: PromptStream
     ) -> SessionParts:
-        is_main = strategy.is_main
-        channel, evaluator = None, None
+        config, resolved, is_main = self._config, self._context.resolved, strategy.is_main
+        channel: RayChannel | None = None
         sync: WeightSync = NoReceiver()
-        if self._context.resolved.generates:
-            sync = sent = self._sync(strategy, models, prompts)
-            if isinstance(algorithm, RolloutAlgorithm):
-                timeout = self._config.episode_timeout_seconds
-                channel = RayChannel(self._coordinator, strategy, timeout_seconds=timeout, metrics=sent.metrics)
-            evaluator = self._evaluator(strategy)
+        if resolved.generates:
+            trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
+            # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
+            canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
+            sync = sent = RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
+            timeout = config.episode_timeout_seconds
+            channel = RayChannel(self._coordinator, strategy, resolved, timeout_seconds=timeout, metrics=sent.metrics)
         return SessionParts(
-            channel=channel,
+            channel=channel if isinstance(algorithm, RolloutAlgorithm) else None,
             prompts=prompts,
             sync=sync,
-            evaluator=evaluator,
+            evaluator=channel if resolved.evaluates else None,
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
         )
 
-    def _sync(self, strategy: Strategy, models: TrainerModels, prompts: PromptStream) -> RunSync:
-        config = self._config
-        trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
-        # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
-        canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
-        return RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
 
-    def _evaluator(self, strategy: Strategy) -> RayEvaluator | None:
-        resolved = self._context.resolved
-        if not resolved.evaluates:
-            return None
-        options = resolved.run.eval
-        assert options is not None
-        return RayEvaluator(
-            self._coordinator,
-            strategy,
-            part_size=options.batch_size,
-            score=options.score,
-            timeout_seconds=self._config.episode_timeout_seconds,
-        )
+class RayChannel:
+    """Episodes and evaluations; every rank fetches the episodes itself, rank 0 makes all other calls.
+
+    It is an `ExperienceChannel` and an `Evaluator`.
+    """
+
+    def __init__(
+        self,
+        coordinator: Any,
+        strategy: Strategy,
+        resolved: ResolvedRun,
+        *,
+        timeout_seconds: float,
+        metrics: Callable[[], Mapping[str, float]],
+    ) -> None:
+        """timeout_seconds: longest wait for an episode, or for an evaluation.
+        metrics: further metrics to report with an episode (those of the sync before it).
+        """
+        self._coordinator = coordinator
+        self._strategy = strategy
+        self._options = resolved.run.eval
+        self._timeout_seconds = timeout_seconds
+        self._metrics = metrics
+
+    def episode(self, index: int) -> MadeEpisode:
+        """All groups of the episode. Raises `DeadlineError`, saying what is missing."""
+        started = time.perf_counter()
+        wait = self._timeout_seconds
+        taken: TakenEpisode = ask(self._coordinator, "take", index, wait, wait_seconds=wait)
+        waited = time.perf_counter() - started
+        groups = [unpack_group(packed) for packed in taken.groups]
+        metrics = {"transport/trainer_wait_s": waited, **taken.metrics, **self._metrics()}
+        # Reported on one rank only, since throughput is summed over ranks.
+        times = taken.times if self._strategy.is_main else PhaseTimes()
+        return MadeEpisode(groups=groups, times=times, metrics=metrics)
+
+    def published(self, version: int) -> None:
+        """Do nothing: the sync has informed the coordinator."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The coordinator's state on rank 0, the only one that is saved."""
+        if not self._strategy.is_main:
+            return {}
+        state = ask(self._coordinator, "state")
+        return coordinator_to_tree(with_groups(state, unpack_group))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._strategy.is_main:
+            ask(self._coordinator, "load", with_groups(coordinator_from_tree(state), pack_group))
+
+    def evaluate(self) -> dict[str, float]:
+        """Have the makers answer the held-out prompts (see `PolicyEvaluator.evaluate`). All ranks get the result."""
+        metrics: dict[str, float] = {}
+
+        def on_main() -> None:
+            assert self._options is not None
+            size, wait = self._options.batch_size, self._timeout_seconds
+            num_prompts, rows = ask(self._coordinator, "evaluate", size, wait, wait_seconds=wait)
+            metrics.update(evaluation_metrics(rows, num_prompts, self._options.score))
+
+        self._strategy.run_on_main(on_main)
+        shared: dict[str, float] = self._strategy.broadcast_object(metrics)
+        return shared
+
+    def close(self) -> None:
+        """Do nothing: the driver ends the coordinator."""

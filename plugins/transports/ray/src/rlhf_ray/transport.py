@@ -78,13 +78,12 @@ class Supervisor:
         """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
         try:
             fits = self._actors.fit()
-            while not self._finished(fits):
+            while (result := self._outcome(fits)) is None:
                 view = self._look(_POLL_SECONDS)
                 self._pass_interrupt_on()
                 self._watch_ray()
                 self._watch_makers(view)
                 self._watch_trainers(view, fits)
-            result = self._result(fits)
             self._look(0.0)
             self._actors.finish()
             return result
@@ -112,23 +111,16 @@ class Supervisor:
                 f"the process {program} of the local Ray is gone", where="ray", hint="continue with --resume auto"
             )
 
-    def _finished(self, fits: dict[Any, str]) -> bool:
-        """True when every rank has ended, or one has failed and the others had time to report."""
+    def _outcome(self, fits: dict[Any, str]) -> FitResult | None:
+        """Rank 0's result when every rank has ended, None until then. Raises what caused the first failures."""
         done, running = ray.wait(list(fits), num_returns=len(fits), timeout=0)
-        if not running:
-            return True
-        if not self._errors(done, fits):
-            return False
-        ray.wait(list(fits), num_returns=len(fits), timeout=_GRACE_SECONDS)
-        return True
-
-    def _result(self, fits: dict[Any, str]) -> FitResult:
-        done, _ = ray.wait(list(fits), num_returns=len(fits), timeout=0)
         errors = self._errors(done, fits)
+        if errors and running:
+            late, _ = ray.wait(running, num_returns=len(running), timeout=_GRACE_SECONDS)
+            errors |= self._errors(late, fits)
         if errors:
             raise first_cause(errors)
-        result: FitResult = ray.get(next(iter(fits)), timeout=_ANSWER_SECONDS)
-        return result
+        return None if running else ray.get(next(iter(fits)), timeout=_ANSWER_SECONDS)
 
     def _errors(self, done: list[Any], fits: dict[Any, str]) -> dict[str, RlhfError]:
         found: dict[str, RlhfError] = {}
