@@ -183,6 +183,6 @@ def test_its_first_steps_run(path: Path, model: Path, tmp_path: Path) -> None:
     assert summary["status"] == "done"
     assert 0 <= summary["eval_before"] <= 1 and 0 <= summary["eval_after"] <= 1
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
-    assert [line["episode"] for line in lines] == [1, 2]
+    assert {line["episode"] for line in lines} == {0, 1}
     # Trainer and engine are one function of the weights, also behind an adapter.
     assert max(line["rollout/logprob_gap_max"] for line in lines) < 1e-3
