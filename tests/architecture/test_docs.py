@@ -11,7 +11,8 @@ from rlhf_core.config.sections import RewardCallOptions, RunConfig
 from rlhf_core.hookspecs import SPECS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("plugins/*/*/README.md"))]
+PATTERNS = ("*.md", "docs/**/*.md", "plugins/*/*/README.md", "recipes/**/*.md")
+PAGES = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 
 
 def page(name: str) -> str:
@@ -54,5 +55,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_named_in_pages_exist(path: Path) -> None:
-    named = re.findall(r"`((?:rlhf_core|cli|plugins|docs|tests|requirements)/[\w./-]*)`", path.read_text("utf-8"))
+    named = re.findall(
+        r"`((?:rlhf_core|cli|plugins|docs|tests|recipes|requirements)/[\w./-]*)`", path.read_text("utf-8")
+    )
     assert not [name for name in named if not (ROOT / name).exists()]

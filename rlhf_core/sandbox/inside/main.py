@@ -145,7 +145,7 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
         landlock.restrict(readable, system.DEVICES, folder)
         syscall_filter.install(signals_to=os.getpid())
     _limit(job, job["max_processes"] + watcher_counts)
-    os.setpriority(os.PRIO_PROCESS, 0, 10)
+    os.setpriority(os.PRIO_PROCESS, 0, max(10, os.getpriority(os.PRIO_PROCESS, 0)))  # never back up: that is refused
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})

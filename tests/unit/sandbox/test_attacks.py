@@ -255,6 +255,20 @@ def test_two_programs_share_no_folder():
     assert outputs == ["['mine']\n"] * 2
 
 
+def test_a_caller_of_the_lowest_priority_runs_programs_too():
+    """A program is given a low priority, and raising one is refused."""
+    if why := missing():
+        pytest.skip(why)
+    source = "from rlhf_core.sandbox import *; print(run_program('import os; print(os.nice(0))').output, end='')"
+    ran = [
+        subprocess.check_output(
+            ["nice", "-n", given, sys.executable, "-c", source], text=True, timeout=PATIENCE_SECONDS
+        )
+        for given in ("0", "19")
+    ]
+    assert ran == ["10\n", "19\n"]
+
+
 def test_a_folder_of_any_depth_is_removed(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -42,6 +42,14 @@ def test_problems_and_their_verifier(fake_library, tmp_path):
     assert source(tmp_path, size=5, seed=4)[0] != problems[0]
 
 
+def test_problems_that_repeat_an_earlier_one_are_left_out_where_wanted(fake_library, tmp_path):
+    every = source(tmp_path, size=30, task_options={"most": 1})
+    unique = source(tmp_path, size=30, task_options={"most": 1}, unique=True)
+    asked = [every[index]["prompt"] for index in range(30)]
+    assert [unique[index]["prompt"] for index in range(len(unique))] == list(dict.fromkeys(asked))
+    assert 1 < len(unique) < len(every)
+
+
 def test_the_answer_in_a_tag(fake_library, tmp_path):
     record = source(tmp_path, size=1)[0]
     right = record["answer"]

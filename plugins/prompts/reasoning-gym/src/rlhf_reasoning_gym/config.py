@@ -15,6 +15,11 @@ class ReasoningGymPrompts(PromptsConfig):
     task: str = Field(min_length=1, description="A task of the library, such as chain_sum.")
     size: int = Field(500, ge=1, description="How many problems.")
     seed: int = Field(0, ge=0, description="Which problems; independent of the run's seed, as a file would be.")
+    unique: bool = Field(
+        False,
+        description="Leave out problems that ask what an earlier one asks, so that no held-out problem is trained on. "
+        "There may be far fewer than `size` of an easy task.",
+    )
     chat: bool | None = Field(
         None, description="Problems as chat messages; null makes them where the model has a chat template."
     )

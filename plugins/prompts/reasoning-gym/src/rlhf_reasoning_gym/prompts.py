@@ -7,7 +7,7 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -32,7 +32,8 @@ class ReasoningGymSource:
         self._options = dict(config.task_options)
         self._chat = chat
         order = {"task": config.task, "options": self._options, "seed": config.seed, "size": config.size}
-        self._problems = list(_make(order))
+        made = list(_make(order))
+        self._problems = _different(made) if config.unique else made
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -48,6 +49,14 @@ class ReasoningGymSource:
 
     def describe(self, index: int) -> str:
         return f"reasoning-gym {self._name} problem {index}"
+
+
+def _different(problems: Sequence[str]) -> list[str]:
+    """The first problem of each question, in order."""
+    first: dict[str, str] = {}
+    for problem in problems:
+        first.setdefault(json.loads(problem)["question"], problem)
+    return list(first.values())
 
 
 def _make(order: Mapping[str, Any]) -> Iterator[str]:
