@@ -47,6 +47,9 @@ def _main(path: str) -> int:
             sys.stderr.write(printable(redact_text(traceback.format_exc())))
         if isinstance(error, InterruptedRun):
             _tell_done(Path(path).parent, rank)
+        if isinstance(error, LostRankError):
+            sys.stdout.flush()
+            os._exit(error.exit_code)  # an interpreter's end takes its time with what waits for the lost
         return error.exit_code if isinstance(error, RlhfError) else 1
     _tell_done(Path(path).parent, rank)
     return 0
