@@ -19,8 +19,17 @@ from .batches import BatchPlan, rows_of_samples
 if TYPE_CHECKING:
     from torch import Tensor
 
-_COMPUTED = ("advantages", "returns", "action_mask", "trainer_log_probs")
-"""The fields of a row that are computed here."""
+_COMPUTED = (
+    "action_mask",
+    "action_log_probs",
+    "reference_log_probs",
+    "trainer_log_probs",
+    "values",
+    "turn_rewards",
+    "advantages",
+    "returns",
+)
+"""The fields of a row that are computed here, or may be replaced by an algorithm: those of its tokens."""
 Computed = dict[str, "Tensor | None"]
 """Their values."""
 
@@ -58,7 +67,8 @@ class EpisodeEstimates:
     def of(self, items: Sequence[BufferItem], plan: BatchPlan) -> Estimated:
         """items: all rows of the episode, in the order of `sample_id` and `branch`. Collective."""
         scalars, metrics = self._scalars(items)
-        users, holders = self._users(items, plan), self._holders(items, plan)
+        users = self._users(items, plan)
+        holders = self._holders(items, users)
         held, filler = holders[plan.rank], self.algorithm.masked(items[0])
         output = self.algorithm.advantages(self._rows([items[row] for row in held], filler, scalars, held))
         computed = [{name: getattr(row, name) for name in _COMPUTED} for row in split(output.experience)]
@@ -117,9 +127,9 @@ class EpisodeEstimates:
                 users[rank].update(row for index in share for row in places[index])
         return users
 
-    def _holders(self, items: Sequence[BufferItem], plan: BatchPlan) -> list[list[int]]:
+    def _holders(self, items: Sequence[BufferItem], users: Sequence[set[int]]) -> list[list[int]]:
         """The rows from which each rank computes; every row once, unless each rank needs all of them."""
-        needs, ranks = self.algorithm.needs, range(plan.world_size)
+        needs, ranks = self.algorithm.needs, range(len(users))
         if needs == "episode":
             return [list(range(len(items))) for _ in ranks]
         if needs == "group":
@@ -130,7 +140,6 @@ class EpisodeEstimates:
             lengths = [sum(items[row].num_tokens for row in rows) for rows in together]
             return [sorted(row for index in part for row in together[index]) for part in balanced(lengths, len(ranks))]
         held: list[list[int]] = [[] for _ in ranks]
-        users = self._users(items, plan)
         for row in range(len(items)):
             held[next((rank for rank in ranks if row in users[rank]), row % len(ranks))].append(row)
         return held

@@ -169,3 +169,29 @@ def test_a_row_that_several_ranks_use_reaches_each(items: list[BufferItem], worl
     for plan, (made, _) in zip(plans, found, strict=True):
         for place, item in used(made, plan).items():
             same_numbers(item, rows[place])
+
+
+class Shifting:
+    """Replaces what it is given, as an algorithm may."""
+
+    def __init__(self, needs: str) -> None:
+        self._inner, self.needs = make("ppo", {"kl_coef": 0.1}), needs
+
+    def masked(self, item: BufferItem) -> BufferItem:
+        return self._inner.masked(item)
+
+    def advantages(self, episode: Experience) -> EpisodeOutput:
+        shifted = replace(episode, values=episode.values + 1, action_log_probs=episode.action_log_probs - 1)
+        return self._inner.advantages(shifted)
+
+
+@pytest.mark.parametrize("needs", ["row", "group", "episode"])
+def test_what_an_algorithm_replaces_is_what_it_trains_on(needs: str) -> None:
+    items = [replace(make_item(i, group_id=i // 2), values=torch.zeros(4)) for i in range(6)]
+    items = [replace(item, reference_log_probs=item.action_log_probs) for item in items]
+    plans = [BatchPlan(6, 1, rank, 2) for rank in range(2)]
+    found = Ranks(2).run(lambda rank, strategy: estimates(Shifting(needs), items, plans[rank], strategy))
+    for plan, (made, _) in zip(plans, found, strict=True):
+        for (sample, _), item in used(made, plan).items():
+            assert item.values.tolist() == [1.0] * 4
+            assert torch.equal(item.action_log_probs, items[sample].action_log_probs - 1)
