@@ -75,6 +75,14 @@ def test_a_link_or_pipe_is_an_error(tmp_path: Path) -> None:
         read_status(tmp_path)
 
 
+def test_a_maker_that_has_no_weights_yet_is_shown(tmp_path: Path) -> None:
+    maker = {"name": "maker-0", "pid": 6, "node": "n", "doing": "waits", "for_s": 0, "version": None, "restarts": 0}
+    write(tmp_path, makers=[maker])
+    shown = CliRunner().invoke(ray, ["status", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert "maker-0  pid 6  waits since 0 s  no weights yet" in shown.output
+
+
 @pytest.mark.parametrize("start", [None, "1", "not a time"])
 def test_a_process_of_that_id_that_started_at_another_time_gets_no_signal(
     tmp_path: Path, process: subprocess.Popen[bytes], start: str | None

@@ -37,9 +37,8 @@ def status(run: Path) -> None:
         _say(f"  {trainer.name}  pid {trainer.pid}  trains")
     for maker in values.makers:
         restarts = f"  started anew {maker.restarts} times" if maker.restarts else ""
-        _say(
-            f"  {maker.name}  pid {maker.pid}  {maker.doing} since {maker.for_s:g} s  version {maker.version}{restarts}"
-        )
+        weights = "no weights yet" if maker.version is None else f"version {maker.version}"
+        _say(f"  {maker.name}  pid {maker.pid}  {maker.doing} since {maker.for_s:g} s  {weights}{restarts}")
 
 
 @ray.command("stop", help="Stop the run in folder RUN: after the episode, with a checkpoint; --now at once.")

@@ -75,7 +75,8 @@ class _Maker(BaseModel):
     pid: int | None
     doing: str
     for_s: float
-    version: int
+    version: int | None
+    """Of its weights; None before it has any."""
     restarts: int = 0
 
 
