@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .masking import Reduce, here, last_true_index, masked_sum, var_over_ranks
+from ..whole import alone
+from .masking import Reduce, last_true_index, masked_sum, var_over_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class AdvantageInput:
     """[B] float32, the score of each row's sample; needed where samples have several rows."""
     sample_ids: Tensor | None = None
     """[B] int64, equal for rows of one episode that branched; None where every row is a sample."""
-    all_reduce: Reduce = here
+    all_reduce: Reduce = alone
     """Adds up float64 sums over the ranks that hold the episode's other rows. Collective."""
 
     @property
@@ -199,7 +200,7 @@ def group_spread(scores: Tensor, group_ids: Tensor, sample_ids: Tensor | None = 
     return GroupSpread(float((std * share).sum() / number), float(flat.sum() / number))
 
 
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, all_reduce: Reduce = here) -> float | None:
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, all_reduce: Reduce = alone) -> float | None:
     """1 - Var(R - V) / Var(R) over the mask of all ranks: 1 is a perfect critic, 0 a constant one.
 
     None where the returns do not vary, so that it is undefined.

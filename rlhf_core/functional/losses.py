@@ -12,9 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..whole import alone
 from .kl import clamp_log_ratio
 from .logprobs import token_log_probs
-from .masking import Reduce, here, masked_mean
+from .masking import Reduce, masked_mean
 
 RatioLevel = Literal["token", "sequence"]
 """Level of an importance ratio: each token, or the geometric mean over its sequence (GSPO)."""
@@ -148,7 +149,7 @@ def value_loss(
 
 
 def truncated_importance_weights(
-    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, *, cap: float, all_reduce: Reduce = here
+    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, *, cap: float, all_reduce: Reduce = alone
 ) -> ImportanceWeights:
     """min(exp(trainer_log_probs - engine_log_probs), cap): corrects for the engine's numerical deviations.
 
@@ -161,7 +162,7 @@ def truncated_importance_weights(
     return ImportanceWeights(weights, (ratio > cap) & mask, effective_sample_size(weights, mask, all_reduce))
 
 
-def effective_sample_size(weights: Tensor, mask: Tensor, all_reduce: Reduce = here) -> Tensor:
+def effective_sample_size(weights: Tensor, mask: Tensor, all_reduce: Reduce = alone) -> Tensor:
     """(sum w)^2 / (n sum w^2) over the n True positions of all ranks: 1 for equal weights; 0 where nothing counts."""
     exact = torch.where(mask, weights, 0.0).double()
     total, squares, count = all_reduce(torch.stack([exact.sum(), exact.square().sum(), mask.sum().double()])).unbind()

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..whole import alone
+
 Aggregation = Literal[
     "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
 ]
@@ -43,11 +45,6 @@ Reduce = Callable[[Tensor], Tensor]
 """Adds up a float64 tensor over ranks, of which each holds a part of the values. Collective."""
 
 
-def here(part: Tensor) -> Tensor:
-    """A `Reduce` over one rank, which holds all values."""
-    return part
-
-
 def mean_over_ranks(values: Tensor, mask: Tensor, all_reduce: Reduce) -> Tensor:
     """`masked_mean` over the True positions of all ranks. Calls `all_reduce` once."""
     return sum_and_mean_over_ranks(values, mask, all_reduce)[1]
@@ -68,7 +65,7 @@ def _totals(values: Tensor, mask: Tensor, all_reduce: Reduce) -> tuple[Tensor, T
 def masked_var(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Biased variance (divided by the count) where `mask` is True; 0 where nothing is."""
     if dim is None:
-        return var_over_ranks(values, mask, here)
+        return var_over_ranks(values, mask, alone)
     count = _count(mask, dim).clamp(min=1)
     centred = torch.where(mask, values, 0.0).double() - (_sum64(values, mask, dim) / count).unsqueeze(dim)
     return (_sum64(centred.square(), mask, dim) / count).to(values.dtype)
@@ -79,7 +76,7 @@ def var_over_ranks(values: Tensor, mask: Tensor, all_reduce: Reduce) -> Tensor:
     return _centred_and_var64(values, mask, all_reduce)[1].to(values.dtype)
 
 
-def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8, *, all_reduce: Reduce = here) -> Tensor:
+def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8, *, all_reduce: Reduce = alone) -> Tensor:
     """(x - mean) / sqrt(var + eps) over all True positions, biased variance; 0 under a False mask.
 
     Over those of all ranks with `all_reduce`, which is called twice.

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..whole import alone
 from .kl import clamp_log_ratio
 from .losses import RatioLevel, effective_sample_size
-from .masking import Reduce, here, masked_mean, masked_sum
+from .masking import Reduce, masked_mean, masked_sum
 
 Range = tuple[float, float]
 """Lowest and highest ratio that is kept, both included."""
@@ -43,7 +44,7 @@ def off_policy_correction(
     level: RatioLevel = "token",
     token_range: Range | None = None,
     sequence_range: Range | None = None,
-    all_reduce: Reduce = here,
+    all_reduce: Reduce = alone,
 ) -> OffPolicyCorrection:
     """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks of tokens inside a range.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
@@ -120,7 +120,8 @@ class EpisodeEstimates:
 
     def _users(self, items: Sequence[BufferItem], plan: BatchPlan) -> list[set[int]]:
         """The rows that each rank trains on."""
-        samples, places = rows_of_samples(items), _places(items)
+        samples, rows = rows_of_samples(items), count()
+        places = [[next(rows) for _ in sample] for sample in samples]
         users: list[set[int]] = [set() for _ in range(plan.world_size)]
         for batch in chain.from_iterable(plan.passes(samples)):
             for rank, share in enumerate(plan.shares(samples, batch)):
@@ -155,13 +156,3 @@ class EpisodeEstimates:
         mine = {row: each(values, lambda tensor: tensor.numpy()) for row, values in made.items()}
         parts = self._strategy.all_gather_objects(mine)
         return {row: each(values, torch.from_numpy) for part in parts for row, values in part.items()}
-
-
-def _places(items: Sequence[BufferItem]) -> list[list[int]]:
-    """The rows of each sample."""
-    places: list[list[int]] = []
-    for row, item in enumerate(items):
-        if row == 0 or item.sample_id != items[row - 1].sample_id:
-            places.append([])
-        places[-1].append(row)
-    return places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ...errors import EpisodeError, RlhfError
 from ...util.printable import printable
@@ -161,31 +161,27 @@ class Flight:
 
     async def _turn(self, asked: TurnAsked) -> None:
         policy = self._branches.get(asked.branch)
-        try:
-            if policy is None:
-                return self._process.fail("asked for a turn in a branch that is not there")
-            try:
-                reply: object = await policy.turn(asked.messages, asked.tools, asked.stop)
-            except Exception as error:  # what a policy raises is for its environment
-                reply = told_error(error)
-            if not (self._outcome.done() or self._process.is_over):
-                answer = Answer(reply, policy.left, policy.room, policy.can_fork)
-                self._process.send("answer", self._number, asked.turn, answer)
-        finally:
+        if policy is None:
             self._turns.pop(asked.turn, None)
+            return self._process.fail("asked for a turn in a branch that is not there")
+        await self._answer(asked.turn, policy, policy.turn(asked.messages, asked.tools, asked.stop))
 
     async def _endpoint(self, asked: EndpointAsked) -> None:
         policy = self._branches[0]
+        await self._answer(asked.turn, policy, policy.endpoint())
+
+    async def _answer(self, turn: int, policy: EpisodePolicy, asked: Awaitable[object]) -> None:
+        """Send what comes of `asked`, a call of `policy`; nobody waits for it once the episode is over."""
         try:
             try:
-                reply: object = await policy.endpoint()
+                reply = await asked
             except Exception as error:  # what a policy raises is for its environment
                 reply = told_error(error)
             if not (self._outcome.done() or self._process.is_over):
                 answer = Answer(reply, policy.left, policy.room, policy.can_fork)
-                self._process.send("answer", self._number, asked.turn, answer)
+                self._process.send("answer", self._number, turn, answer)
         finally:
-            self._turns.pop(asked.turn, None)
+            self._turns.pop(turn, None)
 
     def _leave(self, left: TurnLeft) -> None:
         if (turn := self._turns.get(left.turn)) is not None:
