@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from .types import Completion, GenerationRequest, MadeEpisode, Prompt, Rollout, RolloutGroup, SamplingParams
+from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Prompt, Rollout, RolloutGroup, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,11 +100,23 @@ class ExperienceMaker(Protocol):
         ...
 
 
+class EpisodeData(Protocol):
+    """The tokens and texts of an episode's samples, wherever they are."""
+
+    def load(self, rows: Sequence[int], texts: Sequence[int]) -> tuple[list[BufferItem], list[Rollout]]:
+        """The items and the rollouts of these rows of `MadeEpisode.rows`, in this order; each rank asks for its own.
+
+        Collective over trainer ranks. Raises `SamplesLost` on all of them when some cannot be had any more: the
+        channel makes those again, and its `episode` gives the whole episode once more.
+        """
+        ...
+
+
 class ExperienceChannel(Protocol):
-    """Gives a trainer the groups of an episode, wherever they were made."""
+    """Gives a trainer the samples of an episode, wherever they were made."""
 
     def episode(self, index: int) -> MadeEpisode:
-        """All groups of the episode, the same on every trainer rank. Collective over trainer ranks."""
+        """The episode once all its samples are made, the same on every trainer rank. Collective over trainer ranks."""
         ...
 
     def published(self, version: int) -> None:

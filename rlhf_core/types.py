@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .protocols import EpisodeData
     from .whole import Whole
 
 Role = Literal["policy", "critic", "reference"]
@@ -307,11 +308,33 @@ class PhaseTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeEpisode:
-    """All training data of an episode."""
+class ItemSummary:
+    """What every trainer rank knows of a sample: all but its tokens and its text."""
 
-    groups: Sequence[RolloutGroup]
-    """In position order."""
+    sample_id: int
+    group_id: int
+    policy_version: int
+    num_tokens: int
+    """Prompt and response tokens together."""
+    num_sampled_tokens: int
+    """Response tokens that the policy chose and that count."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Raw scores by reward name."""
+    truncated: bool = False
+    branch: int = 0
+    environment: Mapping[str, float] = field(default_factory=dict)
+    """The environment's metrics of this episode, by name; on the episode's first row only."""
+    plays: bool = False
+    """Whether an environment answered it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeEpisode:
+    """An episode whose samples are made: a summary of each, and the way to the rest."""
+
+    rows: Sequence[ItemSummary]
+    """In order of `sample_id` and `branch`; the same on every trainer rank."""
+    data: EpisodeData
     times: PhaseTimes
     """Phase times of this rank's makers."""
     metrics: Mapping[str, float] = field(default_factory=dict)

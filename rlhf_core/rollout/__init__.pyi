@@ -8,6 +8,9 @@ from .groups import coordinator_to_tree as coordinator_to_tree
 from .groups import group_from_tree as group_from_tree
 from .groups import group_to_tree as group_to_tree
 from .groups import with_groups as with_groups
+from .made import SamplesLost as SamplesLost
+from .made import made_episode as made_episode
+from .made import summary_of as summary_of
 from .maker import Player as Player
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .single_answer import SingleAnswers as SingleAnswers

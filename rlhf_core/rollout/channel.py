@@ -10,6 +10,7 @@ from ..protocols import ExperienceMaker
 from ..strategy import Strategy
 from ..types import MadeEpisode, PhaseTimes, Prompt, RolloutGroup
 from .groups import coordinator_from_tree, coordinator_to_tree
+from .made import made_episode
 
 if TYPE_CHECKING:
     from .coordinator import RolloutCoordinator
@@ -54,7 +55,12 @@ class LocalChannel:
                 self._coordinator.submit(group, keep=not group.is_empty and self._keep(group))
         groups = self._coordinator.take(index)
         metrics = {"rollout/refused_prompts": float(self._coordinator.refused_prompts)}
-        return MadeEpisode(groups=groups, times=self._maker.take_times(), metrics=metrics)
+        return made_episode(
+            [item for group in groups for item in group.items],
+            self._maker.take_times(),
+            rollouts=[rollout for group in groups for rollout in group.rollouts],
+            metrics=metrics,
+        )
 
     def published(self, version: int) -> None:
         self._coordinator.publish(version)

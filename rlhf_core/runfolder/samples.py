@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..errors import DeadlineError, RlhfError
 from ..types import FinishReason, Rollout, Turn
 from ..util.jsonl import LineFile, dump_line, truncate_lines
 
+T = TypeVar("T")
 Keep = Literal["all", "none"] | int
 """Samples of an episode to write: all, none, or at most this many, spread over the episode."""
 
@@ -185,7 +186,7 @@ class SampleWriter:
         )
 
 
-def choose(records: Sequence[SampleRecord], keep: Keep) -> Sequence[SampleRecord]:
+def choose(records: Sequence[T], keep: Keep) -> Sequence[T]:
     """The samples of an episode to keep; a number selects that many, evenly spread and deterministic."""
     if keep == "none":
         return ()

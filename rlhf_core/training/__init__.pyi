@@ -1,6 +1,7 @@
 from .batches import BatchPlan as BatchPlan
 from .batches import TrainBatch as TrainBatch
 from .build_source import build_rollout_source as build_rollout_source
+from .estimates import Estimated as Estimated
 from .loop import EpisodeBatches as EpisodeBatches
 from .loop import Metrics as Metrics
 from .loop import Trainer as Trainer

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from ..batching import balanced
-from ..types import BufferItem
+from ..types import BufferItem, ItemSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ Rows = Sequence[Any]
 """Items that must be in the same update: the rows of an episode that branched, or a sample's one item."""
 
 
-def rows_of_samples(items: Sequence[BufferItem]) -> list[Rows]:
-    """The items sorted by `sample_id` and `branch` and grouped into samples."""
+def rows_of_samples(items: Sequence[BufferItem | ItemSummary]) -> list[Rows]:
+    """Items, or their summaries, in order of `sample_id` and `branch`, grouped into samples."""
     return [list(rows) for _, rows in groupby(items, key=lambda item: item.sample_id)]
 
 

@@ -16,7 +16,7 @@ from ..runfolder.metrics import PhaseTimer
 from ..strategy import Strategy
 from ..types import BufferItem, MadeEpisode
 from .batches import BatchPlan
-from .estimates import EpisodeEstimates
+from .estimates import EpisodeEstimates, Estimated
 from .sources import DatasetSource, RolloutSource
 
 if TYPE_CHECKING:
@@ -35,11 +35,13 @@ def build_rollout_source(
     batch_tokens: int | None,
     timer: PhaseTimer,
     version: Callable[[], int],
-    on_episode: Callable[[int, MadeEpisode, Sequence[BufferItem]], None],
+    on_episode: Callable[[int, MadeEpisode, Estimated], None],
+    texts: Callable[[int], Sequence[int]] = lambda num_rows: (),
 ) -> RolloutSource:
     """Episodes from `channel`, with the trainer's log-probs where the algorithm needs them.
 
     temperature: sampling temperature. timer: counts the log-prob forward passes as `train`.
+    texts, on_episode: see `RolloutSource`.
     """
 
     def complete(rows: Sequence[BufferItem], filler: BufferItem) -> list[BufferItem]:
@@ -52,7 +54,7 @@ def build_rollout_source(
             )
 
     estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=complete)
-    return RolloutSource(channel, estimates, plan, version=version, on_episode=on_episode)
+    return RolloutSource(channel, estimates, plan, version=version, texts=texts, on_episode=on_episode)
 
 
 class DatasetItems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,9 @@ from ..batching import balanced, collate, split
 from ..environments.metrics import ENVIRONMENT
 from ..rewards.scorer import RewardCombiner
 from ..strategy import Strategy
-from ..types import BufferItem, Experience
+from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
 from ..whole import EpisodeScalars, Whole
-from .batches import BatchPlan, rows_of_samples
+from .batches import BatchPlan, TrainBatch, rows_of_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +36,25 @@ Computed = dict[str, "Tensor | None"]
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """An episode with scores, and with advantages on the rows that this rank trains on."""
+    """An episode with scores, of which this rank holds the rows that it trains on, with advantages."""
 
-    items: list[BufferItem]
+    rows: Sequence[ItemSummary]
+    scores: Sequence[float]
+    """Combined reward of each row's sample."""
+    items: Sequence[BufferItem]
+    """In order of `sample_id` and `branch`."""
+    rollouts: Sequence[Rollout]
+    """The texts asked for."""
     filler: BufferItem
     """A masked row, for a batch of which this rank has none."""
     metrics: dict[str, float]
+    plan: BatchPlan
+
+    def batches(self, version: int) -> Iterator[Iterator[TrainBatch]]:
+        """This rank's part of each batch, pass by pass. `version`: the policy version of the trainer's weights."""
+        mine = {(item.sample_id, item.branch): item for item in self.items}
+        samples = [[mine.get((row.sample_id, row.branch), row) for row in rows] for rows in rows_of_samples(self.rows)]
+        return self.plan.batches(samples, lambda _: self.filler, version)
 
 
 class EpisodeEstimates:
@@ -64,23 +77,35 @@ class EpisodeEstimates:
         self._strategy = strategy
         self._complete = complete
 
-    def of(self, items: Sequence[BufferItem], plan: BatchPlan) -> Estimated:
-        """items: all rows of the episode, in the order of `sample_id` and `branch`. Collective."""
-        scalars, metrics = self._scalars(items)
-        users = self._users(items, plan)
-        holders = self._holders(items, users)
-        held, filler = holders[plan.rank], self.algorithm.masked(items[0])
+    def of(self, made: MadeEpisode, plan: BatchPlan, texts: Sequence[int] = ()) -> Estimated:
+        """`texts`: rows whose rollouts this rank wants. Collective. Raises `SamplesLost` before anything is changed."""
+        users = self._users(made.rows, plan)
+        holders = self._holders(made.rows, users)
+        held, used = holders[plan.rank], users[plan.rank]
+        wanted = sorted({*held, *used} or {0})  # the first row stands in on a rank that has none
+        loaded, rollouts = made.data.load(wanted, texts)
+        items = dict(zip(wanted, loaded, strict=True))
+        scalars, metrics = self._scalars(made.rows)
+        filler = self.algorithm.masked(loaded[0])
         output = self.algorithm.advantages(self._rows([items[row] for row in held], filler, scalars, held))
         computed = [{name: getattr(row, name) for name in _COMPUTED} for row in split(output.experience)]
-        made = dict(zip(held, computed, strict=False))  # without the filler
-        if any(used - set(rows) for used, rows in zip(users, holders, strict=True)):
-            made = self._exchanged(made)
+        stand_in = replace(items[held[0]] if held else loaded[0], **computed[0])
+        here = dict(zip(held, computed, strict=False))  # without the filler
+        elsewhere = set().union(*(rows - set(computes) for rows, computes in zip(users, holders, strict=True)))
+        if elsewhere:
+            here |= self._exchanged({row: here[row] for row in held if row in elsewhere})
         scores = scalars.scores.tolist()
-        finished = [replace(item, score=scores[row], **made.get(row, {})) for row, item in enumerate(items)]
-        stand_in = replace(items[held[0] if held else 0], **computed[0])
-        return Estimated(finished, self.algorithm.masked(stand_in), {**metrics, **output.metrics})
+        return Estimated(
+            rows=made.rows,
+            scores=scores,
+            items=[replace(items[row], score=scores[row], **here[row]) for row in sorted(used)],
+            rollouts=rollouts,
+            filler=self.algorithm.masked(stand_in),
+            metrics={**metrics, **output.metrics},
+            plan=plan,
+        )
 
-    def _scalars(self, items: Sequence[BufferItem]) -> tuple[EpisodeScalars, dict[str, float]]:
+    def _scalars(self, items: Sequence[ItemSummary]) -> tuple[EpisodeScalars, dict[str, float]]:
         import torch
 
         raw = {
@@ -94,7 +119,7 @@ class EpisodeEstimates:
             sample_ids=torch.tensor([item.sample_id for item in items]),
             group_ids=torch.tensor([item.group_id for item in items]),
             scores=combined.scores,
-            lengths=torch.tensor([int(item.action_mask.sum()) for item in items]),
+            lengths=torch.tensor([item.num_sampled_tokens for item in items]),
             rewards=raw,
             branches=branches if branches.any() else None,
         )
@@ -118,7 +143,7 @@ class EpisodeEstimates:
             rows = replace(rows, turn_rewards=self._combiner.weights[ENVIRONMENT] * rows.turn_rewards)
         return rows
 
-    def _users(self, items: Sequence[BufferItem], plan: BatchPlan) -> list[set[int]]:
+    def _users(self, items: Sequence[ItemSummary], plan: BatchPlan) -> list[set[int]]:
         """The rows that each rank trains on."""
         samples, rows = rows_of_samples(items), count()
         places = [[next(rows) for _ in sample] for sample in samples]
@@ -128,7 +153,7 @@ class EpisodeEstimates:
                 users[rank].update(row for index in share for row in places[index])
         return users
 
-    def _holders(self, items: Sequence[BufferItem], users: Sequence[set[int]]) -> list[list[int]]:
+    def _holders(self, items: Sequence[ItemSummary], users: Sequence[set[int]]) -> list[list[int]]:
         """The rows from which each rank computes; every row once, unless each rank needs all of them."""
         needs, ranks = self.algorithm.needs, range(len(users))
         if needs == "episode":
@@ -146,7 +171,7 @@ class EpisodeEstimates:
         return held
 
     def _exchanged(self, made: Mapping[int, Computed]) -> dict[int, Computed]:
-        """What all ranks have computed. Collective."""
+        """The given values of all ranks. Collective."""
         import torch
 
         def each(row: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

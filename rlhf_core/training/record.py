@@ -15,8 +15,9 @@ from ..runfolder.folder import RunFolder
 from ..runfolder.metrics import MetricsWriter, PhaseTimer
 from ..runfolder.samples import Keep, SampleRecord, SampleWriter, choose
 from ..strategy import Strategy
-from ..types import BufferItem, MadeEpisode, sum_by_key
+from ..types import MadeEpisode, sum_by_key
 from ..util.host_memory import peak_resident_bytes
+from .estimates import Estimated
 from .updater import GAP_KEY
 
 
@@ -97,7 +98,11 @@ class EpisodeRecord:
     ) -> None:
         self._stack.close()
 
-    def rollouts(self, episode: int, made: MadeEpisode, items: Sequence[BufferItem]) -> None:
+    def texts(self, num_rows: int) -> Sequence[int]:
+        """Of so many rows of an episode, those whose rollouts `rollouts` needs."""
+        return () if self._samples is None else choose(range(num_rows), self._keep_samples)
+
+    def rollouts(self, episode: int, made: MadeEpisode, estimated: Estimated) -> None:
         """Record an episode's samples, with their combined scores, before training on them."""
         self.timer.add("rollout", made.times.rollout_s + made.times.forward_s)
         self.timer.add("reward", made.times.reward_s)
@@ -105,20 +110,17 @@ class EpisodeRecord:
             self.timer.add("environment", made.times.environment_s)
         self._response_tokens = made.times.response_tokens
         self._reward_calls = made.times.reward_calls
-        self._train_tokens = sum(item.num_tokens for item in items)
+        self._train_tokens = sum(row.num_tokens for row in made.rows)
         if self._samples is None:
             return
-        scored = {(item.sample_id, item.branch): item for item in items}
-        rollouts = [rollout for group in made.groups for rollout in group.rollouts]
+        chosen = self.texts(len(made.rows))
         records = [
-            SampleRecord.of(
-                rollout, episode=episode, rewards=item.rewards, score=item.score, plays=item.turn_rewards is not None
-            )
-            for rollout in rollouts
-            for item in [scored[rollout.sample_id, rollout.branch]]
+            SampleRecord.of(rollout, episode=episode, rewards=row.rewards, score=score, plays=row.plays)
+            for rollout, index in zip(estimated.rollouts, chosen, strict=True)
+            for row, score in [(made.rows[index], estimated.scores[index])]
         ]
         self._samples.write(records)
-        self.num_samples += len(choose(records, self._keep_samples))
+        self.num_samples += len(records)
 
     def items(self, episode: int, items: Sequence[Any]) -> None:
         """Record a dataset episode's items before training on them."""

@@ -270,6 +270,7 @@ class TrainerSession:
                 batch_tokens=self._tokens,
                 timer=record.timer,
                 version=lambda: self._publisher.version,
+                texts=record.texts,
                 on_episode=record.rollouts,
             )
         assert self._dataset is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ from ..algorithm import DatasetAlgorithm
 from ..environments.metrics import environment_metrics
 from ..errors import RlhfError
 from ..protocols import ExperienceChannel
-from ..types import BufferItem, MadeEpisode
+from ..rollout.made import SamplesLost
+from ..types import MadeEpisode
 from .batches import BatchPlan, Rows, TrainBatch, rows_of_samples
-from .estimates import EpisodeEstimates
+from .estimates import EpisodeEstimates, Estimated
 from .loop import EpisodeBatches
+
+logger = logging.getLogger("rlhf")
 
 
 class RolloutSource:
@@ -25,36 +29,40 @@ class RolloutSource:
         plan: BatchPlan,
         *,
         version: Callable[[], int],
-        on_episode: Callable[[int, MadeEpisode, Sequence[BufferItem]], None],
+        on_episode: Callable[[int, MadeEpisode, Estimated], None],
+        texts: Callable[[int], Sequence[int]] = lambda num_rows: (),
     ) -> None:
+        """`texts`: of so many rows, those whose rollouts `on_episode` wants on this rank."""
         self._channel = channel
         self._estimates = estimates
         self._plan = plan
         self._version = version
+        self._texts = texts
         self._on_episode = on_episode
 
     def episode(self, index: int) -> EpisodeBatches[TrainBatch]:
-        made = self._channel.episode(index)
-        items = sorted((item for group in made.groups for item in group.items), key=_place)
-        if not items:
-            raise RlhfError(
-                f"episode {index} has no sample left: the reward policy dropped all of them",
-                where="rewards",
-                hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
-            )
+        made, estimated = self._estimated(index)
         version = self._version()
-        played = environment_metrics(items)
-        estimated = self._estimates.of(items, self._plan)
-        samples, metrics = rows_of_samples(estimated.items), estimated.metrics
-        metrics.update(_response_metrics(samples, version))
-        metrics.update(played)
+        metrics = estimated.metrics
+        metrics.update(_response_metrics(rows_of_samples(made.rows), version))
+        metrics.update(environment_metrics(made.rows))
         metrics.update(made.metrics)
-        self._on_episode(index, made, estimated.items)
-        return EpisodeBatches(self._plan.batches(samples, lambda _: estimated.filler, version), metrics)
+        self._on_episode(index, made, estimated)
+        return EpisodeBatches(estimated.batches(version), metrics)
 
-
-def _place(item: BufferItem) -> tuple[int, int]:
-    return item.sample_id, item.branch
+    def _estimated(self, index: int) -> tuple[MadeEpisode, Estimated]:
+        while True:
+            made = self._channel.episode(index)
+            if not made.rows:
+                raise RlhfError(
+                    f"episode {index} has no sample left: the reward policy dropped all of them",
+                    where="rewards",
+                    hint="see the rewards' failures in the log, or set on_failure: fail to stop at the first",
+                )
+            try:
+                return made, self._estimates.of(made, self._plan, self._texts(len(made.rows)))
+            except SamplesLost as lost:
+                logger.warning("%s", lost)
 
 
 def _response_metrics(samples: Sequence[Rows], version: int) -> dict[str, float]:

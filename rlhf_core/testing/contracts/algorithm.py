@@ -15,9 +15,10 @@ from ...algorithm import EpisodeOutput, RolloutAlgorithm
 from ...contexts import algorithm_context
 from ...plugins.discovery import Selected, resolve_build
 from ...rewards.combiner import RewardCombiner
-from ...training.batches import BatchPlan, rows_of_samples
+from ...rollout.made import made_episode
+from ...training.batches import BatchPlan
 from ...training.estimates import EpisodeEstimates
-from ...types import BufferItem, Experience, RolloutGroup, SamplingParams
+from ...types import BufferItem, Experience, PhaseTimes, RolloutGroup, SamplingParams
 from ..samples import make_group
 from ..thread_ranks import Ranks
 from .base import ComponentContract
@@ -145,9 +146,8 @@ class AlgorithmContract(ComponentContract):
 
         def work(rank: int, strategy: Strategy) -> tuple[list[BufferItem], dict[str, float]]:
             made = EpisodeEstimates(bench.make(), scores, strategy, complete=lambda mine, filler: list(mine))
-            found = made.of(items, plans[rank])
-            batches = plans[rank].batches(rows_of_samples(found.items), lambda _: found.filler, None)
-            return [item for each in batches for batch in each for item in batch.items], found.metrics
+            found = made.of(made_episode(items, PhaseTimes()), plans[rank])
+            return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
 
         plans = [BatchPlan(5, 1, rank, 3) for rank in range(3)]
         hint = f"is `needs` ({bench.algorithm.needs!r}) enough, and is each sum over rows one over ranks?"

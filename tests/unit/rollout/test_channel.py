@@ -62,7 +62,7 @@ def channel(strategy, *, episodes=3, prompts=4, keep=lambda group: True, empty=(
 
 
 def positions(episode):
-    return [group.position for group in episode.groups]
+    return list(dict.fromkeys(row.group_id for row in episode.rows))
 
 
 def run_ranks(world_size, work):

@@ -16,28 +16,30 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import AdvantageInput, group_normalised, to_tokens
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.scorer import RewardCombiner
+from rlhf_core.rollout import made_episode
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_item
 from rlhf_core.testing.thread_ranks import Ranks
-from rlhf_core.training.batches import BatchPlan, rows_of_samples
-from rlhf_core.training.estimates import EpisodeEstimates
-from rlhf_core.types import BufferItem, Experience, SamplingParams
+from rlhf_core.training.batches import BatchPlan
+from rlhf_core.training.estimates import EpisodeEstimates, Estimated
+from rlhf_core.types import BufferItem, Experience, PhaseTimes, SamplingParams
 from rlhf_core.util.rng import permutation
 
 
 def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy: Any) -> Any:
     combiner = RewardCombiner({"score": 2.0})
     made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
-    found = made.of(items, plan)
+    found = made.of(made_episode(items, PhaseTimes()), plan)
     assert not found.filler.action_mask.any()
     assert found.filler.advantages.shape == found.filler.response_ids.shape
-    return found.items, found.metrics
+    return found
 
 
-def used(items: list[BufferItem], plan: BatchPlan) -> dict[tuple[int, int], BufferItem]:
+def used(found: Estimated) -> dict[tuple[int, int], BufferItem]:
     """The real rows in this rank's batches."""
-    batches = plan.batches(rows_of_samples(items), lambda item: None, None)
-    return {(item.sample_id, item.branch): item for each in batches for b in each for item in b.items if item}
+    items = [item for each in found.batches(0) for batch in each for item in batch.items if item is not found.filler]
+    assert {id(item) for item in items} == {id(item) for item in found.items}
+    return {(item.sample_id, item.branch): item for item in items}
 
 
 def make(name: str, options: Mapping[str, Any]) -> Any:
@@ -124,17 +126,17 @@ def test_ranks_compute_what_one_computes(
     name: str, items: list[BufferItem], batch: int, epochs: int, world: int
 ) -> None:
     alone = BatchPlan(batch, epochs, 0, 1)
-    ((expected, metrics),) = Ranks(1).run(lambda _, strategy: estimates(ALGORITHMS[name](), items, alone, strategy))
-    rows = used(expected, alone)
+    (expected,) = Ranks(1).run(lambda _, strategy: estimates(ALGORITHMS[name](), items, alone, strategy))
+    rows = used(expected)
     assert len(rows) == len(items)
 
     plans = [BatchPlan(batch, epochs, rank, world) for rank in range(world)]
     found = Ranks(world).run(lambda rank, strategy: estimates(ALGORITHMS[name](), items, plans[rank], strategy))
     seen: set[tuple[int, int]] = set()
-    for plan, (made, said) in zip(plans, found, strict=True):
-        assert said == pytest.approx(metrics, rel=1e-5, abs=1e-6)
-        assert [item.score for item in made] == [item.score for item in expected]
-        for place, item in used(made, plan).items():
+    for made in found:
+        assert made.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-6)
+        assert made.scores == expected.scores
+        for place, item in used(made).items():
             same_numbers(item, rows[place])
             seen.add(place)
     assert seen == set(rows)
@@ -162,12 +164,12 @@ class Drawn(BatchPlan):
 @settings(max_examples=12)
 def test_a_row_that_several_ranks_use_reaches_each(items: list[BufferItem], world: int) -> None:
     alone = BatchPlan(4, 1, 0, 1)
-    ((expected, _),) = Ranks(1).run(lambda _, strategy: estimates(ALGORITHMS["ppo"](), items, alone, strategy))
-    rows = {(item.sample_id, item.branch): item for item in expected}
+    (expected,) = Ranks(1).run(lambda _, strategy: estimates(ALGORITHMS["ppo"](), items, alone, strategy))
+    rows = used(expected)
     plans = [Drawn(3, 4, rank, world) for rank in range(world)]
     found = Ranks(world).run(lambda rank, strategy: estimates(ALGORITHMS["ppo"](), items, plans[rank], strategy))
-    for plan, (made, _) in zip(plans, found, strict=True):
-        for place, item in used(made, plan).items():
+    for made in found:
+        for place, item in used(made).items():
             same_numbers(item, rows[place])
 
 
@@ -191,7 +193,7 @@ def test_what_an_algorithm_replaces_is_what_it_trains_on(needs: str) -> None:
     items = [replace(item, reference_log_probs=item.action_log_probs) for item in items]
     plans = [BatchPlan(6, 1, rank, 2) for rank in range(2)]
     found = Ranks(2).run(lambda rank, strategy: estimates(Shifting(needs), items, plans[rank], strategy))
-    for plan, (made, _) in zip(plans, found, strict=True):
-        for (sample, _), item in used(made, plan).items():
+    for made in found:
+        for (sample, _), item in used(made).items():
             assert item.values.tolist() == [1.0] * 4
             assert torch.equal(item.action_log_probs, items[sample].action_log_probs - 1)

@@ -4,9 +4,17 @@ import pytest
 import torch
 
 from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.rollout import made_episode
 from rlhf_core.runfolder.folder import RunFolder
+from rlhf_core.testing.samples import make_item
+from rlhf_core.training.batches import BatchPlan
+from rlhf_core.training.estimates import Estimated
 from rlhf_core.training.record import EpisodeRecord
-from rlhf_core.types import MadeEpisode, PhaseTimes
+from rlhf_core.types import PhaseTimes
+
+NOTHING = Estimated(
+    rows=[], scores=[], items=[], rollouts=[], filler=make_item(0), metrics={}, plan=BatchPlan(1, 1, 0, 1)
+)
 
 
 class TwoRanks:
@@ -31,7 +39,7 @@ def record(tmp_path):
 
 def test_what_rewards_cost_stands_on_the_last_line_summed_over_ranks_and_starts_anew(record):
     calls = {"reward_calls/r/calls": 2.0, "reward_calls/r/seconds": 0.5, "reward_calls/r/failures": 1.0}
-    record.rollouts(0, MadeEpisode(groups=[], times=PhaseTimes(reward_calls=calls)), [])
+    record.rollouts(0, made_episode([], PhaseTimes(reward_calls=calls)), NOTHING)
     record.start_episode(0, 0, {})
     record.update({"loss/policy": 1.0})
     first = record.end_episode(TwoRanks())
@@ -40,7 +48,7 @@ def test_what_rewards_cost_stands_on_the_last_line_summed_over_ranks_and_starts_
         "reward_calls/r/seconds": 1.0,
         "reward_calls/r/failures": 2.0,
     }
-    record.rollouts(1, MadeEpisode(groups=[], times=PhaseTimes()), [])
+    record.rollouts(1, made_episode([], PhaseTimes()), NOTHING)
     record.start_episode(1, 1, {})
     record.update({"loss/policy": 1.0})
     assert not [key for key in record.end_episode(TwoRanks()) if key.startswith("reward_calls/")]

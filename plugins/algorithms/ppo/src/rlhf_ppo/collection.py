@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import torch
 
 from rlhf_core.batching import collate, split
+from rlhf_core.rollout import made_episode
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import BatchPlan, EpisodeBatches, RolloutSource, TrainBatch
-from rlhf_core.types import BufferItem, Experience, MadeEpisode, PhaseTimes, RolloutGroup
+from rlhf_core.types import BufferItem, Experience, MadeEpisode, PhaseTimes
 from rlhf_core.util import permutation
 
 logger = logging.getLogger("rlhf")
@@ -85,13 +85,7 @@ class CollectedEpisodes:
         for step in range(self._num_collect_steps):
             self._buffer.append(self._collect(step))
         items = [item for part in self._strategy.all_gather_objects(self._buffer.items) for item in part]
-        groups: dict[int, list[BufferItem]] = defaultdict(list)
-        for item in items:
-            groups[item.group_id].append(item)
-        return MadeEpisode(
-            groups=[RolloutGroup(position=p, rollouts=(), items=tuple(groups[p])) for p in sorted(groups)],
-            times=self._take_times(),
-        )
+        return made_episode(items, self._take_times())
 
     def published(self, version: int) -> None:
         """Do nothing: the next episode is collected when the loop asks for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rlhf_core.hookspecs import FitInfo
 from rlhf_core.models import disable_dropout
 from rlhf_core.runfolder import RunState
 from rlhf_core.seed import BatchReader, CycledLoader, sampling_params, set_eos
-from rlhf_core.training import EpisodeRecord
+from rlhf_core.training import EpisodeRecord, Estimated
 from rlhf_core.types import BufferItem, Experience, MadeEpisode
 
 from .collection import SampleBuffer
@@ -335,11 +335,10 @@ class PPOTrainer(OLTrainer):
             "pretrain": 0 if pretrain is None else pretrain.num_taken,
         }
 
-    def _start_training(self, episode: int, made: MadeEpisode, items: Sequence[BufferItem]) -> None:
-        """Called once an episode is collected: `items`, of all processes, have their advantages."""
-        strategy = self._context.strategy
-        self.data_buffer.items = list(items[strategy.rank :: strategy.world_size])
-        self._record.rollouts(episode, made, items)
+    def _start_training(self, episode: int, made: MadeEpisode, estimated: Estimated) -> None:
+        """Called once an episode is collected, with the samples that this process trains on."""
+        self.data_buffer.items = list(estimated.items)
+        self._record.rollouts(episode, made, estimated)
 
     def _after_update(self, episode: int) -> None:
         """Save when due; if due at an episode's last step, wait until the episode is finished."""
