@@ -15,8 +15,10 @@ It uses neither tensors nor a transport, so it runs in the trainer's process or 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import RewardError, RlhfError
@@ -44,11 +46,10 @@ class Lease:
     attempt: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Held:
     maker: str
     expires: float
-    attempt: int
 
 
 @dataclass(slots=True)
@@ -85,7 +86,13 @@ class RolloutCoordinator(Generic[GroupT]):
         self._next_episode = 0
         self._taken = 0
         self._open: dict[int, _Episode[GroupT]] = {}
+        self._episode_of: dict[int, int] = {}
+        """Position -> episode, of the groups that have not arrived."""
+        self._unheld: list[tuple[int, int]] = []
+        """Heap of (episode, position); may name some that are held or have arrived."""
         self._held: dict[int, _Held] = {}
+        self._leases: deque[tuple[int, _Held]] = deque()
+        """In the order in which they end; may name some that have ended."""
         self.refused_prompts = 0
         """Prompts of the last taken episode that were replaced by others."""
 
@@ -104,22 +111,33 @@ class RolloutCoordinator(Generic[GroupT]):
         self._expire()
         leases: list[Lease] = []
         while len(leases) < count:
-            found = self._next_unheld()
-            if found is None:
+            if not self.can_lease and not self._open_next():
                 break
-            episode, position = found
+            episode, position = heappop(self._unheld)
             attempt = self._open[episode].outstanding[position] + 1
             self._open[episode].outstanding[position] = attempt
-            self._held[position] = _Held(maker, self._clock() + self._lease_seconds, attempt)
+            held = _Held(maker, self._clock() + self._lease_seconds)
+            self._held[position] = held
+            self._leases.append((position, held))
             leases.append(Lease(position, episode, attempt))
         return leases
+
+    @property
+    def can_lease(self) -> bool:
+        """Whether a position of an open episode waits for a maker."""
+        while self._unheld:
+            position = self._unheld[0][1]
+            if position in self._episode_of and position not in self._held:
+                return True
+            heappop(self._unheld)
+        return False
 
     def submit(self, group: GroupT, *, keep: bool = True) -> bool:
         """Accept a finished group. False: it is refused (made twice, or its episode has ended).
 
         `keep=False` refuses it for training; another position is drawn in its place.
         """
-        found = self._episode_of(group.position)
+        found = self._episode_of.pop(group.position, None)
         if found is None:
             return False
         episode = self._open[found]
@@ -139,6 +157,11 @@ class RolloutCoordinator(Generic[GroupT]):
         state = self._open.get(episode)
         return state is not None and not state.outstanding and len(state.accepted) >= self._prompts_per_episode
 
+    @property
+    def next_is_ready(self) -> bool:
+        """Whether the next episode to be taken has all its groups."""
+        return self.ready(self._taken)
+
     def take(self, episode: int) -> list[GroupT]:
         """Return the complete episode for training, in position order. Each episode is taken once, in order."""
         if episode != self._taken or not self.ready(episode):
@@ -147,6 +170,21 @@ class RolloutCoordinator(Generic[GroupT]):
         state = self._open.pop(episode)
         self.refused_prompts = state.refused
         return [state.accepted[position] for position in sorted(state.accepted)]
+
+    def give_back(self, groups: Iterable[GroupT], lost: Iterable[int]) -> None:
+        """Undo the last `take`, whose groups at the positions `lost` cannot be had any more: they are made again."""
+        self._taken -= 1
+        self._open[self._taken] = _Episode({}, {group.position: group for group in groups}, self.refused_prompts)
+        self._make_again(self._taken, lost)
+
+    def withdraw(self, is_lost: Callable[[GroupT], bool]) -> int:
+        """Have groups that arrived, and cannot be had any more, made again; returns how many."""
+        count = 0
+        for index, episode in self._open.items():
+            lost = [position for position, group in episode.accepted.items() if is_lost(group)]
+            self._make_again(index, lost)
+            count += len(lost)
+        return count
 
     def publish(self, version: int) -> None:
         """The trainer has published `version`; later positions may start."""
@@ -158,7 +196,7 @@ class RolloutCoordinator(Generic[GroupT]):
         """End all leases of a maker that is gone; returns how many prompts will be made again."""
         lost = [position for position, held in self._held.items() if held.maker == maker]
         for position in lost:
-            del self._held[position]
+            self._end_lease(position)
         return len(lost)
 
     def progress(self, episode: int) -> str:
@@ -193,6 +231,9 @@ class RolloutCoordinator(Generic[GroupT]):
         self._next_episode = state["next_episode"]
         self._taken = state["taken"]
         self._held = {}
+        self._leases.clear()
+        self._episode_of.clear()
+        self._unheld.clear()
         self._open = {
             int(index): _Episode(
                 outstanding=dict.fromkeys(saved["outstanding"], 0),
@@ -201,26 +242,41 @@ class RolloutCoordinator(Generic[GroupT]):
             )
             for index, saved in state["open"].items()
         }
+        for index, episode in self._open.items():
+            self._want(index, episode.outstanding)
 
-    def _next_unheld(self) -> tuple[int, int] | None:
-        """(episode, position) of the lowest unleased position; opens the next episode if it may start."""
-        for index in sorted(self._open):
-            for position in sorted(self._open[index].outstanding):
-                if position not in self._held:
-                    return index, position
+    def _open_next(self) -> bool:
+        """Open the next episode, if it may start."""
         if self._next_episode >= self._num_episodes or self._next_episode > self._version + self._max_staleness:
-            return None
+            return False
         if self.ready(self._taken):
-            return None
+            return False
         index = self._next_episode
         self._next_episode += 1
-        self._open[index] = _Episode(outstanding=self._draw(self._prompts_per_episode))
-        return self._next_unheld()
+        self._open[index] = _Episode(outstanding=self._draw(index, self._prompts_per_episode))
+        return True
 
-    def _draw(self, count: int) -> dict[int, int]:
+    def _draw(self, index: int, count: int) -> dict[int, int]:
         positions = range(self._cursor, self._cursor + count)
         self._cursor += count
+        self._want(index, positions)
         return dict.fromkeys(positions, 0)
+
+    def _want(self, index: int, positions: Iterable[int]) -> None:
+        for position in positions:
+            self._episode_of[position] = index
+            heappush(self._unheld, (index, position))
+
+    def _make_again(self, index: int, positions: Iterable[int]) -> None:
+        episode = self._open[index]
+        for position in positions:
+            del episode.accepted[position]
+            episode.outstanding[position] = 1
+            self._want(index, [position])
+
+    def _end_lease(self, position: int) -> None:
+        del self._held[position]
+        heappush(self._unheld, (self._episode_of[position], position))
 
     def _refill(self, index: int, episode: _Episode[GroupT]) -> None:
         missing = self._prompts_per_episode - len(episode.accepted)
@@ -239,12 +295,11 @@ class RolloutCoordinator(Generic[GroupT]):
                 hint="every answer to these prompts gets the same reward; use easier prompts, a finer reward, "
                 "more samples_per_prompt, or turn dynamic sampling off",
             )
-        episode.outstanding = self._draw(missing)
-
-    def _episode_of(self, position: int) -> int | None:
-        return next((i for i, state in self._open.items() if position in state.outstanding), None)
+        episode.outstanding = self._draw(index, missing)
 
     def _expire(self) -> None:
         now = self._clock()
-        for position in [p for p, held in self._held.items() if held.expires <= now]:
-            del self._held[position]
+        while self._leases and self._leases[0][1].expires <= now:
+            position, held = self._leases.popleft()
+            if self._held.get(position) is held:
+                self._end_lease(position)

@@ -199,6 +199,8 @@ EVENT = st.one_of(
     st.tuples(st.just("die"), st.sampled_from(MAKERS), st.just(0)),
     st.tuples(st.just("wait"), st.sampled_from(MAKERS), st.integers(1, 15)),
     st.tuples(st.just("train"), st.just("-"), st.just(0)),
+    st.tuples(st.just("lose"), st.just("-"), st.integers(0, 2)),
+    st.tuples(st.just("lose taken"), st.just("-"), st.integers(0, 2)),
     st.tuples(st.just("resume"), st.just("-"), st.just(0)),
 )
 
@@ -253,6 +255,11 @@ class World:
             self.clock.now += number
         elif kind == "train":
             self.train()
+        elif kind == "lose":
+            lost = self.owner.withdraw(lambda group: group.position % 3 == number)
+            assert self.owner.withdraw(lambda group: group.position % 3 == number) == 0 <= lost
+        elif kind == "lose taken":
+            self.lose_taken(number)
         elif kind == "resume":
             state = coordinator_to_tree(self.owner.state_dict())
             self.owner = self.new()
@@ -267,6 +274,15 @@ class World:
         if episode < self.episodes and self.owner.ready(episode):
             self.trained.append([group.position for group in self.owner.take(episode)])
             self.owner.publish(episode + 1)
+
+    def lose_taken(self, number):
+        episode = len(self.trained)
+        if episode < self.episodes and self.owner.ready(episode):
+            groups = self.owner.take(episode)
+            lost = [group.position for group in groups][number : number + 2]
+            self.owner.give_back(groups, lost)
+            assert self.owner.ready(episode) == (not lost)
+            assert not self.owner.finished
 
     def run_to_the_end(self):
         for _ in range(200):

@@ -17,7 +17,6 @@ from rlhf_core.types import BufferItem, PhaseTimes, Prompt, RolloutGroup
 from rlhf_ray.calls import NamedActors
 from rlhf_ray.maker_feed import MakerFeed
 from rlhf_ray.messages import Made
-from rlhf_ray.wire import unpack_group
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -39,6 +38,8 @@ class Taker:
 
 
 class Feed(MakerFeed):
+    sends_texts = False
+
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
         return iter(())
 
@@ -72,7 +73,7 @@ def test_groups_go_to_the_takers_in_turn_over_all_sends() -> None:
     for era, positions in enumerate([(0, 1, 2), (3,), (4, 5)]):
         feed.send(era, [group(position) for position in positions], PhaseTimes(response_tokens=len(positions)))
     feed.flush()
-    sent = [[[unpack_group(each.group).position for each in made] for _, _, made in taker.taken] for taker in takers]
+    sent = [[[each.group.position for each in made] for _, _, made in taker.taken] for taker in takers]
     assert sent == [[[0, 2], [4]], [[1], [3], [5]]]
     assert [(maker, era) for maker, era, _ in takers[0].taken] == [("maker_0", 0), ("maker_0", 2)]
     assert (feed.num_samples, feed.times.response_tokens) == (6, 6)

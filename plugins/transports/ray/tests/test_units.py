@@ -9,72 +9,17 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
 from rlhf_core.rollout.evaluate import EvaluationRow
-from rlhf_core.rollout.groups import group_to_tree
-from rlhf_core.types import BufferItem, PhaseTimes, Rollout, RolloutGroup
+from rlhf_core.types import PhaseTimes
 from rlhf_ray.calls import ActorLostError, explain, first_cause
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
 from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry
 from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver
+from rlhf_ray.sample_store import StoredGroup
 from rlhf_ray.status_file import read_status
-from rlhf_ray.wire import PackedGroup, pack_group, unpack_group
-
-
-def group(position: int) -> RolloutGroup:
-    rollout = Rollout(
-        sample_id=position,
-        prompt="3,1>",
-        messages=None,
-        prompt_ids=(7, 5),
-        completion="1,3",
-        completion_ids=(5, 6, 7),
-        logprobs=(-0.5, -0.25, 0.0),
-        answer="1,3",
-        metadata={"digits": [3, 1]},
-        policy_version=4,
-        finish_reason="stop",
-        group_id=position,
-    )
-    item = BufferItem(
-        sample_id=position,
-        group_id=position,
-        policy_version=4,
-        prompt_ids=torch.tensor([7, 5]),
-        response_ids=torch.tensor([5, 6, 7]),
-        action_mask=torch.tensor([True, True, False]),
-        action_log_probs=torch.tensor([-0.5, -0.25, 0.0]),
-        rewards={"exact": 1.0},
-        values=torch.tensor([0.1, 0.2, 0.3]),
-        support_ids=torch.tensor([[5, -1], [6, 7], [7, -1]], dtype=torch.int32),
-    )
-    return RolloutGroup(position=position, rollouts=(rollout,), items=(item,))
-
-
-def assert_same(left: Any, right: Any) -> None:
-    assert type(left) is type(right)
-    if isinstance(left, torch.Tensor):
-        assert left.dtype == right.dtype
-        assert torch.equal(left, right)
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_same(left[key], right[key])
-    elif isinstance(left, list):
-        for one, other in zip(left, right, strict=True):
-            assert_same(one, other)
-    else:
-        assert left == right
-
-
-def test_a_group_arrives_as_it_was_sent() -> None:
-    sent = group(11)
-    packed = pack_group(sent)
-    assert packed.position == 11
-    assert_same(group_to_tree(unpack_group(packed)), group_to_tree(sent))
 
 
 class TestEvaluationJobs:
@@ -149,8 +94,19 @@ def run(scenario: Callable[[Coordinator], Any], **changes: Any) -> None:
     asyncio.run(play())
 
 
-def packed(position: int) -> Made:
-    return Made(PackedGroup(position, False, b""), True)
+def made(position: int, owner: str = "m") -> Made:
+    stored = StoredGroup(
+        position=position,
+        is_empty=False,
+        owner=owner,
+        summaries=b"",
+        parts=(),
+        text=None,
+        text_place=0,
+        token_bytes=100,
+        text_bytes=10,
+    )
+    return Made(stored, True)
 
 
 class TestCoordinator:
@@ -160,7 +116,7 @@ class TestCoordinator:
             assert await coordinator.next_work("m", 0.01) is None
             await coordinator.publish(0)
             assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0)
-            assert await coordinator.submit("m", 0, [packed(0), packed(1)], PhaseTimes()) == 2
+            assert await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes()) == 2
             assert await coordinator.next_work("m", 0.01) is None
             waiting = asyncio.create_task(coordinator.next_work("m", 5))
             taken = await coordinator.take(0, 1)
@@ -179,8 +135,8 @@ class TestCoordinator:
             waiting = asyncio.create_task(coordinator.next_work("other", 5))
             assert await coordinator.release("m") == 2
             assert await waiting == RolloutWork((0, 1), 0)
-            assert await coordinator.submit("other", 0, [packed(0), packed(1)], PhaseTimes()) == 2
-            assert await coordinator.submit("m", 0, [packed(0)], PhaseTimes()) == 0
+            assert await coordinator.submit("other", 0, [made(0), made(1)], PhaseTimes()) == 2
+            assert await coordinator.submit("m", 0, [made(0)], PhaseTimes()) == 0
             await coordinator.take(0, 1)
             await coordinator.publish(1)
             # What a dead maker still asks for is not given to it.
@@ -222,10 +178,47 @@ class TestCoordinator:
             await coordinator.next_work("m", 1)
             ranks = [asyncio.create_task(coordinator.take(0, 5)) for _ in range(3)]
             await asyncio.sleep(0)
-            await coordinator.submit("m", 0, [packed(1), packed(0)], PhaseTimes(rollout_s=2.0))
+            await coordinator.submit("m", 0, [made(1), made(0)], PhaseTimes(rollout_s=2.0))
             taken = await asyncio.gather(*ranks)
             assert all(each is taken[0] for each in taken)
             assert taken[0].times.rollout_s == 2.0
+
+        run(scenario)
+
+    def test_samples_that_went_with_their_maker_are_made_again(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            for name in ("m", "other"):
+                await coordinator.register(name, 1, "n", 0)
+            await coordinator.publish(0)
+            await coordinator.next_work("m", 1)
+            await coordinator.submit("m", 0, [made(0), made(1, owner="other")], PhaseTimes())
+            waiting = asyncio.create_task(coordinator.next_work("other", 5))
+            await asyncio.sleep(0)
+            assert await coordinator.release("m") == 1
+            assert await waiting == RolloutWork((0,), 0)
+            assert await coordinator.submit("other", 0, [made(0, owner="other")], PhaseTimes()) == 1
+            taken = await coordinator.take(0, 1)
+            assert [each.owner for each in taken.groups] == ["other", "other"]
+            assert taken.metrics["transport/token_bytes"] == 200
+            assert taken.metrics["transport/text_bytes"] == 20
+
+        run(scenario)
+
+    def test_an_episode_of_which_samples_are_lost_is_handed_out_again(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            await coordinator.publish(0)
+            await coordinator.next_work("m", 1)
+            await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes(rollout_s=2.0))
+            await coordinator.take(0, 1)
+            await coordinator.give_back(0, [1])
+            with pytest.raises(DeadlineError, match="1 of 2 groups are in"):
+                await coordinator.take(0, 0.01)
+            assert await coordinator.next_work("m", 1) == RolloutWork((1,), 0)
+            await coordinator.submit("m", 0, [made(1, owner="again")], PhaseTimes(rollout_s=1.0))
+            taken = await coordinator.take(0, 1)
+            assert [each.owner for each in taken.groups] == ["m", "again"]
+            assert taken.times.rollout_s == 3.0
 
         run(scenario)
 
@@ -251,7 +244,7 @@ class TestCoordinator:
             await coordinator.register("m", 1, "n", 0)
             await coordinator.publish(0)
             await coordinator.next_work("m", 1)
-            await coordinator.submit("m", 0, [packed(1)], PhaseTimes())
+            await coordinator.submit("m", 0, [made(1)], PhaseTimes())
             state = await coordinator.state()
 
             async def resumed(other: Coordinator) -> None:
@@ -270,7 +263,7 @@ class TestCoordinator:
             await coordinator.publish(0)
             start = await coordinator.state()
             await coordinator.next_work("m", 1)
-            await coordinator.submit("m", 0, [packed(0), packed(1)], PhaseTimes())
+            await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes())
             await coordinator.take(0, 1)
             await coordinator.publish(1)
             assert await coordinator.next_work("m", 1) == RolloutWork((2, 3), 1)
@@ -278,7 +271,7 @@ class TestCoordinator:
             await coordinator.load(start)
             assert await coordinator.next_work("m", 0.01) is None  # its weights are not there yet
             await coordinator.publish(0)
-            assert await coordinator.submit("m", 0, [packed(2), packed(3)], PhaseTimes()) == 0
+            assert await coordinator.submit("m", 0, [made(2), made(3)], PhaseTimes()) == 0
             assert await coordinator.next_work("m", 1) == RolloutWork((0, 1), 0, era=1)
             with pytest.raises(DeadlineError, match="0 of 2 groups are in"):
                 await coordinator.take(0, 0.01)

@@ -8,18 +8,17 @@ torch nor a plugin.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rlhf_core.errors import DeadlineError
 from rlhf_core.rollout import EvaluationRow, RolloutCoordinator
 from rlhf_core.types import PhaseTimes
 
-from .coordinator_parts import EvaluationJobs, MakerRegistry
+from .coordinator_parts import EvaluationJobs, MakerRegistry, Waiters
 from .event_relay import EventInbox
 from .messages import (
     EvaluationWork,
@@ -32,12 +31,10 @@ from .messages import (
     TakenEpisode,
     Work,
 )
-from .wire import PackedGroup
+from .sample_store import StoredGroup
 
 _REPORT_SECONDS = 20.0
 """Longest wait of an event for an earlier one of its sender."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +55,14 @@ class Coordinator:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
-        self._prompts: RolloutCoordinator[PackedGroup] = RolloutCoordinator(
+        self._prompts: RolloutCoordinator[StoredGroup] = RolloutCoordinator(
             num_episodes=settings.num_episodes,
             prompts_per_episode=settings.prompts_per_episode,
             max_staleness=settings.max_staleness,
             # A maker whose lease expired is restarted, which releases the lease; this is a second safeguard.
             lease_seconds=2 * settings.lease_seconds,
         )
-        self._changed = asyncio.Condition()
+        self._waiters = Waiters()
         self._makers = MakerRegistry(settings.heartbeat_seconds, settings.lease_seconds)
         self._trainers_seen: dict[str, float] = {}
         self._newest: Sequence[Mapping[str, Any]] = ()
@@ -80,6 +77,8 @@ class Coordinator:
         self._handed: tuple[int, TakenEpisode] | None = None
         self._arrived: dict[int, float] = {}
         self._times = PhaseTimes()
+        self._handed_times = PhaseTimes()
+        """Of the episode that was handed out last."""
         self._canary_gap = 0.0
         self._compared: dict[str, int] = {}
         """Maker -> the newest version whose canary answers it has compared."""
@@ -99,7 +98,7 @@ class Coordinator:
             return self._num_publications, self._newest
         self._num_evaluation_prompts = num_evaluation_prompts
         self._makers.register(maker, pid, node, actor)
-        await self._notify()
+        self._waiters.wake("makers", "work")
         return None
 
     async def maker_alive(self, maker: str) -> None:
@@ -109,7 +108,7 @@ class Coordinator:
     async def next_work(self, maker: str, timeout_seconds: float) -> Work | None:
         """The maker's next work; None when there was none within the timeout."""
         self._makers.begins(maker, None)
-        work = await self._until(lambda: self._find_work(maker), timeout_seconds)
+        work = await self._waiters.until("work", lambda: self._find_work(maker), timeout_seconds)
         self._makers.begins(maker, work)
         return work
 
@@ -127,13 +126,16 @@ class Coordinator:
             accepted = self._prompts.submit(each.group, keep=each.keep)
             self._arrived[each.group.position] = time.monotonic()
             wanted += accepted
-        await self._notify()
+        if self._prompts.can_lease:
+            self._waiters.wake("work")
+        if self._prompts.next_is_ready:
+            self._waiters.wake("samples")
         return wanted
 
     async def submit_evaluation(self, maker: str, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
         self._makers.seen(maker)
         self._evaluation.done(work, rows)
-        await self._notify()
+        self._waiters.wake("evaluation")
 
     async def canary_gap(self, maker: str, version: int, gap: float) -> None:
         """Record the gap between the maker's and the trainer's log-probs after the sync of `version`, in nats.
@@ -150,7 +152,7 @@ class Coordinator:
     async def wait_for_makers(self, timeout_seconds: float) -> None:
         """Return once every maker has its models loaded."""
         wanted = self._settings.num_makers
-        if not await self._until(lambda: len(self._makers.registered) >= wanted, timeout_seconds):
+        if not await self._waiters.until("makers", lambda: len(self._makers.registered) >= wanted, timeout_seconds):
             there = ", ".join(sorted(self._makers.registered)) or "none"
             raise DeadlineError(
                 f"waited {timeout_seconds:g} s for {wanted} makers to load their models; ready: {there}",
@@ -164,7 +166,7 @@ class Coordinator:
         def ready() -> bool:
             return (self._handed is not None and self._handed[0] == episode) or self._prompts.ready(episode)
 
-        if not await self._until(ready, timeout_seconds):
+        if not await self._waiters.until("samples", ready, timeout_seconds):
             raise DeadlineError(
                 f"waited {timeout_seconds:g} s for the samples of episode {episode}: {self._prompts.progress(episode)}",
                 where="coordinator",
@@ -172,8 +174,17 @@ class Coordinator:
             )
         if self._handed is None or self._handed[0] != episode:
             self._handed = (episode, self._take(episode))
-            await self._notify()
+            self._waiters.wake("work", "samples")
         return self._handed[1]
+
+    async def give_back(self, episode: int, lost: Sequence[int]) -> None:
+        """Take back an episode that was just handed out; its groups at the positions `lost` are made again."""
+        if self._handed is None or self._handed[0] != episode:
+            return  # the run went back to a checkpoint meanwhile
+        self._prompts.give_back(self._handed[1].groups, lost)
+        self._times.add(self._handed_times)
+        self._handed = None
+        self._waiters.wake("work")
 
     async def makers(self) -> dict[str, Any]:
         """Name -> handle of the registered makers."""
@@ -193,21 +204,21 @@ class Coordinator:
             self._makers.has_version(maker, version)
         self._prompts.publish(version)
         self._published = True
-        await self._notify()
+        self._waiters.wake("work")
         return {name: actor for name, actor in self._makers.actors().items() if calls and name not in told}
 
     async def evaluate(self, part_size: int, timeout_seconds: float) -> tuple[int, list[EvaluationRow]]:
         """Have the held-out prompts answered with the newest version. Returns their number and the rows."""
         self._evaluation.open(self._num_evaluation_prompts, part_size, self._prompts.version)
-        await self._notify()
-        if not await self._until(lambda: self._evaluation.complete, timeout_seconds):
+        self._waiters.wake("work")
+        if not await self._waiters.until("evaluation", lambda: self._evaluation.complete, timeout_seconds):
             raise DeadlineError(
                 f"waited {timeout_seconds:g} s for an evaluation: {self._evaluation.describe()}", where="evaluation"
             )
         return self._num_evaluation_prompts, self._evaluation.rows()
 
     async def state(self) -> dict[str, Any]:
-        """`RolloutCoordinator.state_dict` with packed groups, and the canary results."""
+        """`RolloutCoordinator.state_dict` with stored groups, and the canary results."""
         canary = {"gap": self._canary_gap, "compared": dict(self._compared)}
         return {**self._prompts.state_dict(), "canary": canary}
 
@@ -234,12 +245,12 @@ class Coordinator:
     async def report(self, sender: str, number: int, event: Event | LogLine) -> None:
         """Queue an event for the driver; returns once the sender's earlier events have arrived too."""
         self._events.put(sender, number, event)
-        await self._notify()
-        await self._until(lambda: self._events.has(sender, number), _REPORT_SECONDS)
+        self._waiters.wake("events")
+        await self._waiters.until("events", lambda: self._events.has(sender, number), _REPORT_SECONDS)
 
     async def overview(self, timeout_seconds: float) -> Overview:
         """The run's current state; returned at once where there are events, else after the timeout."""
-        await self._until(lambda: len(self._events), timeout_seconds)
+        await self._waiters.until("events", lambda: len(self._events), timeout_seconds)
         events = self._events.take()
         next_episode = 0 if self._handed is None else self._handed[0] + 1
         return Overview(
@@ -252,11 +263,11 @@ class Coordinator:
         )
 
     async def release(self, maker: str) -> int:
-        """Reassign the prompts of a lost maker to others. Returns how many."""
+        """Reassign the prompts of a lost maker to others, those whose samples went with it too. Returns how many."""
         self._makers.forget(maker)
         self._evaluation.release(maker)
-        lost = self._prompts.release(maker)
-        await self._notify()
+        lost = self._prompts.release(maker) + self._prompts.withdraw(lambda group: group.owner == maker)
+        self._waiters.wake("work")
         return lost
 
     async def interrupt(self) -> None:
@@ -265,7 +276,7 @@ class Coordinator:
     async def finish(self) -> None:
         """End the run's work: makers get no more."""
         self._over = True
-        await self._notify()
+        self._waiters.wake("work")
 
     def _find_work(self, maker: str) -> Work | None:
         if self._over:
@@ -293,13 +304,15 @@ class Coordinator:
         share = 1 / self._settings.num_makers
         times = replace(self._times, rollout_s=self._times.rollout_s * share, reward_s=self._times.reward_s * share)
         times.forward_s *= share
-        self._times = PhaseTimes()
+        self._handed_times, self._times = self._times, PhaseTimes()
         gap, self._canary_gap = self._canary_gap, 0.0
         metrics = {
             "rollout/refused_prompts": float(self._prompts.refused_prompts),
             "sync/canary_gap_max": gap,
             "transport/queue_s": math.fsum(waited) / max(1, len(waited)),
             "transport/maker_idle_fraction": self._makers.take_idle_fraction(),
+            "transport/token_bytes": float(sum(group.token_bytes for group in groups)),
+            "transport/text_bytes": float(sum(group.text_bytes for group in groups)),
         }
         return TakenEpisode(groups, times, metrics)
 
@@ -307,21 +320,3 @@ class Coordinator:
         if self._over or self._prompts.finished:
             return "all episodes are sampled"
         return f"episode {episode + 1} of {self._settings.num_episodes}: {self._prompts.progress(episode)}"
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _until(self, found: Callable[[], T], timeout_seconds: float) -> T:
-        """Wait until `found` returns a true value, tried after every change; its last value when time is up."""
-        deadline = time.monotonic() + timeout_seconds
-        async with self._changed:
-            while not (answer := found()):
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return answer
-                try:
-                    await asyncio.wait_for(self._changed.wait(), remaining)
-                except (TimeoutError, asyncio.TimeoutError):  # two classes before Python 3.11
-                    return found()
-            return answer

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from rlhf_core.rollout import EvaluationRow
 
 from .messages import EvaluationWork, RolloutWork, Work
+
+T = TypeVar("T")
+Topic = Literal["work", "samples", "makers", "evaluation", "events"]
+"""What a caller of the coordinator waits for."""
+
+
+class Waiters:
+    """Calls that wait for a change. Each is woken by the changes that may end its wait."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Topic, set[asyncio.Future[None]]] = defaultdict(set)
+
+    def wake(self, *topics: Topic) -> None:
+        """Have the waits on these topics look again."""
+        for topic in topics:
+            for future in self._waiting.pop(topic, ()):
+                if not future.done():
+                    future.set_result(None)
+
+    async def until(self, topic: Topic, found: Callable[[], T], timeout_seconds: float) -> T:
+        """Wait until `found` returns a true value, tried after every change; its last value when time is up."""
+        deadline = time.monotonic() + timeout_seconds
+        while not (answer := found()) and (remaining := deadline - time.monotonic()) > 0:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting[topic].add(future)
+            await asyncio.wait([future], timeout=remaining)
+            self._waiting[topic].discard(future)
+        return answer
 
 
 @dataclass(slots=True)

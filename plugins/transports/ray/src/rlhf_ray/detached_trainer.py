@@ -24,7 +24,7 @@ from .calls import NamedActors, get_named_actor
 from .detached_source import BufferSource, FitPlan, MakerPresence
 from .messages import Made
 from .replay_buffer import DetachedReplayBuffer
-from .wire import unpack_group
+from .sample_store import fetch_groups
 
 if TYPE_CHECKING:
     import torch
@@ -143,9 +143,11 @@ class DetachedTrainer(ABC):
     @ray.method(concurrency_group="buffer_append")
     def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:
         """Called by makers, as a run's coordinator is: add the samples of finished groups. Returns how many groups."""
-        items = [item for each in made for item in unpack_group(each.group).items]
-        self.buffer_extend(items)  # type: ignore[operator]
-        return len(made)
+        groups, lost = fetch_groups([each.group for each in made], timeout_seconds=self._batch_timeout_seconds)
+        if lost:
+            logger.warning("%d groups of %s were lost with it", len(lost), maker)
+        self.buffer_extend([item for group in groups for item in group.items])  # type: ignore[operator]
+        return len(groups)
 
     # In the group buffer_length, since a full buffer may block buffer_append.
     @ray.method(concurrency_group="buffer_length")

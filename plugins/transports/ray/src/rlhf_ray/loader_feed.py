@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -12,7 +11,7 @@ from rlhf_core.errors import DataError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.seed import BatchReader
-from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
+from rlhf_core.types import PhaseTimes, Prompt
 
 from .calls import NamedActors, collect
 from .maker_feed import MakerFeed
@@ -34,6 +33,11 @@ class LoaderFeed(MakerFeed):
         self._num_steps = 0
         self._started = 0.0
 
+    @property
+    def sends_texts(self) -> bool:
+        """False: trainers do not ask for them, and metadata may be anything."""
+        return False
+
     def announce(self, temperature: float) -> None:
         """Find the trainers and announce that a loop starts."""
         self.timer, self.times, self.num_samples = PhaseTimer(), PhaseTimes(), 0
@@ -48,10 +52,6 @@ class LoaderFeed(MakerFeed):
             sample_id(self.number, step, len(prompts) - 1)  # raises if the batch has too many rows to number
             self._num_steps += 1
             yield 0, prompts
-
-    def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
-        """As `MakerFeed.send`, without the rollouts: trainers do not ask for them, and metadata may be anything."""
-        super().send(era, [replace(group, rollouts=()) for group in groups], times)
 
     def performance(self) -> str:
         """One line on the loop: samples and tokens per second, and shares of time."""

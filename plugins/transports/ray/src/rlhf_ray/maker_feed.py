@@ -14,7 +14,7 @@ from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
 from .actor_context import HEARTBEAT_SECONDS, Heartbeat
 from .calls import Call, NamedActors, collect
 from .messages import Made
-from .wire import pack_group
+from .sample_store import store_groups
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -54,6 +54,11 @@ class MakerFeed(ABC):
         self._under_way: list[Call] = []
         self._num_under_way = 0
 
+    @property
+    @abstractmethod
+    def sends_texts(self) -> bool:
+        """Whether the takers want rollouts, beside the items."""
+
     @abstractmethod
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
         """The prompts of each batch, and the era in which they were given out (see `RolloutWork`)."""
@@ -71,7 +76,8 @@ class MakerFeed(ABC):
         self.flush()
         self.times.add(times)
         self.num_samples += sum(len(group.items) for group in groups)
-        made = [Made(pack_group(group), self.keep(group)) for group in groups]
+        stored = store_groups(groups, self.name, texts=self.sends_texts)
+        made = [Made(each, self.keep(group)) for each, group in zip(stored, groups, strict=True)]
         dealt, self._next = deal(made, len(self._takers.names), self._next)
         self._under_way = [
             (taker, self._takers.handle(taker).submit.remote(self.name, era, part, times))

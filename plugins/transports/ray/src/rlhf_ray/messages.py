@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.types import PhaseTimes
 
-from .wire import PackedGroup
+from .sample_store import StoredGroup
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,7 @@ Work = RolloutWork | EvaluationWork | RunOver
 class Made:
     """A finished group; with `keep` False the algorithm rejects it and another replaces it."""
 
-    group: PackedGroup
+    group: StoredGroup
     keep: bool
 
 
@@ -53,7 +53,7 @@ class Made:
 class TakenEpisode:
     """An episode as a trainer receives it."""
 
-    groups: Sequence[PackedGroup]
+    groups: Sequence[StoredGroup]
     times: PhaseTimes
     """Phase times, averaged over the makers."""
     metrics: Mapping[str, float]

@@ -39,6 +39,7 @@ class RunFeed(MakerFeed):
             heartbeat_seconds=config.heartbeat_seconds,
         )
         self._parts = parts
+        self._keeps_samples = context.resolved.run.logging.samples != "none"
         self.worker = parts.worker
         self.canaries: dict[int, Canary] = {}
         """Policy version -> what came with it for comparison."""
@@ -61,6 +62,10 @@ class RunFeed(MakerFeed):
             if parts.evaluator is not None:
                 stack.callback(parts.evaluator.close)
             yield cls(context, parts)
+
+    @property
+    def sends_texts(self) -> bool:
+        return self._keeps_samples
 
     def join(self, update: Callable[..., None]) -> None:
         """Tell the coordinator that this maker is ready, with the newest weights taken by `update`."""

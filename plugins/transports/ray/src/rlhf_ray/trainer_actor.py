@@ -25,14 +25,15 @@ from rlhf_core.rollout import NoReceiver, coordinator_from_tree, coordinator_to_
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
-from rlhf_core.types import MadeEpisode, PhaseTimes
+from rlhf_core.types import MadeEpisode, PhaseTimes, RolloutGroup
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import ask
 from .maker_parts import trained_names
 from .messages import TakenEpisode
 from .ray_sync import RunSync
-from .wire import pack_group, unpack_group
+from .sample_store import StoredGroup, fetch_groups, store_groups
+from .stored_episode import StoredEpisode
 
 
 class TrainerActor:
@@ -126,20 +127,26 @@ class RayChannel:
         self._coordinator = coordinator
         self._strategy = strategy
         self._options = resolved.run.eval
+        self._keeps_samples = resolved.run.logging.samples != "none"
         self._timeout_seconds = timeout_seconds
         self._metrics = metrics
 
     def episode(self, index: int) -> MadeEpisode:
-        """All groups of the episode. Raises `DeadlineError`, saying what is missing."""
+        """The episode, whose samples each rank fetches. Raises `DeadlineError`, saying what is missing."""
         started = time.perf_counter()
         wait = self._timeout_seconds
         taken: TakenEpisode = ask(self._coordinator, "take", index, wait, wait_seconds=wait)
         waited = time.perf_counter() - started
-        groups = [unpack_group(packed) for packed in taken.groups]
+        data = StoredEpisode(
+            taken.groups,
+            self._strategy,
+            give_back=lambda positions: ask(self._coordinator, "give_back", index, positions),
+            timeout_seconds=wait,
+        )
         metrics = {"transport/trainer_wait_s": waited, **taken.metrics, **self._metrics()}
         # Reported on one rank only, since throughput is summed over ranks.
         times = taken.times if self._strategy.is_main else PhaseTimes()
-        return MadeEpisode(groups=groups, times=times, metrics=metrics)
+        return MadeEpisode(rows=data.rows, data=data, times=times, metrics=metrics)
 
     def published(self, version: int) -> None:
         """Do nothing: the sync has informed the coordinator."""
@@ -149,11 +156,21 @@ class RayChannel:
         if not self._strategy.is_main:
             return {}
         state = ask(self._coordinator, "state")
-        return coordinator_to_tree(with_groups(state, unpack_group))
+        return coordinator_to_tree({**state, "open": {key: self._fetched(each) for key, each in state["open"].items()}})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._strategy.is_main:
-            ask(self._coordinator, "load", with_groups(coordinator_from_tree(state), pack_group))
+
+            def stored(group: RolloutGroup) -> StoredGroup:
+                return store_groups([group], "trainer-0", texts=self._keeps_samples)[0]
+
+            ask(self._coordinator, "load", with_groups(coordinator_from_tree(state), stored))
+
+    def _fetched(self, episode: Mapping[str, Any]) -> dict[str, Any]:
+        """An open episode with its groups as a checkpoint holds them; those that are lost are made again."""
+        groups, lost = fetch_groups(episode["accepted"], timeout_seconds=self._timeout_seconds)
+        outstanding = sorted([*episode["outstanding"], *(group.position for group in lost)])
+        return {**episode, "accepted": groups, "outstanding": outstanding}
 
     def evaluate(self) -> dict[str, float]:
         """Have the makers answer the held-out prompts (see `PolicyEvaluator.evaluate`). All ranks get the result."""

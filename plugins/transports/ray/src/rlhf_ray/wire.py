@@ -1,62 +1,22 @@
-"""Wire format of samples and weights: plain bytes and arrays, which intermediaries need not understand.
+"""Wire format of weights: arrays, which intermediaries need not understand.
 
-A group is opaque bytes, so that no intermediary needs torch or reads it. A weight is a numpy view that enters and
-leaves the object store without unnecessary copies: torch tensors would be pickled into every message; an array is
-written to shared memory once and read there by every maker of the machine. Types that numpy lacks (bfloat16) are sent
-as integers of their size. Adapter weights mean nothing without the scale of their layers, which is sent along.
+A weight is a numpy view that enters and leaves the object store without unnecessary copies: torch tensors would be
+pickled into every message; an array is written to shared memory once and read there by every maker of the machine.
+Types that numpy lacks (bfloat16) are sent as integers of their size. Adapter weights mean nothing without the scale of
+their layers, which is sent along.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import SyncError
-from rlhf_core.rollout import group_from_tree, group_to_tree
-from rlhf_core.types import RolloutGroup
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True)
-class PackedGroup:
-    """A packed `RolloutGroup` that exposes only the fields the coordinator needs."""
-
-    position: int
-    is_empty: bool
-    body: bytes
-
-
-def pack_group(group: RolloutGroup) -> PackedGroup:
-    """Pack a group as plain values and arrays; tensors would be pickled one storage at a time."""
-    import torch
-
-    tree = _map_leaves(group_to_tree(group), torch.Tensor, lambda tensor: tensor.detach().cpu().numpy())
-    return PackedGroup(group.position, group.is_empty, pickle.dumps(tree, protocol=pickle.HIGHEST_PROTOCOL))
-
-
-def unpack_group(packed: PackedGroup) -> RolloutGroup:
-    """Restore the group; its tensors own their memory."""
-    import numpy as np
-    import torch
-
-    # From an actor of this run, over Ray, which pickles every message itself; never read from a file.
-    tree = pickle.loads(packed.body)  # noqa: S301
-    return group_from_tree(_map_leaves(tree, np.ndarray, torch.from_numpy))
-
-
-def _map_leaves(value: Any, kind: type, change: Any) -> Any:
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map_leaves(inner, kind, change) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_map_leaves(inner, kind, change) for inner in value]
-    return value
 
 
 @dataclass(frozen=True, slots=True)

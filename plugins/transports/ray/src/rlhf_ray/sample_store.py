@@ -1,0 +1,257 @@
+"""Samples on their way from a maker to the ranks that train on them: what is said of them, and where they are.
+
+Tokens and texts go from the maker to Ray's object store, and from there only to the process that asks for them. What a
+coordinator handles of a group is `StoredGroup`: a summary of each row as bytes, and references. Each rank fetches the
+rows that it computes or trains on, so an object holds few rows where they are large.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from rlhf_core.rollout import group_from_tree, group_to_tree, summary_of
+from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+logger = logging.getLogger("rlhf.ray")
+
+_OBJECT_BYTES = 256 * 1024
+"""An object is full from here on. Smaller ones cost more than they save; larger ones bring rows nobody asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive rows of a group, in one object."""
+
+    ref: Any
+    first: int
+    """Of the object's rows, the group's first."""
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group whose samples are in the object store. Lost with the process of its owner."""
+
+    position: int
+    is_empty: bool
+    owner: str
+    """Name of the actor that made it."""
+    summaries: bytes
+    """See `summaries`."""
+    parts: tuple[Part, ...]
+    """All rows, in order."""
+    text: Any
+    """Reference to the texts of some groups; None where texts are not kept."""
+    text_place: int
+    """The group's place among those."""
+    token_bytes: int
+    text_bytes: int
+
+
+def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> list[StoredGroup]:
+    """Put the groups' tensors, and with `texts` their rollouts, into the object store."""
+    packed = [pickle.dumps(group_to_tree(group)["rollouts"]) if texts else b"" for group in groups]
+    text = ray.put(packed) if texts and groups else None
+    parts = _store_rows(groups)
+    return [
+        StoredGroup(
+            position=group.position,
+            is_empty=group.is_empty,
+            owner=owner,
+            summaries=pickle.dumps([_values(summary_of(item)) for item in group.items]),
+            parts=tuple(parts[place]),
+            text=text,
+            text_place=place,
+            token_bytes=sum(tensor.nbytes for item in group.items for tensor in _tensors(item).values()),
+            text_bytes=len(packed[place]),
+        )
+        for place, group in enumerate(groups)
+    ]
+
+
+def summaries(group: StoredGroup) -> list[ItemSummary]:
+    """A summary of each row."""
+    # From an actor of this run, over Ray, which pickles every message itself; never read from a file.
+    return [ItemSummary(**dict(zip(_SUMMARY, values, strict=True))) for values in pickle.loads(group.summaries)]  # noqa: S301
+
+
+def fetch_items(
+    groups: Sequence[StoredGroup], rows: Sequence[tuple[int, int]], *, timeout_seconds: float
+) -> tuple[dict[tuple[int, int], BufferItem], set[int]]:
+    """Items by (index of the group, row in the group), each of which is looked up among `rows`.
+
+    Also returns the indices of the groups of which something is lost.
+    """
+    wanted: dict[Any, dict[int, tuple[int, int]]] = defaultdict(dict)
+    for index, row in rows:
+        ref, place = _place(groups[index].parts, row)
+        wanted[ref][place] = index, row
+    values, lost = _get(list(wanted), timeout_seconds)
+    items = {
+        where: item
+        for ref, places in wanted.items()
+        if ref in values
+        for where, item in zip(places.values(), _unpack(values[ref], list(places)), strict=True)
+    }
+    return items, {index for ref in lost for index, _ in wanted[ref].values()}
+
+
+def fetch_rollouts(
+    groups: Sequence[StoredGroup], chosen: Sequence[int], *, timeout_seconds: float
+) -> tuple[dict[int, list[Rollout]], set[int]]:
+    """Rollouts by index of the group, none where texts are not kept; and the groups of which they are lost."""
+    wanted: dict[Any, list[int]] = defaultdict(list)
+    for index in chosen:
+        if groups[index].text is not None:
+            wanted[groups[index].text].append(index)
+    values, lost = _get(list(wanted), timeout_seconds)
+    rollouts: dict[int, list[Rollout]] = {index: [] for index in chosen} | {
+        index: _rollouts(values[ref][groups[index].text_place]) for ref in values for index in wanted[ref]
+    }
+    return rollouts, {index for ref in lost for index in wanted[ref]}
+
+
+def fetch_groups(
+    groups: Sequence[StoredGroup], *, timeout_seconds: float
+) -> tuple[list[RolloutGroup], list[StoredGroup]]:
+    """The whole groups, and those that are lost."""
+    everything = [(index, row) for index, group in enumerate(groups) for row in range(len(summaries(group)))]
+    items, lost = fetch_items(groups, everything, timeout_seconds=timeout_seconds)
+    texts, without = fetch_rollouts(groups, range(len(groups)), timeout_seconds=timeout_seconds)
+    lost |= without
+    of_group: dict[int, list[BufferItem]] = defaultdict(list)
+    for index, row in everything:
+        if index not in lost:
+            of_group[index].append(items[index, row])
+    whole = [
+        RolloutGroup(position=group.position, rollouts=tuple(texts[index]), items=tuple(of_group[index]))
+        for index, group in enumerate(groups)
+        if index not in lost
+    ]
+    return whole, [groups[index] for index in sorted(lost)]
+
+
+_SUMMARY = tuple(field.name for field in fields(ItemSummary))
+_ITEM = tuple(field.name for field in fields(BufferItem))
+
+
+def _values(summary: ItemSummary) -> tuple[Any, ...]:
+    return tuple(dict(value) if isinstance(value, Mapping) else value for value in _all(summary, _SUMMARY))
+
+
+def _all(value: object, names: Sequence[str]) -> Iterator[Any]:
+    return (getattr(value, name) for name in names)
+
+
+def _tensors(item: BufferItem) -> dict[str, Tensor]:
+    import torch
+
+    values = zip(_ITEM, _all(item, _ITEM), strict=True)
+    return {name: value for name, value in values if isinstance(value, torch.Tensor)}
+
+
+def _store_rows(groups: Sequence[RolloutGroup]) -> list[list[Part]]:
+    """Put all rows into objects, in order; the parts of each group."""
+    parts: list[list[Part]] = [[] for _ in groups]
+    held: list[tuple[int, BufferItem]] = []
+    size = 0
+    rows = [(place, item) for place, group in enumerate(groups) for item in group.items]
+    for number, (place, item) in enumerate(rows, start=1):
+        held.append((place, item))
+        size += sum(tensor.nbytes for tensor in _tensors(item).values())
+        if size >= _OBJECT_BYTES or number == len(rows):
+            ref = ray.put(_pack([item for _, item in held]))
+            for of in dict.fromkeys(of for of, _ in held):
+                places = [index for index, (each, _) in enumerate(held) if each == of]
+                parts[of].append(Part(ref, places[0], len(places)))
+            held, size = [], 0
+    return parts
+
+
+def _pack(items: Sequence[BufferItem]) -> dict[str, Any]:
+    """Plain values by row, and the tensors of each field in one array, which enters and leaves the store uncopied."""
+    import torch
+
+    rows = [_tensors(item) for item in items]
+    arrays: dict[str, Any] = {}
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        there = [row.get(name) for row in rows]
+        flat = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in there if tensor is not None])
+        arrays[name] = flat.numpy(), [None if tensor is None else tuple(tensor.shape) for tensor in there]
+    plain = [
+        {name: dict(value) if isinstance(value, Mapping) else value for name, value in _plain(item).items()}
+        for item in items
+    ]
+    return {"plain": plain, "arrays": arrays}
+
+
+def _plain(item: BufferItem) -> dict[str, Any]:
+    tensors = _tensors(item)
+    return {name: value for name, value in zip(_ITEM, _all(item, _ITEM), strict=True) if name not in tensors}
+
+
+def _unpack(packed: Mapping[str, Any], places: Sequence[int]) -> list[BufferItem]:
+    """These rows of an object; their tensors own their memory."""
+    made: list[dict[str, Any]] = [dict(packed["plain"][place]) for place in places]
+    for name, (flat, shapes) in packed["arrays"].items():
+        ends = list(accumulate(_size(shape) for shape in shapes))
+        for item, place in zip(made, places, strict=True):
+            if shapes[place] is not None:
+                item[name] = _tensor(flat[ends[place] - _size(shapes[place]) : ends[place]], shapes[place])
+    return [BufferItem(**item) for item in made]
+
+
+def _size(shape: tuple[int, ...] | None) -> int:
+    return 0 if shape is None else math.prod(shape)
+
+
+def _tensor(flat: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Tensor:
+    import torch
+
+    return torch.from_numpy(flat.copy()).reshape(shape)
+
+
+def _rollouts(packed: bytes) -> list[Rollout]:
+    # From an actor of this run, as above.
+    tree = {"position": 0, "rollouts": pickle.loads(packed), "items": []}  # noqa: S301
+    return list(group_from_tree(tree).rollouts)
+
+
+def _place(parts: Sequence[Part], row: int) -> tuple[Any, int]:
+    """The object that holds a group's row, and the row's place there."""
+    for part in parts:
+        if row < part.num_rows:
+            return part.ref, part.first + row
+        row -= part.num_rows
+    raise IndexError(row)
+
+
+def _get(refs: Sequence[Any], timeout_seconds: float) -> tuple[dict[Any, Any], set[Any]]:
+    """What the references point to, and the references whose object is lost, or does not come in time."""
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        return dict(zip(refs, ray.get(list(refs), timeout=timeout_seconds), strict=True)), set()
+    except (GetTimeoutError, RayError) as error:
+        logger.warning("samples cannot be fetched: %s", str(error).splitlines()[0])
+    values, lost = {}, set()
+    for ref in refs:
+        try:
+            values[ref] = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+        except (GetTimeoutError, RayError):
+            lost.add(ref)
+    return values, lost

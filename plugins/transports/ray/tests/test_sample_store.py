@@ -1,0 +1,169 @@
+"""Samples in the object store: what arrives, where it is, and what happens when it is lost."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from rlhf_core.rollout import SamplesLost, group_to_tree, summary_of
+from rlhf_core.types import BufferItem, Rollout, RolloutGroup
+from rlhf_ray import sample_store
+from rlhf_ray.calls import wait_until
+from rlhf_ray.sample_store import fetch_groups, fetch_items, fetch_rollouts, store_groups, summaries
+from rlhf_ray.stored_episode import StoredEpisode
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+WAIT = 30.0
+
+
+def group(position: int) -> RolloutGroup:
+    rollout = Rollout(
+        sample_id=position,
+        prompt="3,1>",
+        messages=None,
+        prompt_ids=(7, 5),
+        completion="1,3",
+        completion_ids=(5, 6, 7),
+        logprobs=(-0.5, -0.25, 0.0),
+        answer="1,3",
+        metadata={"digits": [3, 1]},
+        policy_version=4,
+        finish_reason="stop",
+        group_id=position,
+    )
+    item = BufferItem(
+        sample_id=position,
+        group_id=position,
+        policy_version=4,
+        prompt_ids=torch.tensor([7, 5]),
+        response_ids=torch.tensor([5, 6, 7]),
+        action_mask=torch.tensor([True, True, False]),
+        action_log_probs=torch.tensor([-0.5, -0.25, 0.0]),
+        rewards={"exact": 1.0},
+        values=torch.tensor([0.1, 0.2, 0.3]),
+        support_ids=torch.tensor([[5, -1], [6, 7], [7, -1]], dtype=torch.int32),
+    )
+    return RolloutGroup(position=position, rollouts=(rollout,), items=(item,))
+
+
+def assert_same(left: Any, right: Any) -> None:
+    assert type(left) is type(right)
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list):
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert left == right
+
+
+def groups() -> list[RolloutGroup]:
+    """Groups of no, one and three rows, with branches; some rows lack what others have."""
+    made = []
+    for position, size in enumerate([3, 0, 1, 3]):
+        (item,), (rollout,) = group(position).items, group(position).rollouts
+        items = [replace(item, sample_id=10 * position + k, rewards={"exact": float(k)}) for k in range(size)]
+        if size == 3:
+            items[1] = replace(items[1], support_ids=None, values=None, truncated=True, kl_coef=0.5)
+            items[2] = replace(items[2], sample_id=items[1].sample_id, branch=1, response_ids=torch.arange(900))
+        rollouts = [replace(rollout, sample_id=each.sample_id, branch=each.branch) for each in items]
+        made.append(RolloutGroup(position=position, rollouts=tuple(rollouts), items=tuple(items)))
+    return made
+
+
+@pytest.mark.parametrize("object_bytes", [1, 200, 1 << 20])
+def test_groups_arrive_as_they_were_sent(object_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_store, "_OBJECT_BYTES", object_bytes)
+    sent = groups()
+    stored = store_groups(sent, "maker-0", texts=True)
+    assert [summaries(each) for each in stored] == [[summary_of(item) for item in each.items] for each in sent]
+    arrived, lost = fetch_groups(stored, timeout_seconds=WAIT)
+    assert not lost
+    for one, other in zip(arrived, sent, strict=True):
+        assert_same(group_to_tree(one), group_to_tree(other))
+        for item in one.items:
+            item.response_ids.add_(1)  # its memory is its own
+    assert_same(group_to_tree(fetch_groups(stored, timeout_seconds=WAIT)[0][0]), group_to_tree(sent[0]))
+
+
+def test_a_rank_gets_only_the_rows_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_store, "_OBJECT_BYTES", 1)
+    sent = groups()
+    stored = store_groups(sent, "maker-0", texts=False)
+    asked: list[Any] = []
+    get = ray.get
+    monkeypatch.setattr(sample_store.ray, "get", lambda refs, timeout: asked.extend(refs) or get(refs, timeout=timeout))
+    items, lost = fetch_items(stored, [(3, 2), (0, 0)], timeout_seconds=WAIT)
+    assert not lost
+    assert len(asked) == 2
+    assert_same(vars_of(items[3, 2]), vars_of(sent[3].items[2]))
+    assert_same(vars_of(items[0, 0]), vars_of(sent[0].items[0]))
+    assert fetch_rollouts(stored, [0], timeout_seconds=WAIT) == ({0: []}, set())
+
+
+def vars_of(item: BufferItem) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in BufferItem.__slots__}
+
+
+def test_what_a_coordinator_handles_is_small() -> None:
+    items = [replace(each, rewards={"accuracy": 0.5, "format": 1.0}) for each in group(7).items * 16]
+    big = [replace(item, sample_id=k, response_ids=torch.zeros(20_000)) for k, item in enumerate(items)]
+    (stored,) = store_groups([RolloutGroup(position=7, rollouts=(), items=tuple(big))], "maker-0", texts=False)
+    assert stored.token_bytes > 16 * 80_000
+    assert len(pickle.dumps(replace(stored, parts=()))) < 16 * 128
+
+
+class Two:
+    """A strategy whose other rank lost nothing."""
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        return [value, set()]
+
+    def run_on_main(self, work: Any) -> None:
+        work()
+
+
+@ray.remote(num_cpus=0)
+class Owner:
+    def store(self, sent: list[RolloutGroup]) -> Any:
+        return store_groups(sent, "maker-9", texts=True)
+
+
+def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
+    sent = groups()
+    owner = Owner.remote()
+    made = ray.get(owner.store.remote(sent[:1]), timeout=WAIT)
+    stored = [*made, *store_groups(sent[1:], "maker-0", texts=True)]
+    given_back: list[list[int]] = []
+    episode = StoredEpisode(stored, Two(), give_back=given_back.append, timeout_seconds=WAIT)  # type: ignore[arg-type]
+    assert [row.sample_id for row in episode.rows] == [0, 1, 1, 20, 30, 31, 31]
+    items, rollouts = episode.load([6, 3], [6])
+    assert [(item.sample_id, item.branch) for item in items] == [(31, 1), (20, 0)]
+    assert [(rollout.sample_id, rollout.branch) for rollout in rollouts] == [(31, 1)]
+
+    ray.kill(owner)
+    items, _ = episode.load([3, 4], [3])
+    assert [item.sample_id for item in items] == [20, 30]
+    gone = wait_until(
+        lambda: fetch_items(stored, [(0, 0)], timeout_seconds=WAIT)[1], WAIT
+    )  # Ray has to notice it first
+    assert gone == {0}
+    with pytest.raises(SamplesLost, match="1 prompts went with the process that made them"):
+        episode.load([0, 3], [])
+    with pytest.raises(SamplesLost):
+        episode.load([3], [0])
+    assert given_back == [[0], [0]]
+    whole, lost = fetch_groups(stored, timeout_seconds=WAIT)
+    assert [each.position for each in whole] == [1, 2, 3]
+    assert [each.position for each in lost] == [0]
