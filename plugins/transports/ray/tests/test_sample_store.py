@@ -104,7 +104,8 @@ def test_a_rank_gets_only_the_rows_it_asks_for(monkeypatch: pytest.MonkeyPatch) 
     asked: list[Any] = []
     get = ray.get
     monkeypatch.setattr(sample_store.ray, "get", lambda refs, timeout: asked.extend(refs) or get(refs, timeout=timeout))
-    items, lost = fetch_items(stored, [(3, 2), (0, 0)], timeout_seconds=WAIT)
+    rows = {(3, 2): summaries(stored[3])[2], (0, 0): summaries(stored[0])[0]}
+    items, lost = fetch_items(stored, rows, timeout_seconds=WAIT)
     assert not lost
     assert len(asked) == 2
     assert_same(vars_of(items[3, 2]), vars_of(sent[3].items[2]))
@@ -155,9 +156,8 @@ def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
     ray.kill(owner)
     items, _ = episode.load([3, 4], [3])
     assert [item.sample_id for item in items] == [20, 30]
-    gone = wait_until(
-        lambda: fetch_items(stored, [(0, 0)], timeout_seconds=WAIT)[1], WAIT
-    )  # Ray has to notice it first
+    first = {(0, 0): episode.rows[0]}
+    gone = wait_until(lambda: fetch_items(stored, first, timeout_seconds=WAIT)[1], WAIT)  # Ray has to notice it first
     assert gone == {0}
     with pytest.raises(SamplesLost, match="1 prompts went with the process that made them"):
         episode.load([0, 3], [])

@@ -8,13 +8,11 @@ rows that it computes or trains on, so an object holds few rows where they are l
 from __future__ import annotations
 
 import logging
-import math
 import pickle
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -24,7 +22,6 @@ from rlhf_core.rollout import group_from_tree, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 logger = logging.getLogger("rlhf.ray")
@@ -73,11 +70,11 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
             position=group.position,
             is_empty=group.is_empty,
             owner=owner,
-            summaries=pickle.dumps([_values(summary_of(item)) for item in group.items]),
+            summaries=pickle.dumps([_values(summary_of(item), _SUMMARY) for item in group.items]),
             parts=tuple(parts[place]),
             text=text,
             text_place=place,
-            token_bytes=sum(tensor.nbytes for item in group.items for tensor in _tensors(item).values()),
+            token_bytes=sum(map(_num_bytes, group.items)),
             text_bytes=len(packed[place]),
         )
         for place, group in enumerate(groups)
@@ -91,9 +88,9 @@ def summaries(group: StoredGroup) -> list[ItemSummary]:
 
 
 def fetch_items(
-    groups: Sequence[StoredGroup], rows: Sequence[tuple[int, int]], *, timeout_seconds: float
+    groups: Sequence[StoredGroup], rows: Mapping[tuple[int, int], ItemSummary], *, timeout_seconds: float
 ) -> tuple[dict[tuple[int, int], BufferItem], set[int]]:
-    """Items by (index of the group, row in the group), each of which is looked up among `rows`.
+    """The items of `rows`, which are named by index of the group and row in the group.
 
     Also returns the indices of the groups of which something is lost.
     """
@@ -106,7 +103,9 @@ def fetch_items(
         where: item
         for ref, places in wanted.items()
         if ref in values
-        for where, item in zip(places.values(), _unpack(values[ref], list(places)), strict=True)
+        for where, item in zip(
+            places.values(), _unpack(values[ref], list(places), [rows[where] for where in places.values()]), strict=True
+        )
     }
     return items, {index for ref in lost for index, _ in wanted[ref].values()}
 
@@ -130,7 +129,9 @@ def fetch_groups(
     groups: Sequence[StoredGroup], *, timeout_seconds: float
 ) -> tuple[list[RolloutGroup], list[StoredGroup]]:
     """The whole groups, and those that are lost."""
-    everything = [(index, row) for index, group in enumerate(groups) for row in range(len(summaries(group)))]
+    everything = {
+        (index, row): summary for index, group in enumerate(groups) for row, summary in enumerate(summaries(group))
+    }
     items, lost = fetch_items(groups, everything, timeout_seconds=timeout_seconds)
     texts, without = fetch_rollouts(groups, range(len(groups)), timeout_seconds=timeout_seconds)
     lost |= without
@@ -147,22 +148,18 @@ def fetch_groups(
 
 
 _SUMMARY = tuple(field.name for field in fields(ItemSummary))
-_ITEM = tuple(field.name for field in fields(BufferItem))
+_TENSORS = tuple(field.name for field in fields(BufferItem) if "Tensor" in str(field.type))
 
 
-def _values(summary: ItemSummary) -> tuple[Any, ...]:
-    return tuple(dict(value) if isinstance(value, Mapping) else value for value in _all(summary, _SUMMARY))
+def _values(row: object, names: Sequence[str]) -> list[Any]:
+    """The row's fields of these names, mappings as plain dicts."""
+    values = (getattr(row, name) for name in names)
+    return [dict(value) if isinstance(value, Mapping) else value for value in values]
 
 
-def _all(value: object, names: Sequence[str]) -> Iterator[Any]:
-    return (getattr(value, name) for name in names)
-
-
-def _tensors(item: BufferItem) -> dict[str, Tensor]:
-    import torch
-
-    values = zip(_ITEM, _all(item, _ITEM), strict=True)
-    return {name: value for name, value in values if isinstance(value, torch.Tensor)}
+def _num_bytes(item: BufferItem) -> int:
+    tensors = (getattr(item, name) for name in _TENSORS)
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def _store_rows(groups: Sequence[RolloutGroup]) -> list[list[Part]]:
@@ -173,57 +170,63 @@ def _store_rows(groups: Sequence[RolloutGroup]) -> list[list[Part]]:
     rows = [(place, item) for place, group in enumerate(groups) for item in group.items]
     for number, (place, item) in enumerate(rows, start=1):
         held.append((place, item))
-        size += sum(tensor.nbytes for tensor in _tensors(item).values())
+        size += _num_bytes(item)
         if size >= _OBJECT_BYTES or number == len(rows):
             ref = ray.put(_pack([item for _, item in held]))
-            for of in dict.fromkeys(of for of, _ in held):
-                places = [index for index, (each, _) in enumerate(held) if each == of]
-                parts[of].append(Part(ref, places[0], len(places)))
+            first = 0
+            for of, count in Counter(of for of, _ in held).items():  # in order
+                parts[of].append(Part(ref, first, count))
+                first += count
             held, size = [], 0
     return parts
 
 
 def _pack(items: Sequence[BufferItem]) -> dict[str, Any]:
-    """Plain values by row, and the tensors of each field in one array, which enters and leaves the store uncopied."""
+    """The tensors of each field in one array, which enters and leaves the store uncopied, and their sizes by row."""
     import torch
 
-    rows = [_tensors(item) for item in items]
     arrays: dict[str, Any] = {}
-    for name in dict.fromkeys(chain.from_iterable(rows)):
-        there = [row.get(name) for row in rows]
-        flat = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in there if tensor is not None])
-        arrays[name] = flat.numpy(), [None if tensor is None else tuple(tensor.shape) for tensor in there]
-    plain = [
-        {name: dict(value) if isinstance(value, Mapping) else value for name, value in _plain(item).items()}
-        for item in items
-    ]
-    return {"plain": plain, "arrays": arrays}
+    for name in _TENSORS:
+        column: list[Tensor | None] = [getattr(item, name) for item in items]
+        there = [tensor.detach().reshape(-1) for tensor in column if tensor is not None]
+        if there:
+            sizes = [-1 if tensor is None else tensor.numel() for tensor in column]
+            width = {tensor.shape[1] for tensor in column if tensor is not None and tensor.dim() > 1}
+            widths = [0 if tensor is None else tensor.shape[-1] for tensor in column] if width else None
+            arrays[name] = torch.cat(there).cpu().numpy(), sizes, widths
+    return {"arrays": arrays, "kl_coef": [item.kl_coef for item in items]}
 
 
-def _plain(item: BufferItem) -> dict[str, Any]:
-    tensors = _tensors(item)
-    return {name: value for name, value in zip(_ITEM, _all(item, _ITEM), strict=True) if name not in tensors}
-
-
-def _unpack(packed: Mapping[str, Any], places: Sequence[int]) -> list[BufferItem]:
-    """These rows of an object; their tensors own their memory."""
-    made: list[dict[str, Any]] = [dict(packed["plain"][place]) for place in places]
-    for name, (flat, shapes) in packed["arrays"].items():
-        ends = list(accumulate(_size(shape) for shape in shapes))
-        for item, place in zip(made, places, strict=True):
-            if shapes[place] is not None:
-                item[name] = _tensor(flat[ends[place] - _size(shapes[place]) : ends[place]], shapes[place])
-    return [BufferItem(**item) for item in made]
-
-
-def _size(shape: tuple[int, ...] | None) -> int:
-    return 0 if shape is None else math.prod(shape)
-
-
-def _tensor(flat: np.ndarray[Any, Any], shape: tuple[int, ...]) -> Tensor:
+def _unpack(packed: Mapping[str, Any], places: Sequence[int], of: Sequence[ItemSummary]) -> list[BufferItem]:
+    """These rows of an object, whose summaries are `of`, in memory of their own."""
     import torch
 
-    return torch.from_numpy(flat.copy()).reshape(shape)
+    tensors: dict[str, list[Tensor | None]] = {name: [None] * len(places) for name in _TENSORS}
+    for name, (flat, sizes, widths) in packed["arrays"].items():
+        rows = torch.from_numpy(flat.copy()).split([max(0, size) for size in sizes])
+        there = [None if sizes[place] < 0 else rows[place] for place in places]
+        if widths is not None:
+            there = [
+                None if row is None else row.reshape(-1, widths[place])
+                for row, place in zip(there, places, strict=True)
+            ]
+        tensors[name] = there
+    made = []
+    for number, (place, summary) in enumerate(zip(places, of, strict=True)):
+        made.append(
+            BufferItem(
+                sample_id=summary.sample_id,
+                group_id=summary.group_id,
+                policy_version=summary.policy_version,
+                rewards=summary.rewards,
+                truncated=summary.truncated,
+                branch=summary.branch,
+                environment=summary.environment,
+                kl_coef=packed["kl_coef"][place],
+                **{name: rows[number] for name, rows in tensors.items()},  # type: ignore[arg-type]
+            )
+        )
+    return made
 
 
 def _rollouts(packed: bytes) -> list[Rollout]:

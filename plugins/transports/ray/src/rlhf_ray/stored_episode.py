@@ -39,7 +39,8 @@ class StoredEpisode:
     def load(self, rows: Sequence[int], texts: Sequence[int]) -> tuple[list[BufferItem], list[Rollout]]:
         wait = self._timeout_seconds
         places, told = [self._places[row] for row in rows], [self._places[row] for row in texts]
-        items, lost = fetch_items(self._groups, places, timeout_seconds=wait)
+        wanted = {place: self.rows[row] for place, row in zip(places, rows, strict=True)}
+        items, lost = fetch_items(self._groups, wanted, timeout_seconds=wait)
         of_groups = list(dict.fromkeys(index for index, _ in told))
         rollouts, without = fetch_rollouts(self._groups, of_groups, timeout_seconds=wait)
         missing = sorted(set().union(*self._strategy.all_gather_objects(lost | without)))

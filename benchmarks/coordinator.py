@@ -1,0 +1,407 @@
+"""What a run's samples cost on their way from many makers to many trainer ranks, with engines that only sleep.
+
+    python benchmarks/coordinator.py [--makers 64 --group-kb 64 --ranks 8 --episodes 10 --groups 256 --kill host]
+
+The coordinator, the wire and the loads are those of `--transport ray`; makers are coroutines and ranks are threads,
+each in at most four processes. Without arguments a short grid runs (at most five minutes), and the last line is one
+JSON object. `by value` is the way samples travelled before: packed into the message, through the coordinator, to every
+rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import pickle
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from rlhf_core.batching import balanced
+from rlhf_core.rollout import SamplesLost, group_from_tree, group_to_tree
+from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
+from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.messages import Made, RolloutWork, RunOver
+from rlhf_ray.sample_store import StoredGroup, store_groups
+from rlhf_ray.stored_episode import StoredEpisode
+
+PROCESSES = 4
+"""Most processes of makers, and of ranks."""
+SAMPLES = 16
+"""Answers to a prompt."""
+WAIT = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run of the simulation."""
+
+    makers: int = 8
+    group_kb: int = 64
+    ranks: int = 1
+    groups: int = 256
+    """Prompts of an episode."""
+    episodes: int = 6
+    max_staleness: int = 1
+    by_value: bool = False
+    kill: str = "none"
+    """`maker`: one coroutine ends every other episode; `host`: a process of makers is killed once an episode."""
+    lengths: str = "constant"
+    """Of answers: `constant`, `uniform` or `geometric` (mean a sixth of the limit)."""
+    step_ms: float = 0.0
+    """Milliseconds of one decoding step of 1,024 to the limit; a prompt takes as long as its longest answer."""
+
+
+def settings(case: Case) -> CoordinatorSettings:
+    """Those of the run."""
+    return CoordinatorSettings(
+        num_makers=case.makers,
+        num_episodes=case.episodes,
+        prompts_per_episode=case.groups,
+        prompts_per_lease=math.ceil(case.groups / case.makers),
+        max_staleness=case.max_staleness,
+        lease_seconds=600.0,
+        heartbeat_seconds=600.0,
+    )
+
+
+class Makers:
+    """Some makers, as coroutines of one process."""
+
+    def __init__(self, case: Case, coordinator: Any, names: Sequence[str]) -> None:
+        self._case = case
+        self._coordinator = coordinator
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._names = names
+        self._random = random.Random(names[0])
+        self._template = _template(case.group_kb)
+
+    async def run(self) -> None:
+        """Make what the coordinator asks for until the run is over."""
+        for name in self._names:
+            self.start(name)
+        while pending := [task for task in self._tasks.values() if not task.done()]:
+            await asyncio.wait(pending, timeout=1.0)
+        for task in self._tasks.values():
+            if not task.cancelled():
+                task.result()
+
+    def start(self, name: str) -> None:
+        """Start a maker of this name."""
+        self._tasks[name] = asyncio.get_running_loop().create_task(self._make(name))
+
+    async def replace(self, name: str, by: str) -> None:
+        """End a maker in the middle of what it does; another takes its place."""
+        self._tasks.pop(name).cancel()
+        self.start(by)
+
+    async def _make(self, name: str) -> None:
+        coordinator = self._coordinator
+        await coordinator.register.remote(name, os.getpid(), "node", 0)
+        while not isinstance(work := await coordinator.next_work.remote(name, 10.0), RunOver):
+            if not isinstance(work, RolloutWork):
+                continue
+            await asyncio.sleep(max(self._seconds() for _ in work.positions))
+            groups = [_numbered(self._template, position, work.version) for position in work.positions]
+            stored = (
+                [_by_value(g, name) for g in groups] if self._case.by_value else store_groups(groups, name, texts=False)
+            )
+            await coordinator.submit.remote(name, work.era, [Made(each, True) for each in stored], PhaseTimes())
+
+    def _seconds(self) -> float:
+        """Of the longest of a prompt's answers."""
+        limit = 1024
+        draw: dict[str, Callable[[], float]] = {
+            "constant": lambda: limit,
+            "uniform": lambda: self._random.uniform(1, limit),
+            "geometric": lambda: min(limit, self._random.expovariate(6 / limit)),
+        }
+        return max(draw[self._case.lengths]() for _ in range(SAMPLES)) * self._case.step_ms / 1000
+
+
+class Meeting:
+    """Where the ranks exchange values, as a process group does."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._values: dict[int, dict[int, Any]] = {}
+        self._full = asyncio.Condition()
+
+    async def exchange(self, number: int, rank: int, value: Any) -> list[Any]:
+        """Every rank's value of the exchange of this number."""
+        async with self._full:
+            values = self._values.setdefault(number, {})
+            values[rank] = value
+            self._full.notify_all()
+            await asyncio.wait_for(self._full.wait_for(lambda: len(values) == self._world), WAIT)
+            self._values.pop(number - 2, None)
+            return [values[each] for each in range(self._world)]
+
+
+class Rank:
+    """A trainer rank without a model. It is its own `Strategy`, as far as a load needs one."""
+
+    def __init__(self, case: Case, coordinator: Any, meeting: Any, rank: int) -> None:
+        self._case = case
+        self._coordinator = coordinator
+        self._meeting = meeting
+        self._rank = rank
+        self._exchanges = 0
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        self._exchanges += 1
+        values: list[Any] = ray.get(self._meeting.exchange.remote(self._exchanges, self._rank, value), timeout=WAIT)
+        return values
+
+    def run_on_main(self, work: Callable[[], None]) -> None:
+        if self._rank == 0:
+            work()
+        self.all_gather_objects(None)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Load the episodes, and publish a version after each; the sample ids of each, and when it was done."""
+        seen = []
+        for episode in range(self._case.episodes):
+            mine = self._load(episode)
+            self.all_gather_objects(None)
+            if self._rank == 0:
+                ray.get(self._coordinator.publish.remote(episode + 1), timeout=WAIT)
+            seen.append({"samples": mine, "at": time.perf_counter()})
+        return seen
+
+    def _load(self, episode: int) -> list[int]:
+        while True:
+            taken = ray.get(self._coordinator.take.remote(episode, WAIT), timeout=2 * WAIT)
+            if self._case.by_value:
+                items = [item for group in taken.groups for item in _unpacked(group).items]
+                return [items[row].sample_id for row in self._share([item.num_tokens for item in items])]
+
+            def give_back(positions: list[int], episode: int = episode) -> None:
+                ray.get(self._coordinator.give_back.remote(episode, positions), timeout=WAIT)
+
+            data = StoredEpisode(taken.groups, self, give_back=give_back, timeout_seconds=WAIT)  # type: ignore[arg-type]
+            try:
+                items, _ = data.load(self._share([row.num_tokens for row in data.rows]), [])
+                return [item.sample_id for item in items]
+            except SamplesLost:
+                continue
+
+    def _share(self, lengths: Sequence[int]) -> list[int]:
+        return balanced(lengths, self._case.ranks)[self._rank]
+
+
+class Ranks:
+    """Some ranks, as threads of one process."""
+
+    def __init__(self, case: Case, coordinator: Any, meeting: Any, numbers: Sequence[int]) -> None:
+        self._ranks = [Rank(case, coordinator, meeting, number) for number in numbers]
+
+    def run(self) -> dict[int, list[dict[str, Any]]]:
+        """By rank, what each saw."""
+        with ThreadPoolExecutor(len(self._ranks)) as pool:
+            return dict(zip((each._rank for each in self._ranks), pool.map(Rank.run, self._ranks), strict=True))
+
+
+def _template(group_kb: int) -> RolloutGroup:
+    tokens = max(1, group_kb * 1024 // SAMPLES // 17)  # bytes of a token: id 8, mask 1, two log-probs 8
+    item = BufferItem(
+        sample_id=0,
+        group_id=0,
+        policy_version=0,
+        prompt_ids=torch.arange(16),
+        response_ids=torch.arange(tokens),
+        action_mask=torch.ones(tokens, dtype=torch.bool),
+        action_log_probs=torch.zeros(tokens),
+        reference_log_probs=torch.zeros(tokens),
+        rewards={"accuracy": 1.0, "format": 0.5},
+    )
+    return RolloutGroup(position=0, rollouts=(), items=(item,) * SAMPLES)
+
+
+def _numbered(template: RolloutGroup, position: int, version: int) -> RolloutGroup:
+    items = tuple(
+        replace(item, sample_id=position * SAMPLES + k, group_id=position, policy_version=version)
+        for k, item in enumerate(template.items)
+    )
+    return RolloutGroup(position=position, rollouts=(), items=items)
+
+
+def _by_value(group: RolloutGroup, owner: str) -> StoredGroup:
+    """The whole group in the message itself."""
+    tree = _map_leaves(group_to_tree(group), torch.Tensor, lambda tensor: tensor.numpy())
+    body = pickle.dumps(tree, protocol=pickle.HIGHEST_PROTOCOL)
+    return StoredGroup(
+        position=group.position,
+        is_empty=False,
+        owner=owner,
+        summaries=body,
+        parts=(),
+        text=None,
+        text_place=0,
+        token_bytes=len(body),
+        text_bytes=0,
+    )
+
+
+def _unpacked(stored: StoredGroup) -> RolloutGroup:
+    tree = pickle.loads(stored.summaries)  # noqa: S301
+    return group_from_tree(_map_leaves(tree, np.ndarray, torch.from_numpy))
+
+
+def _map_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_leaves(inner, kind, change) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_map_leaves(inner, kind, change) for inner in value]
+    return value
+
+
+def simulate(case: Case) -> dict[str, Any]:
+    """Run the case on the local Ray that is up, and check that each sample was loaded once."""
+    remote = ray.remote(num_cpus=0)
+    coordinator = remote(Coordinator).remote(settings(case))
+    hosts = [
+        ray.remote(num_cpus=0, max_concurrency=1000)(Makers).remote(case, coordinator, names)
+        for names in _dealt([f"maker-{i}" for i in range(case.makers)])
+    ]
+    meeting = ray.remote(num_cpus=0, max_concurrency=1000)(Meeting).remote(case.ranks)
+    ranks = [remote(Ranks).remote(case, coordinator, meeting, numbers) for numbers in _dealt(range(case.ranks))]
+    ray.get([host.__ray_ready__.remote() for host in [*hosts, *ranks, coordinator, meeting]], timeout=WAIT)
+    ray.get(coordinator.publish.remote(0), timeout=WAIT)
+    pid = ray.get(coordinator.__ray_call__.remote(lambda _: os.getpid()), timeout=WAIT)
+    work = [host.run.remote() for host in hosts]
+    ended = threading.Event()
+    killer = threading.Thread(target=_kill, args=(case, coordinator, hosts, work, ended), daemon=True)
+    started = time.perf_counter()
+    loads = [each.run.remote() for each in ranks]
+    killer.start()
+    memory = [_resident(pid)]
+    while ray.wait(loads, num_returns=len(loads), timeout=0.5)[1]:
+        memory.append(_resident(pid))
+        if time.perf_counter() - started > 3 * WAIT:
+            raise TimeoutError(f"{case} did not end; {ray.get(coordinator.overview.remote(0.0)).progress}")
+    seen: dict[int, list[dict[str, Any]]] = {}
+    for part in ray.get(loads):
+        seen |= part
+    seconds = time.perf_counter() - started
+    ended.set()
+    killer.join(WAIT)
+    ray.get(coordinator.finish.remote(), timeout=WAIT)
+    counts = Counter(sample for of_rank in seen.values() for each in of_rank for sample in each["samples"])
+    expected = range(case.episodes * case.groups * SAMPLES)
+    for actor in [*hosts, *ranks, coordinator, meeting]:
+        ray.kill(actor)
+    return {
+        **asdict(case),
+        "seconds": round(seconds, 2),
+        "groups_per_second": round(case.episodes * case.groups / seconds, 1),
+        "lost": len(set(expected) - set(counts)),
+        "doubled": sum(count - 1 for count in counts.values()) + len(set(counts) - set(expected)),
+        "coordinator_mb": [round(value / 1e6) for value in (memory[len(memory) // 4], memory[-1])],
+    }
+
+
+def _dealt(values: Sequence[Any]) -> list[list[Any]]:
+    return [list(values[start::PROCESSES]) for start in range(min(PROCESSES, len(values)))]
+
+
+def _kill(case: Case, coordinator: Any, hosts: list[Any], work: list[Any], ended: threading.Event) -> None:
+    """Kill makers while the run goes on, and replace them, as the driver of a run does."""
+    names = _dealt([f"maker-{i}" for i in range(case.makers)])
+    turn = 0
+    while case.kill != "none" and not ended.wait(1.0):
+        place, turn = turn % len(hosts), turn + 1
+        if case.kill == "maker":
+            old = names[place][0]
+            names[place][0] = f"{old}.{turn}"
+            ray.get(hosts[place].replace.remote(old, names[place][0]), timeout=WAIT)
+            ray.get(coordinator.release.remote(old), timeout=WAIT)
+            continue
+        ray.kill(hosts[place])
+        for name in names[place]:
+            ray.get(coordinator.release.remote(name), timeout=WAIT)
+        names[place] = [f"{name.split('.')[0]}.{turn}" for name in names[place]]
+        hosts[place] = ray.remote(num_cpus=0, max_concurrency=1000)(Makers).remote(case, coordinator, names[place])
+        work[place] = hosts[place].run.remote()
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def bytes_per_sample(group_kb: int) -> float:
+    """What a message to the coordinator holds for each sample, references included."""
+    context = ray._private.worker.global_worker.get_serialization_context()
+    groups = [_numbered(_template(group_kb), position, 0) for position in range(8)]
+    made = [Made(each, True) for each in store_groups(groups, "maker-0", texts=True)]
+    return float(context.serialize(made).total_bytes) / (len(groups) * SAMPLES)
+
+
+GRID = (
+    Case(makers=8, group_kb=64, ranks=1, by_value=True),
+    Case(makers=8, group_kb=64, ranks=1),
+    Case(makers=8, group_kb=1024, ranks=1, groups=64, by_value=True),
+    Case(makers=8, group_kb=1024, ranks=1, groups=64),
+    Case(makers=8, group_kb=1024, ranks=8, groups=64, by_value=True),
+    Case(makers=8, group_kb=1024, ranks=8, groups=64),
+    Case(makers=64, group_kb=64, ranks=8),
+    Case(makers=64, group_kb=64, ranks=32),
+    Case(makers=256, group_kb=64, ranks=8, kill="maker", episodes=10),
+    Case(makers=64, group_kb=64, ranks=1, kill="host", episodes=10),
+)
+
+
+def grid() -> dict[str, Any]:
+    """The short grid: prints each case, returns the figures of the last line."""
+    rows = []
+    for case in GRID:
+        rows.append(simulate(case))
+        print(json.dumps(rows[-1]), flush=True)
+    speed = {(row["group_kb"], row["ranks"], row["makers"], row["by_value"]): row["groups_per_second"] for row in rows}
+    return {
+        "coordinator_bytes_per_sample": {str(kb): round(bytes_per_sample(kb)) for kb in (64, 1024)},
+        "groups_per_second": {"64 KB": speed[64, 1, 8, False], "1 MB": speed[1024, 1, 8, False]},
+        "times_by_value": {
+            "64 KB": round(speed[64, 1, 8, False] / speed[64, 1, 8, True], 2),
+            "1 MB": round(speed[1024, 1, 8, False] / speed[1024, 1, 8, True], 2),
+            "1 MB, 8 ranks": round(speed[1024, 8, 8, False] / speed[1024, 8, 8, True], 2),
+        },
+        "rank8_over_rank1": round(speed[1024, 1, 8, False] / speed[1024, 8, 8, False], 2),
+        "lost": sum(row["lost"] for row in rows),
+        "doubled": sum(row["doubled"] for row in rows),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in asdict(Case()).items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(value), default=None)
+    chosen = {name: value for name, value in vars(parser.parse_args()).items() if value not in (None, False)}
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2 << 30)
+    try:
+        print(json.dumps(simulate(Case(**chosen)) if chosen else grid()))
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
