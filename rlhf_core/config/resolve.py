@@ -16,7 +16,7 @@ from ..util.did_you_mean import suggestion
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .command import commands_of
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
-from .named_functions import NamesFunctions, check_functions
+from .named_functions import NamesFunctions, check_functions, with_absolute_files
 from .problems import Problems
 from .processes import other_strategies, too_many
 from .section import OwnProcesses, PolicyLossSection, TransportConfig
@@ -236,7 +236,9 @@ def _plugin_section(
         return None
     _check_commands(config, path, problems, trust)
     if isinstance(config, NamesFunctions):
-        check_functions(config, path, problems)
+        before = len(problems)
+        check_functions(config, path, problems, trust)
+        config = with_absolute_files(config) if len(problems) == before else config
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
     return Configured(**inherited, config=config)
 

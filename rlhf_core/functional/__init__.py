@@ -20,7 +20,6 @@ from .advantages import (
 from .kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, clamp_log_ratio, kl_estimate
 from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .losses import (
-    ImportanceWeights,
     PolicyLoss,
     PolicyLossInput,
     RatioLevel,
@@ -30,7 +29,6 @@ from .losses import (
     importance_ratio,
     masked_cross_entropy,
     ppo_policy_loss,
-    truncated_importance_weights,
     value_loss,
 )
 from .masking import (
@@ -48,6 +46,7 @@ from .masking import (
     position_ids_of,
     sum_and_mean_over_ranks,
     to_tokens,
+    turn_ids,
     whitened_by_counts,
 )
 from .noise import SampledTokens, greedy_sample, inverse_cdf_sample, philox4x32, uniforms
@@ -63,7 +62,6 @@ __all__ = [
     "DPOKind",
     "FixedKLController",
     "GroupSpread",
-    "ImportanceWeights",
     "KLController",
     "KLEstimator",
     "OffPolicyCorrection",
@@ -113,7 +111,7 @@ __all__ = [
     "to_tokens",
     "token_log_probs",
     "token_rewards",
-    "truncated_importance_weights",
+    "turn_ids",
     "uniforms",
     "value_loss",
     "whitened_by_counts",

@@ -96,6 +96,7 @@ class EpisodeEstimates:
             scores=combined.scores,
             lengths=torch.tensor([int(item.action_mask.sum()) for item in items]),
             rewards=raw,
+            weights=self._combiner.weights,
             branches=branches if branches.any() else None,
         )
         return scalars, combined.metrics
