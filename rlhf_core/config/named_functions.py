@@ -155,6 +155,14 @@ def _check_kl_estimator(name: str) -> None:
         )
 
 
+def without_files(section: SectionT) -> SectionT:
+    """The section with each function of a file replaced by the option's default, for who runs no file."""
+    fields = type(section).model_fields
+    chosen = {option: split_choice(use.choice, option)[0] for option, use in section.functions().items()}
+    found = {option: fields[option].default for option, name in chosen.items() if is_file_reference(name)}
+    return section.model_copy(update=found)
+
+
 def with_absolute_files(section: SectionT) -> SectionT:
     """The section with the files of its functions by absolute path, for other processes and for a resume."""
     found: dict[str, FunctionChoice] = {}

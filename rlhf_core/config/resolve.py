@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ..errors import PluginError
 from ..plugins.discovery import Selected, load
-from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced_files
+from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
@@ -386,7 +386,7 @@ def options_of_core(selected: Selected) -> type[BaseModel] | None:
 
 
 def option_names(kind: str, name: str) -> list[str]:
-    """Options of a plugin, with those core reads beside them. Raises `PluginError`."""
+    """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
     shared = SHARED_OPTIONS.get(kind)
-    own = load(kind, name, check_requires=False).component.config.model_fields
+    own = load(kind, name, check_requires=False, trust=NO_FILE).component.config.model_fields
     return list(dict.fromkeys([*(shared.model_fields if shared else ()), *own]))
