@@ -47,6 +47,27 @@ class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
     importance_sequence_range: tuple[Bound, Bound] | None = Field(
         None, description="[low, high]: answers whose geometric mean ratio lies outside are masked; null is off."
     )
+    importance_outlier_range: tuple[Bound, Bound] | None = Field(
+        None, description="[low, high]: answers with any token whose ratio lies outside are masked; null is off."
+    )
+    divergence_bound: float | None = Field(
+        None, gt=0, description="Mask what diverges from the engine by more, in nats; null is off."
+    )
+    divergence_estimator: Literal["k2", "k3"] = Field(
+        "k3", description="Estimator of the KL from engine to trainer that divergence_bound bounds."
+    )
+    divergence_level: Literal["token", "sequence-mean", "sequence-sum", "sequence-max"] = Field(
+        "sequence-mean", description="divergence_bound is of each token, or of the mean, sum or largest of an answer."
+    )
+    entropy_target: float | None = Field(
+        None,
+        gt=0,
+        description="Steer entropy_coef to this entropy, in nats a token (Skywork-OR1: He 2025); null keeps it.",
+    )
+    entropy_coef_step: float = Field(
+        0.005, gt=0, description="An episode below entropy_target adds it to entropy_coef, one above takes it off."
+    )
+    entropy_coef_max: float = Field(1.0, gt=0, description="Most that entropy_coef is steered to; the least is 0.")
 
     @field_validator("clip_eps")
     @classmethod
@@ -57,7 +78,7 @@ class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
 
     @model_validator(mode="after")
     def _ranges(self) -> PolicyObjectiveSection:
-        for key in ("importance_token_range", "importance_sequence_range"):
+        for key in ("importance_token_range", "importance_sequence_range", "importance_outlier_range"):
             bounds = getattr(self, key)
             if bounds is not None and bounds[0] >= bounds[1]:
                 raise ValueError(f"{key} needs low < high, got {list(bounds)}")
@@ -87,4 +108,5 @@ class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
     @property
     def corrects_off_policy(self) -> bool:
         """Whether the trainer's own log-probs are needed at the start of an episode."""
-        return bool(self.given("importance_cap", "importance_token_range", "importance_sequence_range"))
+        ranges = ("importance_token_range", "importance_sequence_range", "importance_outlier_range")
+        return bool(self.given("importance_cap", "divergence_bound", *ranges))

@@ -17,6 +17,7 @@ from .advantages import (
     sums_of_samples,
     token_rewards,
 )
+from .entropy_control import EntropyController
 from .kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, clamp_log_ratio, kl_estimate
 from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .losses import (
@@ -50,7 +51,7 @@ from .masking import (
     whitened_by_counts,
 )
 from .noise import SampledTokens, greedy_sample, inverse_cdf_sample, philox4x32, uniforms
-from .off_policy import OffPolicyCorrection, off_policy_correction, overlong_penalty
+from .off_policy import DivergenceBound, OffPolicyCorrection, off_policy_correction, overlong_penalty
 from .policy_metrics import policy_metrics
 from .preference import DPOKind, PairLoss, bradley_terry_loss, dpo_loss
 
@@ -60,6 +61,8 @@ __all__ = [
     "Advantages",
     "Aggregation",
     "DPOKind",
+    "DivergenceBound",
+    "EntropyController",
     "FixedKLController",
     "GroupSpread",
     "KLController",

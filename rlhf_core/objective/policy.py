@@ -12,6 +12,8 @@ from ..config import bind_use
 from ..config.policy_objective import PolicyObjectiveSection
 from ..errors import ConfigError
 from ..functional import (
+    DivergenceBound,
+    EntropyController,
     PolicyLoss,
     PolicyLossInput,
     aggregate_count,
@@ -59,7 +61,8 @@ class ShapedScores:
 class PolicyObjective:
     """The options of a `PolicyObjectiveSection` at work: an algorithm has one, and adds what is its own.
 
-    `advantages()` calls `shaped`, `kl` and `corrected`; `loss()` calls `terms_of`.
+    `advantages()` calls `shaped`, `kl` and `corrected`; `loss()` calls `terms_of`; `end_episode()`, `state_dict()` and
+    `load_state_dict()` call the same of it.
     """
 
     def __init__(self, config: PolicyObjectiveSection, *, temperature: float, max_new_tokens: int | None) -> None:
@@ -77,6 +80,11 @@ class PolicyObjective:
         self._temperature = temperature
         self._max_new_tokens = max_new_tokens
         self._norm_length = config.norm_length or max_new_tokens
+        self._entropy: EntropyController | None = None
+        if config.entropy_target is not None:
+            self._entropy = EntropyController(
+                config.entropy_coef, config.entropy_target, step=config.entropy_coef_step, most=config.entropy_coef_max
+            )
 
     @property
     def has_reference(self) -> bool:
@@ -90,11 +98,15 @@ class PolicyObjective:
         """The loss terms of the policy, `share` of each."""
         config = self.config
         terms = {"policy": LossTerm("policy", share)}
-        if config.entropy_coef > 0:
-            terms["entropy"] = LossTerm("policy", -config.entropy_coef * share)
+        if self._entropy is not None or config.entropy_coef > 0:
+            terms["entropy"] = LossTerm("policy", -self._entropy_coef * share)
         if config.kl_in == "loss" and config.kl_coef > 0:
             terms["kl"] = LossTerm("policy", config.kl_coef * share)
         return terms
+
+    @property
+    def _entropy_coef(self) -> float:
+        return self.config.entropy_coef if self._entropy is None else self._entropy.value
 
     def count(self, batch: Experience) -> float:
         """The batch's part of what each of these terms is divided by."""
@@ -130,12 +142,37 @@ class PolicyObjective:
         Multiplied into the advantages, as every loss is proportional to them. Collective.
         """
         mask = episode.action_mask
+        if self._entropy is not None:
+            self._measure_entropy(self._entropy, episode, whole, metrics)
         if self.config.corrects_off_policy:
             weights, mask = self._weights(episode, whole, metrics)
             advantages = advantages * weights
         if self.config.mask_truncated:
             mask = mask & ~episode.truncated.unsqueeze(-1)
         return replace(episode, advantages=advantages, action_mask=mask)
+
+    def _measure_entropy(
+        self, controller: EntropyController, episode: Experience, whole: Whole, metrics: dict[str, float]
+    ) -> None:
+        """Of the policy that sampled: the mean of -log p over its own tokens, whose expectation the entropy is."""
+        entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, whole.all_reduce))
+        controller.measure(entropy)
+        metrics["policy/sampled_entropy"] = entropy
+        metrics["policy/entropy_coef"] = controller.value
+
+    def end_episode(self) -> None:
+        """Adapt the entropy coefficient to the episode that was trained on."""
+        if self._entropy is not None:
+            self._entropy.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to keep across a resume; nothing where nothing adapts."""
+        return {} if self._entropy is None else {"entropy_coef": self._entropy.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; a state without an entropy coefficient leaves it where it begins."""
+        if self._entropy is not None and "entropy_coef" in state:
+            self._entropy.coefficient = float(state["entropy_coef"])
 
     def _weights(self, episode: Experience, whole: Whole, metrics: dict[str, float]) -> tuple[Tensor, Tensor]:
         """[R, A] weights, 0 where not kept, and the mask of what is kept."""
@@ -151,6 +188,10 @@ class PolicyObjective:
             level=config.importance_level,
             token_range=config.importance_token_range,
             sequence_range=config.importance_sequence_range,
+            outlier_range=config.importance_outlier_range,
+            divergence=None
+            if config.divergence_bound is None
+            else DivergenceBound(config.divergence_bound, config.divergence_estimator, config.divergence_level),
             all_reduce=reduce,
         )
         metrics |= {
@@ -166,7 +207,8 @@ class PolicyObjective:
         """Forward a micro-batch through the policy: the sums of `terms`."""
         assert batch.advantages is not None
         mask, terms = batch.action_mask, self.terms()
-        output = policy_forward(policy, batch, self._temperature, with_entropy=True, entropy_grad="entropy" in terms)
+        learns_entropy = self._entropy_coef > 0
+        output = policy_forward(policy, batch, self._temperature, with_entropy=True, entropy_grad=learns_entropy)
         assert output.entropy is not None
         # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
         old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs

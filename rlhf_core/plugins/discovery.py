@@ -78,8 +78,17 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "group-whitened": "rlhf-group",
         "leave-one-out": "rlhf-group",
         "reward-to-go": "rlhf-group",
+        "gdpo": "rlhf-group",
+        "pass-at-k": "rlhf-group",
     },
-    "policy_losses": {"clip": "rlhf-group", "gspo": "rlhf-group", "cispo": "rlhf-group"},
+    "policy_losses": {
+        "clip": "rlhf-core",
+        "gspo": "rlhf-group",
+        "cispo": "rlhf-group",
+        "sapo": "rlhf-group",
+        "gmpo": "rlhf-group",
+        "dppo": "rlhf-group",
+    },
     "endpoints": {"openai": "rlhf-serve"},
     "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},
 }

@@ -22,6 +22,9 @@ WORK: list[dict[str, Any]] = [
     {"entropy_coef": 0.01},
     {"importance_cap": 2.0},
     {"importance_level": "sequence", "importance_token_range": (0.5, 2.0), "importance_sequence_range": (0.5, 2.0)},
+    {"importance_outlier_range": (0.5, 2.0)},
+    {"divergence_bound": 0.5, "divergence_estimator": "k2", "divergence_level": "token"},
+    {"entropy_target": 9.0, "entropy_coef_step": 0.1, "entropy_coef_max": 0.2},
     {"policy_loss": "cispo"},
     {"advantage": "reward-to-go"},
     {"critic_lam": 0.1},
@@ -60,7 +63,7 @@ def test_an_option_takes_effect(
         assert len(rows) == 6
         losses.append([[row.get(name) for name in ("loss/policy", "loss/value", "policy/entropy")] for row in rows])
     # On one engine in one process importance weights are 1; dual_clip and the clip need a far policy.
-    assert losses[0] != losses[1] or "dual_clip" in options or any(name.startswith("importance") for name in options)
+    assert losses[0] != losses[1] or "dual_clip" in options or any(name.startswith(("importance", "divergence")) for name in options)
 
 
 def test_importance_weights_compare_trainer_and_engine(

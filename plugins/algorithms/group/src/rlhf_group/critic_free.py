@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -83,6 +84,15 @@ class CriticFree(RolloutAlgorithm):
         if name != "kl_coef" or self._config.kl_coef == 0 or value == 0:
             super().set_option(name, value)
         self._objective.set_kl_coef(value)
+
+    def end_episode(self) -> None:
+        self._objective.end_episode()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._objective.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._objective.load_state_dict(state)
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
         return dict.fromkeys(self.terms, self._objective.count(batch))

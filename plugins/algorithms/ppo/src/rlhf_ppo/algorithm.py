@@ -185,16 +185,18 @@ class PPO(RolloutAlgorithm):
         self._controller = _controller(self._config)
 
     def end_episode(self) -> None:
-        """Adapt the KL coefficient to the KL of the episode just trained on."""
+        """Adapt coefficients to the KL and the entropy of the episode just trained on."""
         if self._last_kl is not None:
             self._controller.update(*self._last_kl)
             self._last_kl = None
+        self._objective.end_episode()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_controller": self._controller.state_dict()}
+        return {"kl_controller": self._controller.state_dict(), **self._objective.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
+        self._objective.load_state_dict(state)
 
 
 def _controller(config: PPOConfig) -> KLController:
