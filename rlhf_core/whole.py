@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from .types import Experience
 
 
+LENGTH_PENALTY, KL_PENALTY = "length penalty", "kl penalty"
+"""Names among `EpisodeScalars.rewards` of what an algorithm takes off the scores."""
+
+
 class AllReduce(Protocol):
     """Adds up a tensor over all ranks, or takes its maximum: `Strategy.all_reduce`. Collective."""
 
@@ -31,7 +35,11 @@ class EpisodeScalars:
     lengths: Tensor
     """[B] int64, sampled tokens that count in the loss."""
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
-    """name -> [B] float32, raw."""
+    """name -> [B] float32, raw. Set for estimators by name: also what the algorithm takes off the scores, under
+    `LENGTH_PENALTY` and `KL_PENALTY`, so that the weighted sum is `totals` where scores are neither clipped nor
+    normalised."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """name -> factor of that reward in the score; 1 for a name that is absent."""
     branches: Tensor | None = None
     """[B] int64; None where every episode is one row."""
     kl: Tensor | None = None

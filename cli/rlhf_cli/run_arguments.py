@@ -92,7 +92,8 @@ class RunArguments:
         given = [parse_override(text) for text in self.overrides]
         # A reward is FILE.py:FUNCTION, with a weight behind it or without.
         rewards = [*self.rewards, *(text.rpartition(":")[0] for text in self.rewards)]
-        named = [*rewards, self.environment, [value for _, value in given]]
+        plugins = [self.algorithm, self.strategy, self.transport, self.engine, self.environment]
+        named = [*rewards, *plugins, [value for _, value in given]]
         files = referenced_files(named)
         models = [self.model, *(value for path, value in given if path == "model.path")]
         if any(path == "model.trust_remote_code" for path, _ in given):
@@ -168,8 +169,11 @@ def quickstart_run(algorithm: str | None) -> dict[str, Any]:
     """The quickstart's second stage: the algorithm's own, or that of all which learn from the same kind of data."""
     from rlhf_core.config.resolve import DEFAULT_PLUGINS
     from rlhf_core.plugins.discovery import load
+    from rlhf_core.plugins.trust import is_file_reference
     from rlhf_core.util.did_you_mean import fold
 
+    if algorithm is not None and is_file_reference(algorithm):
+        return quickstart_stage("critic-free")
     name = fold(algorithm or DEFAULT_PLUGINS["algorithm"])
     if not (files("rlhf_cli") / "templates" / "quickstart" / f"{name}.yaml").is_file():
         feeds = load("algorithms", name, check_requires=False).component.feeds
@@ -225,7 +229,9 @@ def tell_dropped(dropped: list[str]) -> None:
 
 def tell_unread(run: ResolvedRun) -> None:
     """Say on stderr what of a file of code was not read, as it is known only when it is run."""
-    for index, reward in enumerate(run.rewards):
-        if reward.selected.unread:
-            told = ", ".join(reward.selected.unread)
-            echo(f"note: rewards.{index}: {reward.selected.name} was not run; checked at train: {told}", err=True)
+    named = [("algorithm", run.algorithm), ("prompts", run.prompts)]
+    named += [(f"rewards.{index}", reward.selected) for index, reward in enumerate(run.rewards)]
+    for place, selected in named:
+        if selected.unread:
+            told = ", ".join(selected.unread)
+            echo(f"note: {place}: {selected.name} was not run; checked at train: {told}", err=True)

@@ -95,6 +95,22 @@ TEMPLATES: Mapping[str, Template] = {
         "constructor are its options.",
         imports_core=False,
     ),
+    "advantages": Template(
+        "advantage",
+        "advantage estimator",
+        "advantage",
+        "{{snake}}",
+        "algorithm: {name: grpo, advantage: {name: {{name}}, max_advantage: 1.0}}",
+        "The estimator is the function in `src/{{package}}/advantage.py`; its keyword-only parameters are its options.",
+    ),
+    "policy_losses": Template(
+        "policy-loss",
+        "policy loss",
+        "policy_loss",
+        "{{snake}}",
+        "algorithm: {name: grpo, policy_loss: {name: {{name}}, max_ratio: 4.0}}",
+        "The loss is the function in `src/{{package}}/policy_loss.py`; its keyword-only parameters are its options.",
+    ),
     "hooks": Template(
         "hooks",
         "hook plugin",

@@ -3,6 +3,7 @@ from .named_functions import FunctionChoice as FunctionChoice
 from .named_functions import FunctionUse as FunctionUse
 from .named_functions import NamesFunctions as NamesFunctions
 from .named_functions import bind_use as bind_use
+from .policy_objective import PolicyObjectiveSection as PolicyObjectiveSection
 from .problems import Problems as Problems
 from .resolve import ResolvedRun as ResolvedRun
 from .resolve import resolve as resolve

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..errors import PluginError
-from ..plugins.discovery import Selected, check_clash, discover, load_ref
+from ..plugins.discovery import FROM_FILES, Selected, check_clash, discover, load_ref
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
 from .resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
 from .sections import EnvironmentEntry, PromptsConfig, RewardEntry, RunConfig
@@ -25,7 +25,9 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
     for section, kind in PLUGIN_SECTIONS.items():
         plugins = _installed(kind, left_out)
         shared = SHARED_OPTIONS.get(kind)
-        properties[section] = _choice(plugins, shared, definitions, default=DEFAULT_PLUGINS.get(section))
+        properties[section] = _choice(
+            plugins, shared, definitions, default=DEFAULT_PLUGINS.get(section), any_name=kind in FROM_FILES
+        )
     environments = _choice(_installed("environments", left_out), EnvironmentEntry, definitions, any_name=True)
     properties[ENVIRONMENT_SECTION] = {"anyOf": [environments, {"type": "null"}]}
     properties["rewards"] = {
@@ -33,7 +35,7 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
         "description": "What a good answer is: the weighted sum of these.",
         "items": _choice(_installed("rewards", left_out), RewardEntry, definitions, any_name=True),
     }
-    prompts = _choice(_installed("prompts", []), PromptsConfig, definitions)
+    prompts = _choice(_installed("prompts", []), PromptsConfig, definitions, any_name=True)
     definitions["EvalConfig"]["properties"]["prompts"] = {"anyOf": [prompts, {"type": "null"}]}
     document["required"] = ["model"]
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"

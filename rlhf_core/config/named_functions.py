@@ -1,11 +1,13 @@
-"""Functions that algorithms call by name: `rlhf.advantages` (estimators) and `rlhf.policy_losses`.
+"""Functions that algorithms call by name: advantage estimators, policy losses and KL estimators.
 
-An entry point names a plain function of one argument; its keyword-only parameters are its options:
+An entry point (`rlhf.advantages`, `rlhf.policy_losses`), or `FILE.py:NAME`, names a plain function; its keyword-only
+parameters are its options:
 
     def my_loss(batch: PolicyLossInput, *, temper: float = 1.0) -> PolicyLoss: ...
     def my_estimator(episode: AdvantageInput, *, scale: float = 1.0) -> Tensor: ...   # [B, A]
+    def my_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor: ...          # nats a token
 
-and in the run file `algorithm: {name: grpo, policy_loss: {name: my-loss, temper: 0.5}}`.
+and in the run file `algorithm: {name: grpo, policy_loss: {name: my-loss, temper: 0.5}, kl_estimator: ./kl.py:my_kl}`.
 """
 
 from __future__ import annotations
@@ -14,20 +16,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial, update_wrapper
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import find, import_target
-from ..plugins.functions import options_model
+from ..plugins.functions import FunctionOptions, load_function_file, options_model
+from ..plugins.source import read_options
+from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, split_reference
+from ..util.did_you_mean import suggestion
 from .problems import Problems
 
-FunctionKind = Literal["advantages", "policy_losses"]
+FunctionKind = Literal["advantages", "policy_losses", "kl_estimators"]
 FunctionChoice = str | dict[str, Any]
-"""A function in a run file: a name, or a mapping with `name` and the function's options."""
+"""A function in a run file: a name or `FILE.py:NAME`, or a mapping with `name` and the function's options."""
 
-_TAKES: Mapping[FunctionKind, str] = {"advantages": "the episode", "policy_losses": "the batch"}
+_TAKES: Mapping[FunctionKind, str | None] = {
+    "advantages": "the episode",
+    "policy_losses": "the batch",
+    "kl_estimators": None,
+}
+_SPOKEN: Mapping[FunctionKind, str] = {
+    "advantages": "advantage estimator",
+    "policy_losses": "policy loss",
+    "kl_estimators": "KL estimator",
+}
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
+"""Those of `rlhf_core.functional.kl`; they have no options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +55,7 @@ class FunctionUse:
     shared: Mapping[str, Any] = field(default_factory=dict)
 
 
-class NamesFunctions(ABC):
+class NamesFunctions(BaseModel, ABC):
     """Base of a section whose options may name functions, so that a check of the run file covers them."""
 
     @abstractmethod
@@ -47,13 +63,21 @@ class NamesFunctions(ABC):
         """Option -> the function it chooses, with options set beside it."""
 
 
-def check_functions(section: NamesFunctions, path: str, problems: Problems) -> None:
-    """Add a problem for each missing function and each unknown option; `path` is the section's."""
+SectionT = TypeVar("SectionT", bound=NamesFunctions)
+
+
+def check_functions(
+    section: NamesFunctions, path: str, problems: Problems, trust: FileTrust = EVERY_FILE
+) -> None:
+    """Add a problem for each missing function and each unknown option; `path` is the section's.
+
+    trust: whether a file is run for that, or its options are read from its source.
+    """
     for option, use in section.functions().items():
         where = f"{path}.{option}"
         try:
-            name, options = _split(use.choice, where)
-            label, _, schema = _load(use.kind, name)
+            name, options = split_choice(use.choice, where)
+            label, _, schema = _find(use.kind, name, trust)
         except ConfigError as error:
             problems.add(where, error.message, error.hint)
             continue
@@ -70,16 +94,17 @@ def check_functions(section: NamesFunctions, path: str, problems: Problems) -> N
 
 def bind_function(
     kind: FunctionKind, choice: FunctionChoice, *, where: str, shared: Mapping[str, Any] | None = None
-) -> Callable[[Any], Any]:
+) -> Callable[..., Any]:
     """The named function with its options checked and bound.
 
     where: the key of the run file, for errors. shared: options set beside the choice rather than in it (by their
     names there); the function must have them, and an option may be given in one of the two places only.
 
-    Raises `PluginError` for a missing or invalid function, `ConfigError` for wrong options.
+    A file is run: it was checked with the run's other options. Raises `PluginError` for a missing or invalid
+    function, `ConfigError` for wrong options.
     """
-    name, options = _split(choice, where)
-    label, function, schema = _load(kind, name)
+    name, options = split_choice(choice, where)
+    label, load, schema = _find(kind, name)
     for misplaced in _misplaced(shared or {}, options, schema, label, where):
         raise misplaced
     try:
@@ -87,22 +112,66 @@ def bind_function(
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise ConfigError(f"{label}: " + "; ".join(problems), where=where, hint=_known(schema)) from None
+    function = load()
     bound = partial(function, **{name: getattr(checked, name) for name in schema.model_fields})
     return update_wrapper(bound, function)  # with what the function declares as its attributes
 
 
-def bind_use(use: FunctionUse, *, where: str) -> Callable[[Any], Any]:
+def bind_use(use: FunctionUse, *, where: str) -> Callable[..., Any]:
     """`bind_function` for a section's `FunctionUse`."""
     return bind_function(use.kind, use.choice, where=where, shared=use.shared)
 
 
-def _load(kind: FunctionKind, name: str) -> tuple[str, Callable[..., Any], type[BaseModel]]:
-    """Label, function and schema of its options. Raises `PluginError`."""
+def _find(
+    kind: FunctionKind, name: str, trust: FileTrust = EVERY_FILE
+) -> tuple[str, Callable[[], Callable[..., Any]], type[BaseModel]]:
+    """Label, what loads the function, and the schema of its options. Raises `PluginError`."""
+    takes = _TAKES[kind]
+    if is_file_reference(name):
+        label = f'{_SPOKEN[kind]} "{name}"'
+        if not trust.runs:
+            return label, _unread, read_options(name, where=label, takes=takes).model
+        _, function = load_function_file(name, trust, spoken=_SPOKEN[kind])
+        return label, lambda: function, options_model(function, label, takes=takes)
+    if kind == "kl_estimators":
+        _check_kl_estimator(name)
+        return f'KL estimator "{name}"', _unread, FunctionOptions
     ref = find(kind, name)
     function = import_target(ref)
     if not callable(function) or isinstance(function, type):
         raise PluginError(f"{ref.target} is a {type(function).__name__}, not a function", where=ref.label)
-    return ref.label, function, options_model(function, ref.label, takes=_TAKES[kind])
+    return ref.label, lambda: function, options_model(function, ref.label, takes=takes)
+
+
+def _unread() -> Callable[..., Any]:
+    raise AssertionError("this was looked at, and has no function")
+
+
+def _check_kl_estimator(name: str) -> None:
+    if name not in KL_ESTIMATORS:
+        raise PluginError(
+            f'there is no KL estimator "{name}"{suggestion(name, KL_ESTIMATORS)}',
+            hint=f"one of {', '.join(KL_ESTIMATORS)}, or FILE.py:NAME",
+        )
+
+
+def without_files(section: SectionT) -> SectionT:
+    """The section with each function of a file replaced by the option's default, for who runs no file."""
+    fields = type(section).model_fields
+    chosen = {option: split_choice(use.choice, option)[0] for option, use in section.functions().items()}
+    found = {option: fields[option].default for option, name in chosen.items() if is_file_reference(name)}
+    return section.model_copy(update=found)
+
+
+def with_absolute_files(section: SectionT) -> SectionT:
+    """The section with the files of its functions by absolute path, for other processes and for a resume."""
+    found: dict[str, FunctionChoice] = {}
+    for option, use in section.functions().items():
+        name, options = split_choice(use.choice, option)
+        if is_file_reference(name) and option in type(section).model_fields:
+            path, attribute = split_reference(name, f"{_SPOKEN[use.kind]} \"{name}\"")
+            found[option] = {"name": f"{path}:{attribute}", **options} if options else f"{path}:{attribute}"
+    return section.model_copy(update=found)
 
 
 def _misplaced(
@@ -118,7 +187,8 @@ def _misplaced(
             yield ConfigError(f"is given in {where}, too", where=place, hint="remove one of them")
 
 
-def _split(choice: FunctionChoice, where: str) -> tuple[str, dict[str, Any]]:
+def split_choice(choice: FunctionChoice, where: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of a choice. Raises `ConfigError`, as `where`, where it has no name."""
     if isinstance(choice, str):
         return choice, {}
     options = dict(choice)

@@ -10,13 +10,13 @@ from pydantic import BaseModel
 
 from ..errors import PluginError
 from ..plugins.discovery import Selected, load
-from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced_files
+from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
 from ..types import SamplingParams
 from ..util.did_you_mean import suggestion
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .command import commands_of
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
-from .named_functions import NamesFunctions, check_functions
+from .named_functions import NamesFunctions, check_functions, with_absolute_files
 from .problems import Problems
 from .processes import other_strategies, too_many
 from .section import OwnProcesses, PolicyLossSection, TransportConfig
@@ -236,7 +236,9 @@ def _plugin_section(
         return None
     _check_commands(config, path, problems, trust)
     if isinstance(config, NamesFunctions):
-        check_functions(config, path, problems)
+        before = len(problems)
+        check_functions(config, path, problems, trust)
+        config = with_absolute_files(config) if len(problems) == before else config
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
     return Configured(**inherited, config=config)
 
@@ -384,7 +386,7 @@ def options_of_core(selected: Selected) -> type[BaseModel] | None:
 
 
 def option_names(kind: str, name: str) -> list[str]:
-    """Options of a plugin, with those core reads beside them. Raises `PluginError`."""
+    """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
     shared = SHARED_OPTIONS.get(kind)
-    own = load(kind, name, check_requires=False).component.config.model_fields
+    own = load(kind, name, check_requires=False, trust=NO_FILE).component.config.model_fields
     return list(dict.fromkeys([*(shared.model_fields if shared else ()), *own]))

@@ -17,10 +17,10 @@ from .advantages import (
     sums_of_samples,
     token_rewards,
 )
+from .entropy_control import EntropyController
 from .kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, clamp_log_ratio, kl_estimate
 from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .losses import (
-    ImportanceWeights,
     PolicyLoss,
     PolicyLossInput,
     RatioLevel,
@@ -30,7 +30,6 @@ from .losses import (
     importance_ratio,
     masked_cross_entropy,
     ppo_policy_loss,
-    truncated_importance_weights,
     value_loss,
 )
 from .masking import (
@@ -48,10 +47,11 @@ from .masking import (
     position_ids_of,
     sum_and_mean_over_ranks,
     to_tokens,
+    turn_ids,
     whitened_by_counts,
 )
 from .noise import SampledTokens, greedy_sample, inverse_cdf_sample, philox4x32, uniforms
-from .off_policy import OffPolicyCorrection, off_policy_correction, overlong_penalty
+from .off_policy import DivergenceBound, OffPolicyCorrection, off_policy_correction, overlong_penalty
 from .policy_metrics import policy_metrics
 from .preference import DPOKind, PairLoss, bradley_terry_loss, dpo_loss
 
@@ -61,9 +61,10 @@ __all__ = [
     "Advantages",
     "Aggregation",
     "DPOKind",
+    "DivergenceBound",
+    "EntropyController",
     "FixedKLController",
     "GroupSpread",
-    "ImportanceWeights",
     "KLController",
     "KLEstimator",
     "OffPolicyCorrection",
@@ -113,7 +114,7 @@ __all__ = [
     "to_tokens",
     "token_log_probs",
     "token_rewards",
-    "truncated_importance_weights",
+    "turn_ids",
     "uniforms",
     "value_loss",
     "whitened_by_counts",

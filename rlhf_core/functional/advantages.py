@@ -5,7 +5,8 @@ Everything is computed in float64 and returned as float32; positions under a Fal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,9 +28,22 @@ class AdvantageInput:
     scores: Tensor | None = None
     """[B] float32, the score of each row's sample; needed where samples have several rows."""
     sample_ids: Tensor | None = None
-    """[B] int64, equal for rows of one episode that branched; None where every row is a sample."""
+    """[B] int64, the episode of each row: equal for rows of one that branched; None where every row is a sample."""
     all_reduce: Reduce = alone
     """Adds up float64 sums over the ranks that hold the episode's other rows. Collective."""
+    values: Tensor | None = None
+    """[B, A] float32, the critic's value of the state before each token; None without a critic."""
+    log_probs: Tensor | None = None
+    """[B, A] float32 nats, of the policy that sampled, on the distribution it sampled from."""
+    trainer_log_probs: Tensor | None = None
+    """[B, A] float32 nats, of the trainer's policy at the start of the episode; None where it runs no forward then."""
+    reference_log_probs: Tensor | None = None
+    """[B, A] float32 nats; None without a reference."""
+    named_rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    """name -> [B] float32, raw."""
+    turn_ids: Tensor | None = None
+    """[B, A] int64, the number of each token's turn in its row, from 0; -1 outside the mask. None without an
+    environment."""
 
     @property
     def totals(self) -> Tensor:

@@ -6,13 +6,13 @@ Estimators: Schulman 2020, "Approximating KL Divergence". Adaptive controller: Z
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-KLEstimator = Literal["k1", "k2", "k3"]
-"""An estimator of `kl_estimate`, as Schulman (2020) numbers them."""
+KLEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
+"""An estimator of `kl_estimate`: as Schulman (2020) numbers them, the distance, and two with the gradient of k2."""
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to plus or minus this before `exp` (e^20 = 4.9e8), so that no ratio overflows."""
@@ -27,8 +27,15 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KLEst
     """Per-token estimate of KL(policy || reference) from tokens the policy sampled, any shape, in nats.
 
     With d = log_probs - reference_log_probs: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased),
-    k3 = exp(-d) - 1 + d (unbiased, never negative). d is clamped for k3 only, and k3 is not clamped above.
+    k3 = exp(-d) - 1 + d (unbiased, never negative), abs = |d| (biased). d is clamped for k3 only, and k3 is not clamped
+    above. `k1+` and `k3+` have the values of k1 and k3 and, straight through, the gradient of k2: that of the KL,
+    which the gradients of k1 and k3 are not (Tang & Munos 2025, "On a few pitfalls in KL divergence gradient
+    estimation").
     """
+    if estimator in ("k1+", "k3+"):
+        value = kl_estimate(log_probs, reference_log_probs, "k1" if estimator == "k1+" else "k3").detach()
+        gradient = kl_estimate(log_probs, reference_log_probs, "k2")
+        return value + (gradient - gradient.detach())
     difference = log_probs - reference_log_probs
     if estimator == "k1":
         return difference
@@ -38,7 +45,9 @@ def kl_estimate(log_probs: Tensor, reference_log_probs: Tensor, estimator: KLEst
         difference = clamp_log_ratio(difference)
         # expm1 keeps the precision that exp(-d) - 1 loses near 0; rounding below 0 is clamped.
         return (torch.expm1(-difference) + difference).clamp(min=0.0)
-    raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
+    if estimator == "abs":
+        return difference.abs()
+    raise ValueError(f"unknown KL estimator {estimator!r}: {', '.join(get_args(KLEstimator))}")
 
 
 class KLController(Protocol):

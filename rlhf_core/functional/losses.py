@@ -56,18 +56,6 @@ class ValueLoss:
     clipped: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class ImportanceWeights:
-    """Truncated importance weights, detached."""
-
-    weights: Tensor
-    """To be multiplied into per-token losses."""
-    truncated: Tensor
-    """bool: the weight was cut to the cap."""
-    effective_sample_size: Tensor
-    """Scalar in (0, 1]: (sum w)^2 / (n sum w^2) over the n True positions; 0 where there are none."""
-
-
 def importance_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, level: RatioLevel = "token") -> Tensor:
     """exp(log_probs - old_log_probs), the log-ratio clamped to +-20; 1 outside the mask.
 
@@ -146,20 +134,6 @@ def value_loss(
     near_old = torch.maximum(torch.minimum(values, old_values + clip_eps), old_values - clip_eps)
     bounded = (near_old - returns).square()
     return ValueLoss(0.5 * torch.maximum(squares, bounded), (bounded > squares) & mask)
-
-
-def truncated_importance_weights(
-    trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, *, cap: float, all_reduce: Reduce = alone
-) -> ImportanceWeights:
-    """min(exp(trainer_log_probs - engine_log_probs), cap): corrects for the engine's numerical deviations.
-
-    Both are log-probs under the sampling weights, computed by trainer and engine (Yao 2025, "Your efficient RL
-    framework secretly brings you off-policy RL training"). The effective sample size is over all ranks with
-    `all_reduce`, which is called once.
-    """
-    ratio = importance_ratio(trainer_log_probs.detach(), engine_log_probs.detach(), mask)
-    weights = torch.where(mask, ratio.clamp(max=cap), 0.0)
-    return ImportanceWeights(weights, (ratio > cap) & mask, effective_sample_size(weights, mask, all_reduce))
 
 
 def effective_sample_size(weights: Tensor, mask: Tensor, all_reduce: Reduce = alone) -> Tensor:

@@ -126,6 +126,15 @@ def position_ids_of(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
+def turn_ids(mask: Tensor) -> Tensor:
+    """[B, A] action mask -> [B, A] int64: how many stretches of True lie before each token's own; -1 where False.
+
+    Something given stands between two turns of the policy, if only the tokens that close a message and open another.
+    """
+    before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    return torch.where(mask, (mask & ~before).long().cumsum(-1) - 1, -1)
+
+
 def to_tokens(values: Tensor, mask: Tensor) -> Tensor:
     """[B] -> [B, A]: each row's value on every True position of its mask, 0 elsewhere."""
     return torch.where(mask, values.unsqueeze(-1), 0.0)

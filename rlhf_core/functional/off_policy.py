@@ -6,17 +6,31 @@ All tensors are [B, A] float32 log-probs in nats and masks; nothing here carries
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..whole import alone
-from .kl import clamp_log_ratio
+from .kl import clamp_log_ratio, kl_estimate
 from .losses import RatioLevel, effective_sample_size
 from .masking import Reduce, masked_mean, masked_sum
 
 Range = tuple[float, float]
 """Lowest and highest ratio that is kept, both included."""
+DivergenceLevel = Literal["token", "sequence-mean", "sequence-sum", "sequence-max"]
+"""What a bound is put on: each token's divergence, or a figure of the tokens of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceBound:
+    """What diverges by more is dropped: tokens, or whole sequences."""
+
+    most: float
+    """Nats."""
+    estimator: Literal["k2", "k3"] = "k3"
+    """Of KL(engine || trainer) from a token the engine sampled, never negative."""
+    level: DivergenceLevel = "sequence-mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,8 @@ def off_policy_correction(
     level: RatioLevel = "token",
     token_range: Range | None = None,
     sequence_range: Range | None = None,
+    outlier_range: Range | None = None,
+    divergence: DivergenceBound | None = None,
     all_reduce: Reduce = alone,
 ) -> OffPolicyCorrection:
     """Weights min(ratio, cap) with ratio = exp(trainer - engine), and masks of tokens inside a range.
@@ -53,7 +69,8 @@ def off_policy_correction(
     those a range drops, since it is the ratio of the answer's two probabilities.
     token_range: a token whose ratio lies outside is dropped, one inside is weighted by its ratio (IcePop, Ling team
     2025), truncated at `cap` where there is one.
-    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside. Without `cap` and
+    sequence_range: a sequence is dropped when the geometric mean of its ratios lies outside; outlier_range: when the
+    ratio of any of its tokens does. divergence: tokens or sequences that diverge further are dropped. Without `cap` and
     `token_range`, kept tokens have weight 1. The effective sample size is over all ranks with `all_reduce`.
     """
     difference = torch.where(mask, (trainer_log_probs - engine_log_probs).detach(), 0.0)
@@ -64,6 +81,10 @@ def off_policy_correction(
     if sequence_range is not None:
         mean = clamp_log_ratio(masked_mean(difference, mask, dim=-1)).exp()
         kept = kept & ((mean >= sequence_range[0]) & (mean <= sequence_range[1])).unsqueeze(-1)
+    if outlier_range is not None:
+        kept = kept & ((ratio >= outlier_range[0]) & (ratio <= outlier_range[1])).all(-1, keepdim=True)
+    if divergence is not None:
+        kept = kept & _within(divergence, difference, mask)
     weights, truncated = torch.ones_like(ratio), torch.zeros_like(mask)
     if cap is not None or token_range is not None:
         weights = ratio if level == "token" else _sequence_ratio(difference, mask)
@@ -71,6 +92,18 @@ def off_policy_correction(
         weights, truncated = weights.clamp(max=cap), (weights > cap) & kept
     weights = torch.where(kept, weights, 0.0)
     return OffPolicyCorrection(weights, kept, truncated, ratio, effective_sample_size(weights, kept, all_reduce))
+
+
+def _within(bound: DivergenceBound, difference: Tensor, mask: Tensor) -> Tensor:
+    """[B, A], or [B, 1] for whole sequences, bool: what does not diverge by more. `difference`: 0 outside the mask."""
+    each = kl_estimate(torch.zeros_like(difference), difference, bound.estimator)
+    if bound.level == "sequence-mean":
+        each = masked_mean(each, mask, dim=-1).unsqueeze(-1)
+    elif bound.level == "sequence-sum":
+        each = masked_sum(each, mask, dim=-1).unsqueeze(-1)
+    elif bound.level == "sequence-max":
+        each = each.amax(-1, keepdim=True)
+    return each <= bound.most
 
 
 def _sequence_ratio(difference: Tensor, mask: Tensor) -> Tensor:

@@ -78,8 +78,17 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "group-whitened": "rlhf-group",
         "leave-one-out": "rlhf-group",
         "reward-to-go": "rlhf-group",
+        "gdpo": "rlhf-group",
+        "pass-at-k": "rlhf-group",
     },
-    "policy_losses": {"clip": "rlhf-group", "gspo": "rlhf-group", "cispo": "rlhf-group"},
+    "policy_losses": {
+        "clip": "rlhf-core",
+        "gspo": "rlhf-group",
+        "cispo": "rlhf-group",
+        "sapo": "rlhf-group",
+        "gmpo": "rlhf-group",
+        "dppo": "rlhf-group",
+    },
     "endpoints": {"openai": "rlhf-serve"},
     "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},
 }
@@ -133,7 +142,7 @@ class Selected:
     distribution: str
     version: str
     function: Callable[..., Any] | None = None
-    """The reward or the class of an environment itself, where it was given instead of a `Component`."""
+    """What was given instead of a `Component`: a reward, the class of an environment, or a file's function."""
     unread: tuple[str, ...] | None = None
     """For a file that was read and not run: what its source does not tell. Such a plugin cannot be built."""
 
@@ -235,16 +244,26 @@ def _broken(label: str, target: str, error: BaseException) -> PluginError:
     )
 
 
+FROM_FILES: Mapping[str, str | None] = {
+    "rewards": "the rollouts",
+    "environments": None,
+    "algorithms": "the context",
+    "prompts": "the context",
+}
+"""Kinds that `FILE.py:NAME` can name -> what its function takes by position; an environment is a class."""
+
+
 def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: FileTrust = EVERY_FILE) -> Selected:
     """Import the plugin of that name and check that it fits this core.
 
-    A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`; the file is run or read as `trust` says.
+    A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`, an algorithm or a prompt source a function
+    of the context whose keyword-only parameters are its options; the file is run or read as `trust` says.
     Raises `PluginError`: unknown, given twice, broken, made for another plugin API, not to be run, or (with
     `check_requires`) missing a module it needs.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"load() is for {', '.join(KINDS)}; not {kind!r}")
-    if kind in ("rewards", "environments") and is_file_reference(name):
+    if kind in FROM_FILES and is_file_reference(name):
         return _load_file(kind, name, trust)
     selected = load_ref(find(kind, name))
     if check_requires:
@@ -258,14 +277,14 @@ def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
     where = f'{spoken} "{reference}"'
     wanted: Literal["function", "class"] = "class" if kind == "environments" else "function"
     if not trust.runs:
-        options = read_options(reference, where=where, kind=wanted)
+        options = read_options(reference, where=where, kind=wanted, takes=FROM_FILES[kind])
         component = Component(summary=options.summary, config=options.model, build="")
         return Selected(kind, f"{options.path}:{name}", component, options.path.name, "file", unread=options.unread)
     path, found = load_function_file(reference, trust, spoken=spoken, kind=wanted)
     if isinstance(found, type):
         component = class_component(found, where=where)
     else:
-        component = function_component(found, where=reference)
+        component = function_component(found, where=reference, takes=FROM_FILES[kind])
     return Selected(kind, f"{path}:{name}", component, path.name, "file", found)
 
 
@@ -339,7 +358,7 @@ def resolve_build(selected: Selected) -> Callable[..., Any]:
         except Exception as error:  # a stranger's build may raise anything
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise PluginError(
-                f"{selected.component.build} raised {type(error).__name__}: {error} "
+                f"{selected.component.build or selected.name} raised {type(error).__name__}: {error} "
                 f"({place.filename}, line {place.lineno})",
                 where=selected.label,
                 hint="if its options are right, the plugin is broken: tell its authors",
@@ -351,7 +370,9 @@ def resolve_build(selected: Selected) -> Callable[..., Any]:
 def find_build(selected: Selected) -> Callable[..., Any]:
     """`resolve_build` for who names the plugin himself: what it raises comes as it is."""
     if selected.function is not None:
-        return _function_build(selected.function)
+        return _function_build(selected.function, takes_context=selected.kind in ("algorithms", "prompts"))
+    if selected.unread is not None:
+        raise PluginError(f"{selected.name} was read and not run, so it cannot be built", where=selected.label)
     target = selected.component.build
     module_name, _, attribute = target.partition(":")
     try:
@@ -367,11 +388,13 @@ def find_build(selected: Selected) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _function_build(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For a function, the function with its options; for a class, an instance made with them."""
+def _function_build(function: Callable[..., Any], *, takes_context: bool) -> Callable[..., Any]:
+    """For a function, it with its options, or what it makes of the context; for a class, an instance made with them."""
 
     def build(config: BaseModel, context: object) -> Any:
         with_options = partial(function, **{name: getattr(config, name) for name in type(config).model_fields})
+        if takes_context:
+            return with_options(context)
         return with_options() if isinstance(function, type) else with_options
 
     return build

@@ -110,14 +110,16 @@ def run_file(path: Path, where: str) -> ModuleType:
     return module
 
 
-def function_component(function: Callable[..., Any], *, where: str, build: str = "") -> Component:
-    """A component for a reward function; its config model comes from the keyword-only parameters.
+def function_component(
+    function: Callable[..., Any], *, where: str, build: str = "", takes: str | None = "the rollouts"
+) -> Component:
+    """A component for a function, such as a reward; its config model comes from the keyword-only parameters.
 
-    Raises `PluginError` for a signature that is not a reward's: each option needs a type and a default, and the
-    rollouts are the one positional parameter.
+    takes: its one positional parameter, in words. Raises `PluginError` for another signature: each option needs a type
+    and a default.
     """
     summary = (inspect.getdoc(function) or "").strip().partition("\n")[0]
-    return Component(summary=summary, config=options_model(function, where), build=build)
+    return Component(summary=summary, config=options_model(function, where, takes=takes), build=build)
 
 
 def class_component(kind: type, *, where: str, build: str = "") -> Component:

@@ -121,6 +121,7 @@ class EpisodeEstimates:
             scores=combined.scores,
             lengths=torch.tensor([item.num_sampled_tokens for item in items]),
             rewards=raw,
+            weights=self._combiner.weights,
             branches=branches if branches.any() else None,
         )
         return scalars, combined.metrics

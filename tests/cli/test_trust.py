@@ -111,6 +111,99 @@ def test_the_functions_of_tools_follow_the_same_rule(place, capsys):
     assert _code_run(resolved) == FileTrust(files=frozenset([place / "other/tool.py"]))
 
 
+FUNCTIONS = """
+from pathlib import Path
+Path(__file__).with_suffix(".ran").touch()
+
+def centred(episode, *, scale: float = 1.0):
+    return episode.mask * scale * (episode.totals - episode.totals.mean())[:, None]
+
+def unclipped(batch, *, factor: float = 1.0):
+    from rlhf_core.functional import PolicyLoss, importance_ratio
+    ratio = importance_ratio(batch.log_probs, batch.old_log_probs, batch.mask)
+    never = batch.mask & False
+    return PolicyLoss(-factor * ratio * batch.advantages, ratio.detach(), never, never)
+
+def squared(log_probs, reference_log_probs):
+    return (log_probs - reference_log_probs) ** 2
+
+def learn(context, *, speed: float = 1.0):
+    from rlhf_group.critic_free import CriticFree
+    from rlhf_group.config import RLOOConfig
+    return CriticFree(RLOOConfig(kl_coef=0.0), context)
+
+def letters(context, *, size: int = 20):
+    return [{"prompt": "abcdefgh"[: 1 + n % 7], "answer": "a"} for n in range(size)]
+"""
+NAMED = {
+    "advantage": lambda file: {"algorithm": {"name": "grpo", "advantage": {"name": f"{file}:centred", "scale": 2.0}}},
+    "policy-loss": lambda file: {"algorithm": {"name": "ppo", "policy_loss": f"{file}:unclipped"}},
+    "kl": lambda file: {"algorithm": {"name": "ppo", "kl_estimator": f"{file}:squared"}},
+    "algorithm": lambda file: {"algorithm": {"name": f"{file}:learn", "speed": 2.0}},
+    "prompts": lambda file: {"prompts": {"name": f"{file}:letters", "size": 30}},
+}
+
+
+@pytest.fixture(params=NAMED)
+def names(place, request):
+    """Writes the run file that names a function of a file, in each place where a plugin's name stands."""
+    for folder in ("theirs/in", "other"):
+        Path(folder, "mine.py").write_text(FUNCTIONS)
+
+    def write(file):
+        run = tiny_run({"train": {"samples_per_prompt": 2, "episodes": 1}, **NAMED[request.param](file)})
+        if request.param == "prompts":
+            run["prompts"] = NAMED["prompts"](file)["prompts"]
+        Path("theirs/run.yaml").write_text(yaml.safe_dump(run))
+
+    return write
+
+
+def test_functions_in_place_of_plugins_follow_the_same_rule(names, capsys):
+    names("theirs/in/mine.py")
+    says(capsys, "train", "theirs/run.yaml", "--dry-run")
+    assert ran() == ["theirs/in/mine.py"]
+    names("other/mine.py")
+    for command in (["config", "check"], ["config", "show"]):
+        says(capsys, *command, "theirs/run.yaml")
+    assert "--trust" in says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
+    assert ran() == []
+    says(capsys, "train", "theirs/run.yaml", "--dry-run", "--trust")
+    assert ran() == ["other/mine.py"]
+
+
+def test_functions_in_place_of_plugins_train(names, capsys):
+    names("theirs/in/mine.py")
+    says(capsys, "train", "theirs/run.yaml", "--output", "run", "--quiet")
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
+    written = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert str(Path("theirs/in/mine.py").absolute()) in json.dumps(written)
+    again = resolve(written, trust=FileTrust(runs=False)).to_mapping()
+    assert again == written
+
+
+def test_a_plan_runs_none_of_them(names, capsys, request):
+    names("theirs/in/mine.py")
+    is_plugin = {"algorithm", "prompts"} & set(request.node.callspec.params.values())
+    said = says(capsys, "plan", "theirs/run.yaml", code=2 if is_plugin else 0)
+    assert ("runs no code from files" in said) == bool(is_plugin)
+    assert ran() == []
+
+
+def test_options_of_these_functions_are_checked_from_the_source(place, capsys):
+    Path("other/mine.py").write_text(FUNCTIONS)
+    loss = {"name": "other/mine.py:unclipped", "factr": 1.0}
+    for algorithm, said in (
+        ({"name": "ppo", "policy_loss": loss}, 'did you mean "factor"'),
+        ({"name": "other/mine.py:learn", "sped": 1.0}, 'did you mean "speed"'),
+        ({"name": "ppo", "kl_estimator": "other/mine.py:sqared"}, 'did you mean "squared"'),
+        ({"name": "ppo", "kl_estimator": "k33"}, 'did you mean "k3"'),
+    ):
+        Path("theirs/run.yaml").write_text(yaml.safe_dump(tiny_run({"algorithm": algorithm})))
+        assert said in says(capsys, "config", "check", "theirs/run.yaml", code=2)
+    assert ran() == []
+
+
 STARTS = """
 import subprocess
 from rlhf_core.components import Component

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
 from ..output import echo, print_json, print_table
@@ -24,6 +26,7 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
       rlhf plan run.yaml
       rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
     """
+    from rlhf_core.config.named_functions import NamesFunctions, without_files
     from rlhf_core.config.processes import check_processes
     from rlhf_core.config.resolve import resolve
     from rlhf_core.entry.train import check_run
@@ -37,6 +40,17 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
     tell_unread(resolved)
     if resolved.run.model.trust_remote_code:
         raise ConfigError("is set, but a plan runs no code that comes with a model", where="model.trust_remote_code")
+    sections = {"algorithm": resolved.algorithm, "prompts": resolved.prompts, "eval.prompts": resolved.eval_prompts}
+    for place, section in sections.items():
+        if section is not None and section.unread is not None:
+            raise ConfigError(
+                f"a plan runs no code from files, and {section.name} is one",
+                where=place,
+                hint=f"plan with one that is installed and needs as much: --set {place}=NAME",
+            )
+    if isinstance(resolved.algorithm.config, NamesFunctions):
+        config = without_files(resolved.algorithm.config)
+        resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config))
     check_processes(resolved, num_processes)
     found = plan_run(resolved, check_run(resolved), num_processes)
     if as_json:

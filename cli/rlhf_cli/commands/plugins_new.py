@@ -14,8 +14,8 @@ from ..output import echo
 @click.argument("name")
 @click.option("--output", type=click.Path(path_type=Path), help="The folder to make.  [default: rlhf-KIND-NAME]")
 def new(kind: str, name: str, output: Path | None) -> None:
-    """Make a plugin: KIND is reward, algorithm, strategy, engine, transport, prompts, environment
-    or hooks.
+    """Make a plugin: KIND is reward, algorithm, advantage, policy-loss, strategy, engine, transport,
+    prompts, environment or hooks.
 
     The folder is a Python distribution with one entry point, the contract tests of its kind, and a run file.
 

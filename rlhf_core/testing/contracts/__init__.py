@@ -12,24 +12,28 @@ Plugins are loaded as in a run: the entry point's name, the component, its optio
 
 from __future__ import annotations
 
+from .advantage import AdvantageContract
 from .algorithm import AlgorithmContract
 from .base import ComponentContract, contracts_for
 from .dataset_algorithm import DatasetAlgorithmContract
 from .engine import EngineContract
 from .environment import EnvironmentContract
 from .hooks import HooksContract
+from .policy_loss import PolicyLossContract
 from .prompts import PromptsContract
 from .reward import RewardContract
 from .strategy import StrategyContract
 from .transport import TransportContract
 
 __all__ = [
+    "AdvantageContract",
     "AlgorithmContract",
     "ComponentContract",
     "DatasetAlgorithmContract",
     "EngineContract",
     "EnvironmentContract",
     "HooksContract",
+    "PolicyLossContract",
     "PromptsContract",
     "RewardContract",
     "StrategyContract",

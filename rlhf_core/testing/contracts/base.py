@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -133,19 +133,22 @@ class ComponentContract:
             assert module and attribute, f'{selected.label}: build is "module:attr", not {component.build!r}'
 
 
+ContractT = TypeVar("ContractT")
+
+
 def contracts_for(
-    contract: type[ComponentContract],
+    contract: type[ContractT],
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     skip: Mapping[str, str] | None = None,
-) -> dict[str, type[ComponentContract]]:
+) -> dict[str, type[ContractT]]:
     """A test class for every installed plugin of the contract's kind: `globals().update(contracts_for(…))`.
 
     options: plugin name -> attributes of its class (`options`, `plugin` and others that the contract reads);
     skip: plugin name -> why it is left out.
     """
-    classes: dict[str, type[ComponentContract]] = {}
-    for name, ref in discover(contract.kind).items():
+    classes: dict[str, type[ContractT]] = {}
+    for name, ref in discover(getattr(contract, "kind")).items():  # noqa: B009  # both bases of contracts have it
         if name in (skip or {}):
             continue
         attributes = {"plugin": ref.name, "__module__": __name__, **dict((options or {}).get(name, {}))}

@@ -20,6 +20,32 @@ def test_estimators_by_hand() -> None:
     assert kl_estimate(log_probs, reference, "k3").tolist() == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_distance_by_hand() -> None:
+    assert kl_estimate(torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -1.0]), "abs").tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["k1", "k3"])
+def test_straight_through_has_the_value_of_one_and_the_gradient_of_k2(name: str) -> None:
+    """d/dlogp of d^2 / 2 is d, whose mean is the gradient of the KL."""
+    log_probs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    reference = torch.tensor([-2.0, -1.5, -3.0])
+    found = kl_estimate(log_probs, reference, f"{name}+")  # type: ignore[arg-type]
+    assert found.tolist() == kl_estimate(log_probs, reference, name).tolist()  # type: ignore[arg-type]
+    assert torch.autograd.grad(found.sum(), log_probs)[0].tolist() == pytest.approx([1.0, -0.5, 0.0])
+
+
+def test_only_straight_through_and_k2_have_the_gradient_of_the_kl() -> None:
+    """Of a policy of three tokens, over all of them: sum p d(estimate) is the derivative of sum p log(p / q)."""
+    logits = torch.tensor([0.3, -0.2, 0.8], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    p = torch.log_softmax(logits, -1)
+    (exact,) = torch.autograd.grad((p.exp() * (p - q.log())).sum(), logits, retain_graph=True)
+    for name, fits in (("k1", False), ("k3", False), ("k2", True), ("k1+", True), ("k3+", True)):
+        sampled = (p.exp().detach() * kl_estimate(p, q.log(), name)).sum()  # type: ignore[arg-type]
+        (found,) = torch.autograd.grad(sampled, logits, retain_graph=True)
+        assert torch.allclose(found, exact, atol=1e-6) == fits, name
+
+
 @given(st.floats(-60, 0, width=32), st.floats(-60, 0, width=32))
 def test_k3_is_finite_and_never_negative(log_prob: float, reference: float) -> None:
     k3 = float(kl_estimate(torch.tensor(log_prob), torch.tensor(reference), "k3"))

@@ -17,8 +17,8 @@ from rlhf_core.functional import (
     dpo_loss,
     importance_ratio,
     masked_cross_entropy,
+    off_policy_correction,
     ppo_policy_loss,
-    truncated_importance_weights,
     value_loss,
 )
 
@@ -118,15 +118,15 @@ def test_value_loss_equals_a_loop(tokens: list[tuple[float, float, float]]) -> N
     assert result.losses[0].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_truncated_importance_weights() -> None:
+def test_truncated_importance_sampling() -> None:
     trainer = torch.tensor([[0.0, math.log(3.0), math.nan]], requires_grad=True)
     mask = torch.tensor([[True, True, False]])
-    result = truncated_importance_weights(trainer, torch.zeros(1, 3), mask, cap=2.0)
+    result = off_policy_correction(trainer, torch.zeros(1, 3), mask, cap=2.0)
     torch.testing.assert_close(result.weights, torch.tensor([[1.0, 2.0, 0.0]]))
     assert not result.weights.requires_grad
     assert result.truncated.tolist() == [[False, True, False]]
     assert float(result.effective_sample_size) == pytest.approx(9.0 / (2 * 5.0))
-    empty = truncated_importance_weights(trainer, trainer, torch.zeros_like(mask), cap=2.0)
+    empty = off_policy_correction(trainer, trainer, torch.zeros_like(mask), cap=2.0)
     assert empty.effective_sample_size == 0.0
 
 

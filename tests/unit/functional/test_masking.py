@@ -21,6 +21,7 @@ from rlhf_core.functional import (
     masked_whiten,
     position_ids_of,
     to_tokens,
+    turn_ids,
 )
 
 AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm")
@@ -167,3 +168,9 @@ def test_wrong_aggregations_are_refused() -> None:
         aggregate_sum(values, mask, "sequence-mean-token-sum-norm")
     with pytest.raises(ValueError, match="unknown aggregation 'mean'"):
         aggregate_sum(values, mask, "mean")  # type: ignore[arg-type]
+
+
+def test_turns_are_numbered_by_their_stretches() -> None:
+    rows = [[1, 1, 0, 1, 0, 0, 1], [0, 0, 1, 0, 0, 0, 0], [0] * 7]
+    expected = [[0, 0, -1, 1, -1, -1, 2], [-1, -1, 0, -1, -1, -1, -1], [-1] * 7]
+    assert turn_ids(torch.tensor(rows, dtype=torch.bool)).tolist() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.functional import (
+    DivergenceBound,
     group_normalised,
     group_spread,
     leave_one_out,
     off_policy_correction,
     overlong_penalty,
-    truncated_importance_weights,
 )
 
 NAN = math.nan
@@ -25,11 +26,9 @@ ZEROS = torch.zeros(2, 3)
 
 
 def test_weights_of_tokens_are_those_of_truncated_importance_sampling() -> None:
-    plain = truncated_importance_weights(RATIO.log(), ZEROS, MASK, cap=2.0)
     result = off_policy_correction(RATIO.log(), ZEROS, MASK, cap=2.0)
-    torch.testing.assert_close(result.weights, plain.weights)
     torch.testing.assert_close(result.weights, torch.tensor([[2.0, 0.5, 0.0], [0.25, 0.0, 0.0]]))
-    assert result.truncated.tolist() == plain.truncated.tolist() == [[True, False, False], [False] * 3]
+    assert result.truncated.tolist() == [[True, False, False], [False] * 3]
     assert result.effective_sample_size.item() == pytest.approx(2.75**2 / (3 * (4 + 0.25 + 0.0625)))
     torch.testing.assert_close(result.ratio, torch.tensor([[3.0, 0.5, 1.0], [0.25, 1.0, 1.0]]))
 
@@ -104,3 +103,58 @@ def test_spread_of_groups() -> None:
     spread = group_spread(torch.tensor([1.0, 3.0, 2.0, 2.0, 7.0]), torch.tensor([5, 5, 2, 2, 9]))
     assert spread.std_mean == pytest.approx(math.sqrt(2.0) / 3)
     assert spread.without_spread_fraction == pytest.approx(2 / 3)
+
+
+def test_a_sequence_with_an_outlier_is_dropped_whole() -> None:
+    """Ratios 3 and 0.5 in the first row, 0.25 in the second."""
+    found = off_policy_correction(RATIO.log(), ZEROS, MASK, outlier_range=(0.1, 2.5))
+    assert found.kept.tolist() == [[False] * 3, [True, False, False]]
+    assert found.weights.tolist() == [[0.0] * 3, [1.0, 0.0, 0.0]]
+    both = off_policy_correction(RATIO.log(), ZEROS, MASK, outlier_range=(0.1, 3.5))
+    assert both.kept.tolist() == MASK.tolist()
+
+
+def test_divergence_by_hand() -> None:
+    """k2 of ratios 3, 0.5 and 0.25: log^2 / 2 = 0.603, 0.240, 0.961; k3: r - 1 - log r = 0.901, 0.193, 0.636."""
+
+    def kept(most: float, **options: Any) -> list[list[bool]]:
+        bound = DivergenceBound(most, **options)
+        found: list[list[bool]] = off_policy_correction(RATIO.log(), ZEROS, MASK, divergence=bound).kept.tolist()
+        return found
+
+    nothing, first, second, one = [False] * 3, [True, True, False], [True, False, False], [False, True, False]
+    assert kept(0.61, estimator="k2", level="token") == [first, nothing]
+    assert kept(0.65, estimator="k3", level="token") == [one, second]
+    # Means of the first row: 0.422 and 0.547; sums: 0.844 and 1.094; its largest: 0.603 and 0.901.
+    assert kept(0.43, estimator="k2") == [first, nothing] and kept(0.41, estimator="k2") == [nothing, nothing]
+    assert kept(0.55) == [first, nothing] and kept(0.54) == [nothing, nothing]
+    assert kept(0.85, estimator="k2", level="sequence-sum") == [first, nothing]
+    assert kept(0.97, estimator="k2", level="sequence-sum") == [first, second]
+    assert kept(0.65, estimator="k3", level="sequence-max") == [nothing, second]
+    assert kept(0.91, estimator="k3", level="sequence-max") == [first, second]
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("level", ["token", "sequence-mean", "sequence-sum", "sequence-max"])
+def test_divergence_agrees_with_a_slow_reference(level: Any, estimator: Any) -> None:
+    draw = torch.Generator().manual_seed(4)
+    lengths = [3, 1, 5, 2, 4, 0]
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    trainer, engine = torch.randn(2, 6, 5, generator=draw).unbind()
+    kl = [[float(trainer[b, t]) - float(engine[b, t]) for t in range(n)] for b, n in enumerate(lengths)]
+    kl = [[d * d / 2 if estimator == "k2" else math.exp(d) - 1 - d for d in row] for row in kl]
+    figure: dict[str, Any] = {
+        "sequence-mean": lambda row: sum(row) / len(row),
+        "sequence-sum": sum,
+        "sequence-max": max,
+    }
+    expected = [
+        [bool((value if level == "token" else figure[level](row)) <= 0.8) for value in row] + [False] * (5 - len(row))
+        for row in kl
+    ]
+    bound = DivergenceBound(0.8, estimator, level)
+    found = off_policy_correction(
+        trainer.masked_fill(~mask, NAN), engine.masked_fill(~mask, NAN), mask, divergence=bound
+    )
+    assert found.kept.tolist() == expected
+    assert any(map(any, expected)) and not all(value for row in expected for value in row[:1])

@@ -182,7 +182,8 @@ def test_aggregations(aggregation: Any) -> None:
 def slow_sums(items: Sequence[BufferItem], logits: Tensor, values: Tensor, config: PPOConfig) -> dict[str, float]:
     """Every term in plain float64 Python. logits [B, S, V] and values [B, S] by place among a row's own tokens."""
     sums = dict.fromkeys(("policy", "value", "entropy", "kl"), 0.0)
-    high = config.clip_eps if config.clip_eps_high is None else config.clip_eps_high
+    low = 0.2 if config.clip_eps is None else config.clip_eps
+    high = low if config.clip_eps_high is None else config.clip_eps_high
     for row, item in enumerate(items):
         assert item.advantages is not None and item.reference_log_probs is not None
         assert item.values is not None and item.returns is not None
@@ -193,7 +194,7 @@ def slow_sums(items: Sequence[BufferItem], logits: Tensor, values: Tensor, confi
             log_probs = [x - math.log(total) for x in scores]
             ratio = math.exp(log_probs[token] - float(item.action_log_probs[t]))
             advantage = float(item.advantages[t])
-            loss = -min(ratio * advantage, min(max(ratio, 1 - config.clip_eps), 1 + high) * advantage)
+            loss = -min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
             if config.dual_clip is not None and advantage < 0:
                 loss = min(loss, -config.dual_clip * advantage)
             sums["policy"] += loss

@@ -21,6 +21,15 @@ WORK: list[dict[str, Any]] = [
     {"aggregation": "sequence-mean-token-sum-norm", "norm_length": 7},
     {"entropy_coef": 0.01},
     {"importance_cap": 2.0},
+    {"importance_level": "sequence", "importance_token_range": (0.5, 2.0), "importance_sequence_range": (0.5, 2.0)},
+    {"importance_outlier_range": (0.5, 2.0)},
+    {"divergence_bound": 0.5, "divergence_estimator": "k2", "divergence_level": "token"},
+    {"entropy_target": 9.0, "entropy_coef_step": 0.1, "entropy_coef_max": 0.2},
+    {"policy_loss": "cispo"},
+    {"advantage": "reward-to-go"},
+    {"critic_lam": 0.1},
+    {"overlong_buffer_tokens": 2, "overlong_penalty": 2.0},
+    {"mask_truncated": True},
 ]
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"clip_eps": 0.1}, {}, "eps_clip"),
@@ -52,9 +61,9 @@ def test_an_option_takes_effect(
         make_trainer(options=given, lr=3e-2, value_clip=0.2).fit(3, 1, 2, prompt_loader, log_dir=folder)
         rows = lines(folder)
         assert len(rows) == 6
-        losses.append([(row["loss/policy"], row["loss/value"], row["policy/entropy"]) for row in rows])
-    # On one engine in one process the weights of importance_cap are 1; dual_clip and the clip need a far policy.
-    assert losses[0] != losses[1] or "importance_cap" in options or "dual_clip" in options
+        losses.append([[row.get(name) for name in ("loss/policy", "loss/value", "policy/entropy")] for row in rows])
+    # On one engine in one process importance weights are 1; dual_clip and the clip need a far policy.
+    assert losses[0] != losses[1] or "dual_clip" in options or any(name.startswith(("importance", "divergence")) for name in options)
 
 
 def test_importance_weights_compare_trainer_and_engine(

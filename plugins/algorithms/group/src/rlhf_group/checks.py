@@ -25,17 +25,10 @@ def check_groups(algorithm: str, estimator: FunctionChoice, samples_per_prompt: 
 
 
 def check_sampling(config: CriticFreeConfig, context: AlgorithmContext) -> None:
-    """Raise `ConfigError` for dynamic sampling or length shaping that no sample could pass."""
+    """Raise `ConfigError` for dynamic sampling that no sample could pass."""
     if config.dynamic_sampling and context.samples_per_prompt < 2:
         raise ConfigError(
             "refuses every group without spread in its scores, and a group of one has none: no batch would ever fill",
             where="algorithm.dynamic_sampling",
             hint="set train.samples_per_prompt to 4 or more, or turn dynamic_sampling off",
-        )
-    longest = context.sampling.max_new_tokens
-    if config.overlong_buffer_tokens is not None and config.overlong_buffer_tokens > longest:
-        raise ConfigError(
-            f"is {config.overlong_buffer_tokens}, more than the longest answer ({longest} tokens)",
-            where="algorithm.overlong_buffer_tokens",
-            hint=f"at most engine.max_new_tokens = {longest}; DAPO took a fifth of it",
         )

@@ -50,3 +50,57 @@ def group_whitened(episode: EpisodeScalars) -> Tensor:
     from rlhf_core.functional import whitened_by_counts
 
     return whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
+
+
+@needs("scalars")
+def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
+    """Each reward normalised in its group, then weighted, summed, and whitened over the episode (GDPO, Liu 2026).
+
+    So a reward of small spread is not drowned by one of large spread. Penalties of length and KL, where they are in the
+    reward, are rewards of weight 1; `reward_scaling` of the run, which acts on the sum, has no effect.
+    """
+    import torch
+
+    from rlhf_core.functional import group_normalised as normalised
+    from rlhf_core.functional import whitened_by_counts
+
+    total = torch.zeros_like(episode.scores)
+    for name, reward in episode.rewards.items():
+        part = normalised(
+            reward,
+            episode.group_ids,
+            sample_ids=episode.row_sample_ids,
+            divide_by_std=divide_by_std,
+            leave_one_out=leave_one_out,
+        )
+        total = total + episode.weights.get(name, 1.0) * part
+    return whitened_by_counts(total, episode.lengths)
+
+
+@needs("scalars")
+def pass_at_k(episode: EpisodeScalars, *, divide_by_std: bool = True) -> Tensor:
+    """The group's best reward less what the best of the others is: its gradient is that of max@k (Tang 2025).
+
+    k is train.samples_per_prompt. Only a single best answer of a group has an advantage; two of them have none.
+    """
+    import torch
+
+    from rlhf_core.functional import group_normalised as normalised
+
+    assert episode.totals is not None
+    _, sample = torch.unique(episode.sample_ids, return_inverse=True)
+    _, group_of_row = torch.unique(episode.group_ids, return_inverse=True)
+    number = int(sample.max()) + 1
+    group = torch.zeros(number, dtype=torch.int64).scatter(0, sample, group_of_row)
+    reward = torch.zeros(number, dtype=torch.float64).scatter(0, sample, episode.totals.double())
+    nothing = torch.full((int(group.max()) + 1,), -torch.inf, dtype=torch.float64)
+    is_best = reward == nothing.scatter_reduce(0, group, reward, "amax")[group]
+    others = nothing.scatter_reduce(0, group, torch.where(is_best, -torch.inf, reward), "amax")[group]
+    num_best = torch.zeros_like(nothing).index_add(0, group, is_best.double())[group]
+    gain = torch.where(is_best & (num_best == 1) & others.isfinite(), reward - others, 0.0)[sample]
+    if divide_by_std:
+        options = {"sample_ids": episode.row_sample_ids}
+        centred = normalised(episode.totals, episode.group_ids, divide_by_std=False, **options)
+        scaled = normalised(episode.totals, episode.group_ids, **options)  # centred / (deviation + 1e-6)
+        gain = torch.where(gain > 0, gain * scaled / centred, 0.0)
+    return gain.float()

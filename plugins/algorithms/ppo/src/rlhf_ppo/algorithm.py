@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, Needs, RolloutAlgorithm
+from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, Needs, RolloutAlgorithm, needs_of
 from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import (
@@ -19,17 +19,13 @@ from rlhf_core.functional import (
     aggregate_sum,
     explained_variance,
     gae,
-    kl_estimate,
     masked_whiten,
     mean_over_ranks,
-    policy_metrics,
-    ppo_policy_loss,
-    sum_and_mean_over_ranks,
     token_rewards,
-    truncated_importance_weights,
     value_loss,
 )
-from rlhf_core.models import policy_forward, value_forward
+from rlhf_core.models import value_forward
+from rlhf_core.objective import PolicyObjective, estimated
 from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_core.whole import Whole, whole_of
 
@@ -65,8 +61,9 @@ class PPO(RolloutAlgorithm):
     ) -> None:
         """`pin_memory`: collate into page-locked memory, from which a GPU copies while it computes."""
         self._config = config
-        self._temperature = temperature
-        self._norm_length = config.norm_length or max_new_tokens
+        self._objective = PolicyObjective(config, temperature=temperature, max_new_tokens=max_new_tokens)
+        self._estimator = self._objective.functions.get("advantage")
+        """In place of GAE; None is GAE."""
         self._pretraining = pretraining
         self._pin_memory = pin_memory
         self._controller = _controller(config)
@@ -78,71 +75,64 @@ class PPO(RolloutAlgorithm):
 
     @property
     def roles(self) -> frozenset[Role]:
-        needs_reference = self._config.kl_coef > 0
-        return frozenset({"policy", "critic", "reference"} if needs_reference else {"policy", "critic"})
+        has_reference = self._objective.has_reference
+        return frozenset({"policy", "critic", "reference"} if has_reference else {"policy", "critic"})
 
     @property
     def terms(self) -> Mapping[str, LossTerm]:
         config = self._config
-        share = 1.0 - config.ptx_coef
-        terms = {"policy": LossTerm("policy", share), "value": LossTerm("critic", config.vf_coef)}
-        if config.entropy_coef > 0:
-            terms["entropy"] = LossTerm("policy", -config.entropy_coef * share)
-        if config.kl_in == "loss" and config.kl_coef > 0:
-            terms["kl"] = LossTerm("policy", config.kl_coef * share)
+        terms = {**self._objective.terms(1.0 - config.ptx_coef), "value": LossTerm("critic", config.vf_coef)}
         if config.ptx_coef > 0:
             terms["ptx"] = LossTerm("policy", config.ptx_coef)
         return terms
 
     @property
     def needs_trainer_log_probs(self) -> bool:
-        return self._config.importance_cap is not None
+        return self._config.corrects_off_policy
 
     def build_critic(self, policy: nn.Module) -> nn.Module:
         return Critic.from_pretrained(policy)
 
     @property
     def needs(self) -> Needs:
-        return "row"
+        needed = "row" if self._estimator is None else needs_of(self._estimator)
+        return "row" if needed == "scalars" else needed  # GAE makes the critic's targets from rows
 
     def advantages(self, episode: Experience) -> EpisodeOutput:
         """Compute per-token rewards (score on the last action, KL on each), GAE, and whiten over the episode."""
         assert episode.scores is not None and episode.values is not None
         config, mask, whole = self._config, episode.action_mask, whole_of(episode)
-        kl = self._kl(episode)
+        shaped = self._objective.shaped(whole.scalars)
+        metrics = dict(shaped.metrics)
+        kl = self._objective.kl(episode, whole, metrics)
         in_reward = kl if config.kl_in == "reward" else None
         coefficient = self._controller.value if episode.kl_coef is None else episode.kl_coef
-        rewards = token_rewards(episode.scores, in_reward, coefficient, mask, episode.turn_rewards)
+        rewards = token_rewards(whole.here(shaped.scores), in_reward, coefficient, mask, episode.turn_rewards)
         result = gae(rewards, episode.values, mask, config.gamma, config.lam)
-        advantages = result.advantages
+        advantages, returns = result.advantages, result.returns
+        if config.critic_lam is not None and config.critic_lam != config.lam:
+            returns = gae(rewards, episode.values, mask, config.gamma, config.critic_lam).returns
+        if self._estimator is not None:
+            advantages = estimated(
+                self._estimator,
+                episode,
+                whole,
+                rewards=rewards,
+                scores=shaped.scores,
+                kl=kl,
+                penalises_kl=in_reward is not None,
+                length_penalty=shaped.penalty,
+            )
         if config.whiten_advantages:
             advantages = masked_whiten(advantages, mask, all_reduce=whole.all_reduce)
-        metrics = self._episode_metrics(episode, whole, kl, result.returns)
-        if config.importance_cap is not None:
-            advantages = advantages * self._importance(episode, whole, config.importance_cap, metrics)
-        return EpisodeOutput(replace(episode, advantages=advantages, returns=result.returns), metrics)
+        if kl is not None:
+            self._last_kl = (metrics["kl/per_sample"], whole.scalars.num_samples)
+            metrics["kl/coef"] = self._controller.value
+        metrics |= self._episode_metrics(episode, whole, returns)
+        learnt = self._objective.corrected(episode, advantages, whole, metrics)
+        return EpisodeOutput(replace(learnt, returns=returns), metrics)
 
-    def _importance(self, episode: Experience, whole: Whole, cap: float, metrics: dict[str, float]) -> Tensor:
-        """[B, A] truncated importance weights, trainer's policy over sampling policy; logged in `metrics`."""
-        assert episode.trainer_log_probs is not None
-        mask, reduce = episode.action_mask, whole.all_reduce
-        result = truncated_importance_weights(
-            episode.trainer_log_probs, episode.action_log_probs, mask, cap=cap, all_reduce=reduce
-        )
-        metrics["off_policy/effective_sample_size"] = float(result.effective_sample_size)
-        metrics["off_policy/weight_mean"] = float(mean_over_ranks(result.weights, mask, reduce))
-        metrics["off_policy/truncated_fraction"] = float(mean_over_ranks(result.truncated.float(), mask, reduce))
-        return result.weights
-
-    def _kl(self, episode: Experience) -> Tensor | None:
-        """[B, A] KL estimate of the sampling policy to the reference."""
-        if episode.reference_log_probs is None:
-            return None
-        return kl_estimate(episode.action_log_probs, episode.reference_log_probs, self._config.kl_estimator)
-
-    def _episode_metrics(
-        self, episode: Experience, whole: Whole, kl: Tensor | None, returns: Tensor
-    ) -> dict[str, float]:
+    def _episode_metrics(self, episode: Experience, whole: Whole, returns: Tensor) -> dict[str, float]:
         assert episode.values is not None
         mask, reduce = episode.action_mask, whole.all_reduce
         metrics = {
@@ -152,13 +142,6 @@ class PPO(RolloutAlgorithm):
         explained = explained_variance(episode.values, returns, mask, reduce)
         if explained is not None:
             metrics["value/explained_variance"] = explained
-        if kl is not None:
-            total, mean = sum_and_mean_over_ranks(kl, mask, reduce)
-            per_sample = float(total) / whole.scalars.num_samples
-            self._last_kl = (per_sample, whole.scalars.num_samples)
-            metrics["kl/mean"] = float(mean)
-            metrics["kl/per_sample"] = per_sample
-            metrics["kl/coef"] = self._controller.value
         return metrics
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
@@ -168,49 +151,21 @@ class PPO(RolloutAlgorithm):
         return pinned(batch) if self._pin_memory else batch
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
-        count = aggregate_count(batch.action_mask, self._config.aggregation)
-        counts = dict.fromkeys(self.terms, count)
+        counts = dict.fromkeys(self.terms, self._objective.count(batch))
         counts["value"] = aggregate_count(batch.action_mask, "token-mean")
         if "ptx" in counts:
             counts["ptx"] = pretraining_count(batch)
         return counts
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
-        assert batch.advantages is not None
-        config, mask = self._config, batch.action_mask
-        learns_entropy = "entropy" in self.terms
-        output = policy_forward(
-            models["policy"], batch, self._temperature, with_entropy=True, entropy_grad=learns_entropy
-        )
-        assert output.entropy is not None
-        # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
-        old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
-        policy = ppo_policy_loss(
-            output.log_probs,
-            old,
-            batch.advantages,
-            mask,
-            clip_eps_low=config.clip_eps,
-            clip_eps_high=config.clip_eps if config.clip_eps_high is None else config.clip_eps_high,
-            dual_clip=config.dual_clip,
-        )
-        sums = {"policy": self._sum(policy.losses, mask)}
-        if learns_entropy:
-            sums["entropy"] = self._sum(output.entropy, mask)
-        if "kl" in self.terms:
-            assert batch.reference_log_probs is not None
-            kl = kl_estimate(output.log_probs, batch.reference_log_probs, config.kl_estimator)
-            sums["kl"] = self._sum(kl, mask)
+        learnt = self._objective.terms_of(models["policy"], batch)
+        sums, metrics = learnt.sums, learnt.metrics
         if "ptx" in self.terms:
             sums["ptx"] = pretraining_loss(models["policy"], batch)
-        metrics = policy_metrics(policy, output, old, mask)
-        if config.dual_clip is not None:
-            metrics["policy/dual_clip_fraction"] = Mean(policy.dual_clipped.sum(), mask.sum())
+        if self._config.dual_clip is not None:
+            metrics["policy/dual_clip_fraction"] = Mean(learnt.loss.dual_clipped.sum(), batch.action_mask.sum())
         sums["value"], value_metrics = self._value_sum(models["critic"], batch)
-        return LossOutput(sums, {**metrics, **value_metrics}, output.log_probs.detach())
-
-    def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
-        return aggregate_sum(values, mask, self._config.aggregation, self._norm_length)
+        return LossOutput(sums, {**metrics, **value_metrics}, learnt.output.log_probs.detach())
 
     def _value_sum(self, critic: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Metric]]:
         assert batch.values is not None and batch.returns is not None
@@ -226,19 +181,22 @@ class PPO(RolloutAlgorithm):
         if name != "kl_coef" or self._config.kl_coef == 0 or value == 0:
             super().set_option(name, value)
         self._config = self._config.model_copy(update={name: value})
+        self._objective.set_kl_coef(value)
         self._controller = _controller(self._config)
 
     def end_episode(self) -> None:
-        """Adapt the KL coefficient to the KL of the episode just trained on."""
+        """Adapt coefficients to the KL and the entropy of the episode just trained on."""
         if self._last_kl is not None:
             self._controller.update(*self._last_kl)
             self._last_kl = None
+        self._objective.end_episode()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kl_controller": self._controller.state_dict()}
+        return {"kl_controller": self._controller.state_dict(), **self._objective.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
+        self._objective.load_state_dict(state)
 
 
 def _controller(config: PPOConfig) -> KLController:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import PolicyLossSection
+from rlhf_core.config import FunctionChoice, FunctionUse, PolicyObjectiveSection
 
 
-class PPOConfig(PolicyLossSection):
+class PPOConfig(PolicyObjectiveSection):
     """Proximal policy optimisation (Schulman 2017) with a critic and a KL penalty to the start policy."""
 
-    clip_eps: float = Field(0.2, gt=0, lt=1, description="Ratio may fall to 1 - clip_eps (and rise to 1 + it).")
-    clip_eps_high: float | None = Field(
-        None, gt=0, description="Ratio may rise to 1 + clip_eps_high; null takes clip_eps (symmetric)."
-    )
     dual_clip: float | None = Field(
         None, gt=1, description="Bound of the loss where the advantage is negative (Ye 2020); null is off."
     )
@@ -25,6 +22,12 @@ class PPOConfig(PolicyLossSection):
     vf_coef: float = Field(1.0, gt=0, description="Factor of the value loss.")
     gamma: float = Field(1.0, ge=0, le=1, description="Discount of a later reward, per token.")
     lam: float = Field(0.95, ge=0, le=1, description="GAE's lambda: 1 is the plain return, 0 one step ahead.")
+    critic_lam: float | None = Field(
+        None, ge=0, le=1, description="Lambda of the critic's targets (VC-PPO, Yuan 2025); null takes lam."
+    )
+    advantage: FunctionChoice | None = Field(
+        None, description="Advantage estimator in place of GAE, by name, or {name: …, option: …}; null is GAE."
+    )
     whiten_advantages: bool = Field(True, description="Whiten advantages over the episode's tokens.")
     kl_controller: Literal["fixed", "adaptive"] = Field(
         "fixed", description="Keep kl_coef, or steer the KL to kl_target (Ziegler 2019)."
@@ -46,3 +49,11 @@ class PPOConfig(PolicyLossSection):
         if self.kl_controller == "adaptive" and self.kl_in == "loss":
             raise ValueError("the adaptive controller steers the KL in the reward: set kl_in to reward")
         return self
+
+    def functions(self) -> dict[str, FunctionUse]:
+        found = super().functions()
+        bounds = self.given("clip_eps", "clip_eps_high", "dual_clip")
+        found["policy_loss"] = replace(found["policy_loss"], shared=bounds)
+        if self.advantage is not None:
+            found["advantage"] = FunctionUse("advantages", self.advantage)
+        return found

@@ -1,0 +1,112 @@
+"""Options of an algorithm whose policy loss is chosen by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from .named_functions import KL_ESTIMATORS, FunctionChoice, FunctionUse, NamesFunctions
+from .section import PolicyLossSection
+
+Bound = Annotated[float, Field(gt=0)]
+
+
+class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
+    """A named policy loss, a named KL, and what is done about long, truncated and off-policy answers.
+
+    `rlhf_core.objective.PolicyObjective` does what it says.
+    """
+
+    policy_loss: FunctionChoice = Field(
+        "clip",
+        description="Policy loss: clip, an installed one or FILE.py:NAME; {name: …, option: …} sets its options.",
+    )
+    clip_eps: float | None = Field(
+        None, gt=0, description="Ratio may fall to 1 - clip_eps (and rise to 1 + it); null is the loss's own default."
+    )
+    clip_eps_high: float | None = Field(
+        None, gt=0, description="Ratio may rise to 1 + clip_eps_high (DAPO: clip-higher); null takes clip_eps."
+    )
+    kl_estimator: FunctionChoice = Field(  # type: ignore[assignment]  # it may be a file's
+        "k1", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
+    )
+    overlong_buffer_tokens: int | None = Field(
+        None, ge=1, description="Penalise answers within so many tokens of engine.max_new_tokens (DAPO); null is off."
+    )
+    overlong_penalty: float = Field(1.0, gt=0, description="Taken off the score of an answer of full length.")
+    mask_truncated: bool = Field(False, description="Learn nothing from answers cut by the token limit (DAPO).")
+    importance_level: Literal["token", "sequence"] = Field(
+        "token", description="The weight is of each token, or the product over the answer's tokens."
+    )
+    importance_token_range: tuple[Bound, Bound] | None = Field(
+        None,
+        description="[low, high]: tokens whose trainer / engine ratio lies outside are masked, the others weigh their "
+        "ratio (IcePop); null is off.",
+    )
+    importance_sequence_range: tuple[Bound, Bound] | None = Field(
+        None, description="[low, high]: answers whose geometric mean ratio lies outside are masked; null is off."
+    )
+    importance_outlier_range: tuple[Bound, Bound] | None = Field(
+        None, description="[low, high]: answers with any token whose ratio lies outside are masked; null is off."
+    )
+    divergence_bound: float | None = Field(
+        None, gt=0, description="Mask what diverges from the engine by more, in nats; null is off."
+    )
+    divergence_estimator: Literal["k2", "k3"] = Field(
+        "k3", description="Estimator of the KL from engine to trainer that divergence_bound bounds."
+    )
+    divergence_level: Literal["token", "sequence-mean", "sequence-sum", "sequence-max"] = Field(
+        "sequence-mean", description="divergence_bound is of each token, or of the mean, sum or largest of an answer."
+    )
+    entropy_target: float | None = Field(
+        None,
+        gt=0,
+        description="Steer entropy_coef to this entropy, in nats a token (Skywork-OR1: He 2025); null keeps it.",
+    )
+    entropy_coef_step: float = Field(
+        0.005, gt=0, description="An episode below entropy_target adds it to entropy_coef, one above takes it off."
+    )
+    entropy_coef_max: float = Field(1.0, gt=0, description="Most that entropy_coef is steered to; the least is 0.")
+
+    @field_validator("clip_eps")
+    @classmethod
+    def _below_one(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and value >= 1 and info.data.get("policy_loss") == "clip":
+            raise ValueError("clip_eps must be below 1: the ratio cannot fall to 0 or less")
+        return value
+
+    @model_validator(mode="after")
+    def _ranges(self) -> PolicyObjectiveSection:
+        for key in ("importance_token_range", "importance_sequence_range", "importance_outlier_range"):
+            bounds = getattr(self, key)
+            if bounds is not None and bounds[0] >= bounds[1]:
+                raise ValueError(f"{key} needs low < high, got {list(bounds)}")
+        return self
+
+    def functions(self) -> dict[str, FunctionUse]:
+        bounds = self.given("clip_eps", "clip_eps_high")
+        found = {"policy_loss": FunctionUse("policy_losses", self.policy_loss, bounds)}
+        if self.own_kl is None:
+            found["kl_estimator"] = FunctionUse("kl_estimators", self.kl_estimator)
+        return found
+
+    @property
+    def own_kl(self) -> str | None:
+        """The name of one of core's KL estimators; None where another is chosen."""
+        name = self.kl_estimator
+        return name if isinstance(name, str) and name in KL_ESTIMATORS else None
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """The named options that are not null."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def weighing_late_samples(self) -> PolicyLossSection:
+        """Unchanged where `importance_token_range` is set: it already weights and bounds these ratios."""
+        return self if self.importance_token_range is not None else super().weighing_late_samples()
+
+    @property
+    def corrects_off_policy(self) -> bool:
+        """Whether the trainer's own log-probs are needed at the start of an episode."""
+        ranges = ("importance_token_range", "importance_sequence_range", "importance_outlier_range")
+        return bool(self.given("importance_cap", "divergence_bound", *ranges))

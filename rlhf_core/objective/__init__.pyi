@@ -1,0 +1,3 @@
+from .estimate import estimated as estimated
+from .policy import PolicyObjective as PolicyObjective
+from .policy import PolicyTerms as PolicyTerms

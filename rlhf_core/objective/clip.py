@@ -1,0 +1,34 @@
+"""The policy loss `clip`, which every algorithm takes by default."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+if TYPE_CHECKING:  # checking a run file reads the options below; only the loss needs torch
+    from ..functional import PolicyLoss, PolicyLossInput
+
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+def clip(
+    batch: PolicyLossInput,
+    *,
+    clip_eps: Fraction = 0.2,
+    clip_eps_high: Positive | None = None,
+    dual_clip: Annotated[float, Field(gt=1)] | None = None,
+) -> PolicyLoss:
+    """PPO's clipped ratio (Schulman 2017); `clip_eps_high` above `clip_eps` is DAPO's clip-higher (Yu 2025)."""
+    from ..functional import ppo_policy_loss
+
+    return ppo_policy_loss(
+        batch.log_probs,
+        batch.old_log_probs,
+        batch.advantages,
+        batch.mask,
+        clip_eps_low=clip_eps,
+        clip_eps_high=clip_eps if clip_eps_high is None else clip_eps_high,
+        dual_clip=dual_clip,
+    )

@@ -1,0 +1,76 @@
+"""Advantages of the rows a rank has, by an estimator that was named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..algorithm import needs_of
+from ..whole import KL_PENALTY, LENGTH_PENALTY, Whole
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ..types import Experience
+
+
+def estimated(
+    estimator: Callable[[Any], Tensor],
+    episode: Experience,
+    whole: Whole,
+    *,
+    rewards: Tensor,
+    scores: Tensor,
+    kl: Tensor | None = None,
+    penalises_kl: bool = False,
+    length_penalty: Tensor | None = None,
+) -> Tensor:
+    """[R, A] float32, what `estimator` makes of what it `needs`. Collective.
+
+    rewards: [R, A] of the rows here, with what is penalised in them; scores: [B] of all rows; kl: [R, A] nats of the
+    rows here; penalises_kl: whether it is in `rewards`; length_penalty: [B] of all rows, as it is in `scores`.
+    """
+    import torch
+
+    from ..functional import AdvantageInput, masked_sum, to_tokens, turn_ids
+
+    mask = episode.action_mask
+    given = AdvantageInput(
+        rewards,
+        mask,
+        episode.group_ids,
+        whole.here(scores),
+        episode.row_sample_ids,
+        whole.all_reduce,
+        values=episode.values,
+        log_probs=episode.action_log_probs,
+        trainer_log_probs=episode.trainer_log_probs,
+        reference_log_probs=episode.reference_log_probs,
+        named_rewards=episode.rewards,
+        turn_ids=None if episode.turn_rewards is None else turn_ids(mask),
+    )
+    if needs_of(estimator) != "scalars":
+        return _checked(estimator(given), mask.shape)
+    totals = whole.of_all(given.totals).float()
+    named = dict(whole.scalars.rewards)
+    if length_penalty is not None:
+        named[LENGTH_PENALTY] = length_penalty
+    if penalises_kl:
+        named[KL_PENALTY] = torch.where(whole.scalars.lengths > 0, totals - scores, 0.0)
+    scalars = replace(
+        whole.scalars,
+        scores=scores,
+        totals=totals,
+        kl=None if kl is None else whole.of_all(masked_sum(kl.double(), mask, dim=-1)),
+        rewards=named,
+    )
+    return to_tokens(whole.here(_checked(estimator(scalars), scores.shape)), mask)
+
+
+def _checked(advantages: Tensor, shape: torch.Size) -> Tensor:
+    if advantages.shape != shape:
+        axes = "[B, A]" if len(shape) == 2 else "[B]"
+        raise TypeError(f"the advantage estimator gave {tuple(advantages.shape)}, not {tuple(shape)} ({axes})")
+    return advantages
