@@ -240,13 +240,14 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
     Returns what was built on the way.
     """
     from ..algorithm import DatasetAlgorithm
-    from ..build import build_algorithm, build_prompts, build_run_prompts
+    from ..build import build_algorithm, build_eval_prompts, build_run_prompts
     from ..environments.play import chat_format
     from ..models.loading import load_tokenizer
 
     check_model(resolved.run.model)
     environment = resolved.environment
-    others = [reward.selected for reward in resolved.rewards] + ([environment.selected] if environment else [])
+    rewards = [*resolved.rewards, *(reward for each in resolved.eval_sets for reward in each.rewards or ())]
+    others = [reward.selected for reward in rewards] + ([environment.selected] if environment else [])
     for selected in (resolved.strategy, resolved.engine, resolved.transport, *others):
         if selected.unread is None:
             resolve_build(selected)
@@ -261,8 +262,7 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
     stream = build_run_prompts(resolved, tokenizer)
-    own = resolved.eval_prompts
-    eval_prompts = None if own is None else build_prompts(resolved, tokenizer, held_out=0, source=own)
+    eval_prompts = build_eval_prompts(resolved, tokenizer)
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)
     else:

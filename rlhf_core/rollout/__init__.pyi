@@ -1,8 +1,9 @@
 from .buffer import BatchBuffer as BatchBuffer
 from .coordinator import RolloutCoordinator as RolloutCoordinator
-from .evaluate import EvaluationRow as EvaluationRow
+from .eval_metrics import EvaluationRow as EvaluationRow
+from .eval_metrics import EvaluationSet as EvaluationSet
+from .eval_metrics import evaluation_metrics as evaluation_metrics
 from .evaluate import PolicyEvaluator as PolicyEvaluator
-from .evaluate import evaluation_metrics as evaluation_metrics
 from .groups import coordinator_from_tree as coordinator_from_tree
 from .groups import coordinator_to_tree as coordinator_to_tree
 from .groups import group_from_tree as group_from_tree

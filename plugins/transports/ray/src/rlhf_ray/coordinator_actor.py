@@ -196,15 +196,15 @@ class Coordinator:
         await self._notify()
         return {name: actor for name, actor in self._makers.actors().items() if calls and name not in told}
 
-    async def evaluate(self, part_size: int, timeout_seconds: float) -> tuple[int, list[EvaluationRow]]:
-        """Have the held-out prompts answered with the newest version. Returns their number and the rows."""
+    async def evaluate(self, part_size: int, timeout_seconds: float) -> list[EvaluationRow]:
+        """Have the held-out prompts answered with the newest version."""
         self._evaluation.open(self._num_evaluation_prompts, part_size, self._prompts.version)
         await self._notify()
         if not await self._until(lambda: self._evaluation.complete, timeout_seconds):
             raise DeadlineError(
                 f"waited {timeout_seconds:g} s for an evaluation: {self._evaluation.describe()}", where="evaluation"
             )
-        return self._num_evaluation_prompts, self._evaluation.rows()
+        return self._evaluation.rows()
 
     async def state(self) -> dict[str, Any]:
         """`RolloutCoordinator.state_dict` with packed groups, and the canary results."""
