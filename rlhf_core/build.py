@@ -93,10 +93,20 @@ def build_scorer(
     cache_folder: Path | None = None,
     rewards: Sequence[SelectedReward] | None = None,
 ) -> RewardScorer:
-    """All rewards of the run, or `rewards`, behind the one policy; `device` is that of the process they run in."""
+    """All rewards of the run, or `rewards`, behind the one policy; `device` is that of the process they run in.
+
+    cache_folder: None where there is nowhere to remember scores.
+    """
     context = reward_context(device, seed=resolved.run.train.seed, model_path=resolved.run.model.path)
     specs = [
-        reward_spec(r.selected, r.config, context, r.call_options, name=r.name, weight=r.weight)
+        reward_spec(
+            r.selected,
+            r.config,
+            context,
+            r.call_options if cache_folder is not None else r.call_options.without_cache(),
+            name=r.name,
+            weight=r.weight,
+        )
         for r in (resolved.rewards if rewards is None else rewards)
     ]
     return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=resolved.environment is not None)

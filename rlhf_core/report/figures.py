@@ -57,7 +57,10 @@ FIGURES: tuple[Figure, ...] = (
         title="Held-out evaluation",
         caption="On prompts kept from training; shaded: 95% interval over the prompts.",
         keys=("eval/score", "eval/*"),
-        without=("*num_prompts", "*length_mean", "*truncated_fraction", "*_low", "*_high", "*@*"),
+        without=(
+            *("*num_prompts", "*num_scored", "*length_mean", "*truncated_fraction", "*_low", "*_high", "*@*"),
+            *("eval/environment/*", "eval/response/*", "eval/sampled/environment/*", "eval/sampled/response/*"),
+        ),
     ),
     Figure(
         name="eval-samples",

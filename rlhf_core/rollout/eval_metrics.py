@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..config.sections import EvalSetOptions
+from ..environments.metrics import environment_metrics
 from ..types import BufferItem
 
 _RESAMPLES = 1000
@@ -31,6 +32,8 @@ class EvaluationRow(NamedTuple):
     answer: str = ""
     """What the answer votes for in maj@k; see `final_answer`."""
     set_index: int = 0
+    environment: Mapping[str, float] = {}
+    """The environment's metrics of the episode."""
 
     @classmethod
     def of(
@@ -39,7 +42,9 @@ class EvaluationRow(NamedTuple):
         """An answer or an episode with all its branches, whose rewards are the episode's; no items: dropped."""
         tokens = sum(item.num_sampled_tokens for item in items)
         rewards = dict(items[0].rewards) if items else {}
-        return cls(rewards, tokens, bool(items) and items[-1].truncated, sampled, prompt, answer, set_index)
+        played = items[0].environment if items else {}
+        truncated = bool(items) and items[-1].truncated
+        return cls(rewards, tokens, truncated, sampled, prompt, answer, set_index, played)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +155,5 @@ def _means(rows: Sequence[EvaluationRow], score: str | None, prefix: str) -> dic
     metrics[f"{prefix}/length_mean"] = sum(row.num_tokens for row in scored) / len(scored)
     metrics[f"{prefix}/truncated_fraction"] = sum(row.truncated for row in scored) / len(scored)
     metrics[f"{prefix}/num_prompts"] = float(len({row.prompt for row in rows}))
-    return metrics
+    metrics[f"{prefix}/num_scored"] = float(len(scored))
+    return metrics | {f"{prefix}/{name}": value for name, value in environment_metrics(scored).items()}
