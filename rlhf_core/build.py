@@ -36,7 +36,10 @@ from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
 from .plugins.discovery import resolve_build
+from .plugins.functions import function_of_file
 from .plugins.recipe import Recipe
+from .prompts.curriculum import Curriculum, make_curriculum
+from .prompts.records import Check
 from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
@@ -118,8 +121,13 @@ def build_prompts(
     *,
     held_out: int,
     source: Configured | None = None,
+    check: Check | None = None,
+    measured: int | None = None,
 ) -> PromptStream:
-    """The endless stream of prompts of the run's source (or of another), with `held_out` records kept apart."""
+    """The endless stream of prompts of the run's source (or of another), with `held_out` records kept apart.
+
+    check: asked of every record (see `PromptStream`). measured: records whose length is looked at; None: all.
+    """
     selected = source or resolved.prompts
     limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
     context = prompts_context(seed=resolved.run.train.seed, tokenizer=tokenizer)
@@ -131,14 +139,30 @@ def build_prompts(
         too_long=limits.too_long,
         held_out=held_out,
         may_be_empty=resolved.environment is not None,
+        skip_duplicates=limits.duplicates == "skip",
+        keep=None if limits.filter is None else function_of_file(limits.filter, Path(), "prompts.filter"),
+        check=check,
+        measured=measured,
     )
 
 
-def build_run_prompts(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> PromptStream:
+def build_run_prompts(
+    resolved: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    check: Check | None = None,
+    measured: int | None = None,
+) -> PromptStream:
     """The prompts a run trains on; those it evaluates on are held out, unless they have a source of their own."""
     holds_out = resolved.run.eval is not None and resolved.eval_prompts is None
     held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None and holds_out else 0
-    return build_prompts(resolved, tokenizer, held_out=held_out)
+    return build_prompts(resolved, tokenizer, held_out=held_out, check=check, measured=measured)
+
+
+def build_curriculum(resolved: ResolvedRun, prompts: PromptStream) -> Curriculum | None:
+    """What draws the run's prompts; None where all are drawn in turn."""
+    options = resolved.run.prompts.curriculum
+    return None if options is None else make_curriculum(options, prompts.records)
 
 
 def build_player(
@@ -209,12 +233,15 @@ def _environments(environment: SelectedEnvironment, context: EnvironmentContext)
     )
 
 
-def build_eval_prompts(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> dict[str | None, PromptStream]:
+def build_eval_prompts(
+    resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase, *, measured: int | None = None
+) -> dict[str | None, PromptStream]:
     """The prompts of each evaluation set that has a source of its own, by its name."""
     sources = {each.name: each.prompts for each in resolved.eval_sets}
     own = {} if resolved.eval_prompts is None else {None: resolved.eval_prompts}
     return {
-        name: build_prompts(resolved, tokenizer, held_out=0, source=source) for name, source in (own | sources).items()
+        name: build_prompts(resolved, tokenizer, held_out=0, source=source, measured=measured)
+        for name, source in (own | sources).items()
     }
 
 
@@ -243,11 +270,7 @@ def build_evaluator(
                 player=lambda sampling: build_player(resolved, engine, tokenizer, evaluates=sampling),
                 scorer=scorer if own is None else build_scorer(resolved, strategy.device, rewards=own),
                 owns_scorer=own is not None,
-                prompts=(
-                    prompts.evaluation_prompts()
-                    if stream is None
-                    else [stream.prompt(position) for position in range(min(len(stream), options.num_prompts))]
-                ),
+                prompts=(prompts.evaluation_prompts() if stream is None else stream.first_prompts(options.num_prompts)),
                 sampling=resolved.sampling,
                 options=options,
                 name=name,

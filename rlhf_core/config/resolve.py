@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from ..errors import PluginError
 from ..plugins.discovery import Selected, load
 from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, referenced_files
-from ..util.did_you_mean import suggestion
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .command import commands_of
+from .cross_checks import check_curriculum, check_score, labels
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions
 from .problems import Problems
@@ -85,7 +85,8 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust
     rewards = _rewards(given, chosen["algorithm"], problems, trust)
     if core is not None:
         _check_model_code(core.model, problems, trust)
-    _check_score("eval", given.get("eval"), _labels(given, rewards), problems)
+    check_score("eval", given.get("eval"), labels(given, rewards), problems)
+    check_curriculum(chosen["prompts"], chosen["algorithm"], labels(given, rewards), problems)
     eval_sets = resolve_eval_sets(given, chosen["prompts"], rewards, problems, trust)
     _fit_to_transport(chosen, problems)
     problems.raise_if_any(where)
@@ -174,7 +175,7 @@ def _plugin_section(
     shared = options_of_core(selected)
     elsewhere = {"name", *(shared.model_fields if shared else ())}
     options = {key: value for key, value in data.items() if key not in elsewhere}
-    _check_named_files(options, path, problems, trust)
+    _check_named_files({key: value for key, value in data.items() if key != "name"}, path, problems, trust)
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
         return None
@@ -239,7 +240,8 @@ def _held_out_source(
 ) -> Configured | None:
     """Its limits are those of the run's prompts where it says nothing of them."""
     if isinstance(data, dict) and prompts is not None and isinstance(prompts.config, PromptsConfig):
-        data = {**{name: getattr(prompts.config, name) for name in PromptsConfig.model_fields}, **data}
+        shared = set(PromptsConfig.model_fields) - {"curriculum"}
+        data = {**{name: getattr(prompts.config, name) for name in shared}, **data}
     return _plugin_section("prompts", path, data, problems, trust)
 
 
@@ -280,10 +282,10 @@ def resolve_eval_sets(
             None if own is None else _reward_list(own, f"{path}.rewards", ENVIRONMENT_SECTION in given, problems, trust)
         )
         judges = rewards if chosen is None else chosen
-        labels = _labels(given, judges)
-        if not labels:
+        named = labels(given, judges)
+        if not named:
             problems.add(f"{path}.rewards", "is empty: say how its answers are judged")
-        _check_score(path, data, labels, problems)
+        check_score(path, data, named, problems)
         if options is not None and source is not None:
             found.append(SelectedEvalSet(name, options, source, None if chosen is None else tuple(chosen)))
     return tuple(found)
@@ -368,16 +370,6 @@ def resolve_reward(entry: Any, problems: Problems, path: str, trust: FileTrust =
     is_file = is_file_reference(core.name)
     label = core.label or (selected.name.rpartition(":")[2] if is_file else selected.name)
     return SelectedReward(label, core.weight, core.call_options(), selected, selected.config)
-
-
-def _labels(given: Mapping[str, Any], rewards: Sequence[SelectedReward]) -> list[str]:
-    return [*([ENVIRONMENT_SECTION] if ENVIRONMENT_SECTION in given else []), *(reward.name for reward in rewards)]
-
-
-def _check_score(path: str, evaluation: Any, labels: Sequence[str], problems: Problems) -> None:
-    score = evaluation.get("score") if isinstance(evaluation, dict) else None
-    if isinstance(score, str) and score not in labels and not len(problems):
-        problems.add(f"{path}.score", f'no reward "{score}" in this run{suggestion(score, labels)} (rewards: {labels})')
 
 
 def options_of_core(selected: Selected) -> type[BaseModel] | None:

@@ -1,5 +1,6 @@
 from .buffer import BatchBuffer as BatchBuffer
 from .coordinator import RolloutCoordinator as RolloutCoordinator
+from .coordinator import Sampler as Sampler
 from .eval_metrics import EvaluationRow as EvaluationRow
 from .eval_metrics import EvaluationSet as EvaluationSet
 from .eval_metrics import evaluation_metrics as evaluation_metrics
@@ -12,6 +13,7 @@ from .groups import with_groups as with_groups
 from .maker import Player as Player
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .single_answer import SingleAnswers as SingleAnswers
+from .success import success_of as success_of
 from .weight_sync import Checksum as Checksum
 from .weight_sync import CopiedWeights as CopiedWeights
 from .weight_sync import ModuleReceiver as ModuleReceiver

@@ -7,6 +7,8 @@ It uses neither tensors nor a transport, so it runs in the trainer's process or 
   wave by wave: only when every outstanding group of the episode has arrived, so the choice does not depend on timing.
 - A position may be made once its episode is at most `max_staleness` ahead of the policy version, and no complete
   episode waits for the trainer: samples made before they are needed only become stale.
+- Which record a position has is a function of the seed or, with a curriculum, drawn when the position is. A curriculum
+  learns from the groups of a whole wave, in position order.
 - A group enters exactly one episode: a second group for a position is refused.
 - A lease ends at its deadline, or when its maker is known dead. The position is then made again under the same
   sample ids (`attempt` counts).
@@ -35,6 +37,26 @@ class Group(Protocol):
 GroupT = TypeVar("GroupT", bound=Group)
 
 
+class Sampler(Protocol):
+    """Decides which records are drawn, from the success of those drawn before (`prompts.curriculum`)."""
+
+    def draw(self, count: int, episode: int) -> list[int]:
+        """The records of the next `count` positions, for an episode."""
+        ...
+
+    def learn(self, record: int, success: float) -> None:
+        """Take in the share of a record's answers that succeeded."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Permission to make one prompt."""
@@ -42,6 +64,8 @@ class Lease:
     position: int
     episode: int
     attempt: int
+    record: int | None = None
+    """Index in the source; None where it follows from the position."""
 
 
 @dataclass(slots=True)
@@ -57,6 +81,8 @@ class _Episode(Generic[GroupT]):
     """Position -> attempts so far, for groups that have not arrived."""
     accepted: dict[int, GroupT] = field(default_factory=dict)
     refused: int = 0
+    outcomes: dict[int, float] = field(default_factory=dict)
+    """Position -> share of successes, of groups of the wave that is not over."""
     emptied: int = 0
     """Refused groups without a sample; counted since the last resume, for the error only."""
 
@@ -73,7 +99,12 @@ class RolloutCoordinator(Generic[GroupT]):
         lease_seconds: float = 600.0,
         max_refill_factor: int = 10,
         clock: Callable[[], float] = time.monotonic,
+        sampler: Sampler | None = None,
     ) -> None:
+        """sampler: draws the records; None: the record of a position is known to those who ask for it."""
+        self._sampler = sampler
+        self._records: dict[int, int] = {}
+        """Position -> record, of those that are outstanding or whose wave is not over."""
         self._num_episodes = num_episodes
         self._prompts_per_episode = prompts_per_episode
         self._max_staleness = max_staleness
@@ -111,13 +142,14 @@ class RolloutCoordinator(Generic[GroupT]):
             attempt = self._open[episode].outstanding[position] + 1
             self._open[episode].outstanding[position] = attempt
             self._held[position] = _Held(maker, self._clock() + self._lease_seconds, attempt)
-            leases.append(Lease(position, episode, attempt))
+            leases.append(Lease(position, episode, attempt, self._records.get(position)))
         return leases
 
-    def submit(self, group: GroupT, *, keep: bool = True) -> bool:
+    def submit(self, group: GroupT, *, keep: bool = True, success: float | None = None) -> bool:
         """Accept a finished group. False: it is refused (made twice, or its episode has ended).
 
-        `keep=False` refuses it for training; another position is drawn in its place.
+        `keep=False` refuses it for training; another position is drawn in its place. `success`: the share of its
+        answers that succeeded, for a curriculum; None where it has none.
         """
         found = self._episode_of(group.position)
         if found is None:
@@ -130,7 +162,10 @@ class RolloutCoordinator(Generic[GroupT]):
         else:
             episode.refused += 1
             episode.emptied += group.is_empty
+        if success is not None:
+            episode.outcomes[group.position] = success
         if not episode.outstanding:
+            self._learn(episode)
             self._refill(found, episode)
         return True
 
@@ -153,6 +188,11 @@ class RolloutCoordinator(Generic[GroupT]):
         if version < self._version:
             raise RlhfError(f"version {version} follows {self._version}", where="coordinator")
         self._version = version
+
+    def take_metrics(self) -> dict[str, float]:
+        """Of the last taken episode: `rollout/refused_prompts`, and those of a curriculum."""
+        own = {} if self._sampler is None else self._sampler.take_metrics()
+        return {"rollout/refused_prompts": float(self.refused_prompts), **own}
 
     def release(self, maker: str) -> int:
         """End all leases of a maker that is gone; returns how many prompts will be made again."""
@@ -177,11 +217,14 @@ class RolloutCoordinator(Generic[GroupT]):
             "cursor": self._cursor,
             "next_episode": self._next_episode,
             "taken": self._taken,
+            "records": {str(position): record for position, record in self._records.items()},
+            "sampler": None if self._sampler is None else self._sampler.state_dict(),
             "open": {
                 str(index): {
                     "outstanding": sorted(state.outstanding),
                     "accepted": [state.accepted[p] for p in sorted(state.accepted)],
                     "refused": state.refused,
+                    "outcomes": {str(position): success for position, success in state.outcomes.items()},
                 }
                 for index, state in self._open.items()
             },
@@ -193,11 +236,16 @@ class RolloutCoordinator(Generic[GroupT]):
         self._next_episode = state["next_episode"]
         self._taken = state["taken"]
         self._held = {}
+        # A checkpoint from before there were curricula has neither.
+        self._records = {int(position): record for position, record in state.get("records", {}).items()}
+        if self._sampler is not None and state.get("sampler") is not None:
+            self._sampler.load_state_dict(state["sampler"])
         self._open = {
             int(index): _Episode(
                 outstanding=dict.fromkeys(saved["outstanding"], 0),
                 accepted={group.position: group for group in saved["accepted"]},
                 refused=saved["refused"],
+                outcomes={int(position): success for position, success in saved.get("outcomes", {}).items()},
             )
             for index, saved in state["open"].items()
         }
@@ -214,13 +262,25 @@ class RolloutCoordinator(Generic[GroupT]):
             return None
         index = self._next_episode
         self._next_episode += 1
-        self._open[index] = _Episode(outstanding=self._draw(self._prompts_per_episode))
+        self._open[index] = _Episode(outstanding=self._draw(self._prompts_per_episode, index))
         return self._next_unheld()
 
-    def _draw(self, count: int) -> dict[int, int]:
+    def _draw(self, count: int, episode: int) -> dict[int, int]:
         positions = range(self._cursor, self._cursor + count)
         self._cursor += count
+        if self._sampler is not None:
+            self._records.update(zip(positions, self._sampler.draw(count, episode), strict=True))
         return dict.fromkeys(positions, 0)
+
+    def _learn(self, episode: _Episode[GroupT]) -> None:
+        """Hand the outcomes of a wave to the sampler, in an order that does not depend on timing."""
+        if self._sampler is None:
+            return
+        for position in sorted(episode.outcomes):
+            self._sampler.learn(self._records[position], episode.outcomes[position])
+        episode.outcomes.clear()
+        outstanding = {position for state in self._open.values() for position in (*state.outstanding, *state.outcomes)}
+        self._records = {position: record for position, record in self._records.items() if position in outstanding}
 
     def _refill(self, index: int, episode: _Episode[GroupT]) -> None:
         missing = self._prompts_per_episode - len(episode.accepted)
@@ -239,7 +299,7 @@ class RolloutCoordinator(Generic[GroupT]):
                 hint="every answer to these prompts gets the same reward; use easier prompts, a finer reward, "
                 "more samples_per_prompt, or turn dynamic sampling off",
             )
-        episode.outstanding = self._draw(missing)
+        episode.outstanding = self._draw(missing, index)
 
     def _episode_of(self, position: int) -> int | None:
         return next((i for i, state in self._open.items() if position in state.outstanding), None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rlhf_core.errors import DeadlineError
-from rlhf_core.rollout import EvaluationRow, RolloutCoordinator
+from rlhf_core.rollout import EvaluationRow, RolloutCoordinator, Sampler
 from rlhf_core.types import PhaseTimes
 
 from .coordinator_parts import EvaluationJobs, MakerRegistry
@@ -51,6 +51,7 @@ class CoordinatorSettings:
     max_staleness: int
     lease_seconds: float
     heartbeat_seconds: float
+    sampler: Sampler | None = None
 
 
 class Coordinator:
@@ -64,6 +65,7 @@ class Coordinator:
             max_staleness=settings.max_staleness,
             # A maker whose lease expired is restarted, which releases the lease; this is a second safeguard.
             lease_seconds=2 * settings.lease_seconds,
+            sampler=settings.sampler,
         )
         self._changed = asyncio.Condition()
         self._makers = MakerRegistry(settings.heartbeat_seconds, settings.lease_seconds)
@@ -124,7 +126,7 @@ class Coordinator:
         self._times.add(times)
         wanted = 0
         for each in made:
-            accepted = self._prompts.submit(each.group, keep=each.keep)
+            accepted = self._prompts.submit(each.group, keep=each.keep, success=each.success)
             self._arrived[each.group.position] = time.monotonic()
             wanted += accepted
         await self._notify()
@@ -279,7 +281,8 @@ class Coordinator:
         leases = self._prompts.lease(maker, self._settings.prompts_per_lease)
         if not leases:
             return None
-        return RolloutWork(tuple(lease.position for lease in leases), self._prompts.version, self._era)
+        positions, records = tuple(each.position for each in leases), tuple(each.record for each in leases)
+        return RolloutWork(positions, self._prompts.version, self._era, records)
 
     def _silent_trainers(self) -> dict[str, float]:
         now = time.monotonic()
@@ -296,7 +299,7 @@ class Coordinator:
         self._times = PhaseTimes()
         gap, self._canary_gap = self._canary_gap, 0.0
         metrics = {
-            "rollout/refused_prompts": float(self._prompts.refused_prompts),
+            **self._prompts.take_metrics(),
             "sync/canary_gap_max": gap,
             "transport/queue_s": math.fsum(waited) / max(1, len(waited)),
             "transport/maker_idle_fraction": self._makers.take_idle_fraction(),
