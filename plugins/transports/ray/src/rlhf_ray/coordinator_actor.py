@@ -281,7 +281,8 @@ class Coordinator:
         leases = self._prompts.lease(maker, self._settings.prompts_per_lease)
         if not leases:
             return None
-        positions, records = tuple(each.position for each in leases), tuple(each.record for each in leases)
+        positions = tuple(lease.position for lease in leases)
+        records = tuple(lease.record for lease in leases if lease.record is not None)
         return RolloutWork(positions, self._prompts.version, self._era, records)
 
     def _silent_trainers(self) -> dict[str, float]:

@@ -22,8 +22,8 @@ class RolloutWork:
     version: int
     era: int = 0
     """Number of rollbacks so far; work requested in an earlier era is discarded."""
-    records: tuple[int | None, ...] = ()
-    """The record of each position that a curriculum has drawn."""
+    records: tuple[int, ...] = ()
+    """The record of each position, where a curriculum has drawn them."""
 
 
 @dataclass(frozen=True, slots=True)

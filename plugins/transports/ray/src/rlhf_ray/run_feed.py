@@ -86,7 +86,8 @@ class RunFeed(MakerFeed):
             self.worker.weights.wait_live(work.version, timeout_seconds=self._config.sync_timeout_seconds)
             self._compare()
             if isinstance(work, RolloutWork):
-                yield work.era, [self._parts.prompt(*each) for each in zip(work.positions, work.records, strict=True)]
+                records = work.records or (None,) * len(work.positions)
+                yield work.era, [self._parts.prompt(*each) for each in zip(work.positions, records, strict=True)]
             else:
                 self._evaluate(work)
 
