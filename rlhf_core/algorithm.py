@@ -232,6 +232,12 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ItemT | None:
         """One line of the prompt source to an item; None when it is too long. Wrong lines raise `DataError`."""
 
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        """Raise `DataError` where keys or types of a line are wrong.
+
+        Asked of every line before training, so it should be quick: nothing is encoded here.
+        """
+
     def prepare_items(
         self, items: Sequence[ItemT], reference: Callable[[Sequence[ItemT]], Sequence[Tensor]]
     ) -> Sequence[ItemT]:

@@ -6,6 +6,7 @@ Every transport builds with these functions, whichever process a part ends up in
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from .algorithm import Algorithm, RolloutAlgorithm
 from .components import EnvironmentContext
 from .config.resolve import ResolvedRun
 from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
-from .config.selected import Configured, SelectedEnvironment
+from .config.selected import Configured, SelectedEnvironment, SelectedReward
 from .contexts import (
     algorithm_context,
     engine_context,
@@ -35,11 +36,14 @@ from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
 from .plugins.discovery import resolve_build
+from .plugins.functions import function_of_file
 from .plugins.recipe import Recipe
+from .prompts.curriculum import Curriculum, make_curriculum
+from .prompts.records import Check
 from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
-from .rollout.evaluate import PolicyEvaluator, Ranks
+from .rollout.evaluate import EvaluatedSet, PolicyEvaluator
 from .rollout.maker import Player
 from .rollout.single_answer import SingleAnswers
 from .strategies.lr_schedule import make_scheduler
@@ -85,12 +89,28 @@ def build_engine(
     return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
 
 
-def build_scorer(resolved: ResolvedRun, device: torch.device, *, cache_folder: Path | None = None) -> RewardScorer:
-    """All rewards of the run behind the one policy; `device` is that of the process they run in."""
+def build_scorer(
+    resolved: ResolvedRun,
+    device: torch.device,
+    *,
+    cache_folder: Path | None = None,
+    rewards: Sequence[SelectedReward] | None = None,
+) -> RewardScorer:
+    """All rewards of the run, or `rewards`, behind the one policy; `device` is that of the process they run in.
+
+    cache_folder: None where there is nowhere to remember scores.
+    """
     context = reward_context(device, seed=resolved.run.train.seed, model_path=resolved.run.model.path)
     specs = [
-        reward_spec(r.selected, r.config, context, r.call_options, name=r.name, weight=r.weight)
-        for r in resolved.rewards
+        reward_spec(
+            r.selected,
+            r.config,
+            context,
+            r.call_options if cache_folder is not None else r.call_options.without_cache(),
+            name=r.name,
+            weight=r.weight,
+        )
+        for r in (resolved.rewards if rewards is None else rewards)
     ]
     return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=resolved.environment is not None)
 
@@ -101,8 +121,13 @@ def build_prompts(
     *,
     held_out: int,
     source: Configured | None = None,
+    check: Check | None = None,
+    measured: int | None = None,
 ) -> PromptStream:
-    """The endless stream of prompts of the run's source (or of another), with `held_out` records kept apart."""
+    """The endless stream of prompts of the run's source (or of another), with `held_out` records kept apart.
+
+    check: asked of every record (see `PromptStream`). measured: records whose length is looked at; None: all.
+    """
     selected = source or resolved.prompts
     limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
     context = prompts_context(seed=resolved.run.train.seed, tokenizer=tokenizer)
@@ -114,14 +139,30 @@ def build_prompts(
         too_long=limits.too_long,
         held_out=held_out,
         may_be_empty=resolved.environment is not None,
+        skip_duplicates=limits.duplicates == "skip",
+        keep=None if limits.filter is None else function_of_file(limits.filter, Path(), "prompts.filter"),
+        check=check,
+        measured=measured,
     )
 
 
-def build_run_prompts(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> PromptStream:
+def build_run_prompts(
+    resolved: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    check: Check | None = None,
+    measured: int | None = None,
+) -> PromptStream:
     """The prompts a run trains on; those it evaluates on are held out, unless they have a source of their own."""
     holds_out = resolved.run.eval is not None and resolved.eval_prompts is None
     held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None and holds_out else 0
-    return build_prompts(resolved, tokenizer, held_out=held_out)
+    return build_prompts(resolved, tokenizer, held_out=held_out, check=check, measured=measured)
+
+
+def build_curriculum(resolved: ResolvedRun, prompts: PromptStream) -> Curriculum | None:
+    """What draws the run's prompts; None where all are drawn in turn."""
+    options = resolved.run.prompts.curriculum
+    return None if options is None else make_curriculum(options, prompts.records)
 
 
 def build_player(
@@ -192,39 +233,50 @@ def _environments(environment: SelectedEnvironment, context: EnvironmentContext)
     )
 
 
+def build_eval_prompts(
+    resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase, *, measured: int | None = None
+) -> dict[str | None, PromptStream]:
+    """The prompts of each evaluation set that has a source of its own, by its name."""
+    sources = {each.name: each.prompts for each in resolved.eval_sets}
+    own = {} if resolved.eval_prompts is None else {None: resolved.eval_prompts}
+    return {
+        name: build_prompts(resolved, tokenizer, held_out=0, source=source, measured=measured)
+        for name, source in (own | sources).items()
+    }
+
+
 def build_evaluator(
     resolved: ResolvedRun,
     engine: RolloutEngine,
     tokenizer: PreTrainedTokenizerBase,
     scorer: RewardScorer,
     prompts: PromptStream,
-    strategy: Ranks,
-    eval_prompts: PromptStream | None = None,
+    strategy: Strategy,
+    eval_prompts: Mapping[str | None, PromptStream] | None = None,
 ) -> PolicyEvaluator:
-    """What scores the policy on the held-out prompts, or on the first ones of a source of their own.
+    """What scores the policy on the held-out prompts, or on the first ones of sources of their own.
 
-    eval_prompts: of that source, where they are built already.
+    eval_prompts: of those sources (`build_eval_prompts`), where they are built already.
     """
-    options = resolved.run.eval
-    assert options is not None
-    if resolved.eval_prompts is None:
-        held_out = prompts.evaluation_prompts()
-    else:
-        own = eval_prompts
-        if own is None:
-            own = build_prompts(resolved, tokenizer, held_out=0, source=resolved.eval_prompts)
-        held_out = [own.prompt(position) for position in range(min(len(own), options.num_prompts))]
-    return PolicyEvaluator(
-        player=lambda sampling: build_player(resolved, engine, tokenizer, evaluates=sampling),
-        scorer=scorer,
-        prompts=held_out,
-        sampling=resolved.sampling,
-        temperature=options.temperature,
-        sampled_temperature=options.sampled_temperature,
-        score=options.score,
-        batch_size=options.batch_size,
-        strategy=strategy,
-    )
+    assert resolved.run.eval is not None
+    streams = build_eval_prompts(resolved, tokenizer) if eval_prompts is None else eval_prompts
+    rewards: dict[str | None, Any] = {each.name: each.rewards for each in resolved.eval_sets}
+    sets = []
+    for name, options in resolved.evaluation_sets:
+        own = rewards.get(name)
+        stream = streams.get(name)
+        sets.append(
+            EvaluatedSet(
+                player=lambda sampling: build_player(resolved, engine, tokenizer, evaluates=sampling),
+                scorer=scorer if own is None else build_scorer(resolved, strategy.device, rewards=own),
+                owns_scorer=own is not None,
+                prompts=(prompts.evaluation_prompts() if stream is None else stream.first_prompts(options.num_prompts)),
+                sampling=resolved.sampling,
+                options=options,
+                name=name,
+            )
+        )
+    return PolicyEvaluator(sets, batch_size=resolved.run.eval.batch_size, strategy=strategy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,13 @@ class PromptSource(Protocol):
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
+@runtime_checkable
+class StreamingPromptSource(Protocol):
+    """Records of unknown number, as those of `PromptSource`, the same in the same order each time they are read."""
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
+
+
 class WeightReceiver(Protocol):
     """The receiver of a weight sync: whole versions or nothing.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from importlib.resources import as_file, files
@@ -66,6 +66,8 @@ class RunArguments:
     environment: str | None = None
     model: str | None = None
     overrides: tuple[str, ...] = ()
+    base: Mapping[str, Any] | None = None
+    """What stands in place of the quickstart where there is no run file."""
 
     @property
     def where(self) -> str:
@@ -73,13 +75,16 @@ class RunArguments:
         folder = self.origin or self.resumed
         return self.run_file or (f"config of {folder}" if folder is not None else "quickstart")
 
-    def mapping(self) -> tuple[dict[str, Any], list[str]]:
-        """The run as one mapping (file, then flags, then `--set`), and the options that flags dropped."""
+    def mapping(self, flags: Sequence[tuple[str, Any]] = ()) -> tuple[dict[str, Any], list[str]]:
+        """The run as one mapping (file, then flags, then `--set`), and the options that flags dropped.
+
+        flags: further ones, as options of the run and their values.
+        """
         from rlhf_core.config.load import load_run
 
         run = load_run(self._base())
         dropped = self._apply_plugins(run)
-        return load_run(run, [*self._flag_overrides(), *self.overrides]), dropped
+        return load_run(run, [*self._flag_overrides(), *flags, *self.overrides]), dropped
 
     def trust(self, *, everything: bool = False) -> FileTrust:
         """Which files of code and programs that the run names are run, and whether all are (`--trust`): SECURITY.md."""
@@ -111,7 +116,8 @@ class RunArguments:
 
             return own_config(self.resumed)
         if self.origin is None:
-            return self.run_file if self.run_file is not None else self._quickstart()
+            base = self._quickstart() if self.base is None else dict(self.base)
+            return base if self.run_file is None else self.run_file
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
         from rlhf_core.runfolder.folder import RunFolder
@@ -153,7 +159,7 @@ class RunArguments:
 
 def run_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the run file and the flags that change it to a command, which gets them as its `request`."""
-    names = [each.name for each in fields(RunArguments) if each.name != "resumed"]
+    names = [each.name for each in fields(RunArguments) if each.name not in ("resumed", "base")]
 
     @wraps(function)
     def with_request(**values: Any) -> None:

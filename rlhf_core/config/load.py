@@ -22,7 +22,8 @@ PLUGIN_SECTIONS: Mapping[str, str] = {
     "transport": "transports",
     "prompts": "prompts",
 }
-"""Sections that name one plugin -> its kind; the sections `environment`, `rewards` and `eval.prompts` do, too."""
+"""Sections that name one plugin -> its kind; the sections `environment`, `rewards`, `eval.prompts` and
+`eval.sets` do, too."""
 
 ENVIRONMENT_SECTION = "environment"
 """The section that names a plugin and may be absent."""
@@ -130,12 +131,21 @@ def expand(run: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(full.get(section), str):
             full[section] = {"name": full[section]}
     evaluation = full.get("eval")
-    if isinstance(evaluation, dict) and isinstance(evaluation.get("prompts"), str):
-        evaluation["prompts"] = {"name": evaluation["prompts"]}
-    rewards = full.get("rewards")
-    if isinstance(rewards, list):
-        full["rewards"] = [parse_reward(each) if isinstance(each, str) else each for each in rewards]
+    if isinstance(evaluation, dict):
+        sets = evaluation.get("sets")
+        for each in (evaluation, *(sets.values() if isinstance(sets, dict) else ())):
+            if isinstance(each, dict):
+                if isinstance(each.get("prompts"), str):
+                    each["prompts"] = {"name": each["prompts"]}
+                _expand_rewards(each)
+    _expand_rewards(full)
     return full
+
+
+def _expand_rewards(section: dict[str, Any]) -> None:
+    rewards = section.get("rewards")
+    if isinstance(rewards, list):
+        section["rewards"] = [parse_reward(each) if isinstance(each, str) else each for each in rewards]
 
 
 def apply_override(run: dict[str, Any], path: str, value: Any) -> None:

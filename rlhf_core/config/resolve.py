@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,25 +12,26 @@ from pydantic import BaseModel
 from ..errors import PluginError
 from ..plugins.discovery import Selected, load
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
-from ..types import SamplingParams
-from ..util.did_you_mean import suggestion
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
 from .command import commands_of
+from .cross_checks import check_curriculum, check_score, labels
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
 from .named_functions import NamesFunctions, check_functions, with_absolute_files
 from .problems import Problems
 from .processes import other_strategies, too_many
-from .section import OwnProcesses, PolicyLossSection, TransportConfig
+from .resolved import ResolvedRun as ResolvedRun
+from .section import PolicyLossSection, TransportConfig
 from .sections import (
     EngineConfig,
     EnvironmentConfig,
     EnvironmentEntry,
+    EvalSetOptions,
     ModelConfig,
     PromptsConfig,
     RewardEntry,
     RunConfig,
 )
-from .selected import Configured, SelectedEnvironment, SelectedReward
+from .selected import Configured, SelectedEnvironment, SelectedEvalSet, SelectedReward
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "algorithm": "ppo",
@@ -53,78 +55,9 @@ SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
 }
 """Kind -> options that core reads in the plugin's own section, beside the plugin's."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedRun:
-    """A run with nothing left open: the core sections typed, every plugin selected and configured."""
-
-    run: RunConfig
-    algorithm: Configured
-    strategy: Configured
-    engine: Configured
-    transport: Configured
-    prompts: Configured
-    eval_prompts: Configured | None
-    """Another source for evaluation; None holds prompts of `prompts` out."""
-    rewards: tuple[SelectedReward, ...]
-    environment: SelectedEnvironment | None = None
-    """None where a prompt has one answer."""
-
-    @property
-    def reward_weights(self) -> dict[str, float]:
-        """Name of each reward -> its weight in the combined score; the environment's comes first."""
-        weights = {reward.name: reward.weight for reward in self.rewards}
-        if self.environment is None:
-            return weights
-        return {ENVIRONMENT_SECTION: self.environment.options.weight, **weights}
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """How rollouts are sampled."""
-        return self.run.engine.sampling()
-
-    @property
-    def own_processes(self) -> OwnProcesses | None:
-        """Those that the transport starts itself."""
-        assert isinstance(self.transport.config, TransportConfig)
-        return self.transport.config.own_processes()
-
-    @property
-    def rolls_out(self) -> bool:
-        """Whether answers are sampled to learn from."""
-        return self.algorithm.component.feeds == "rollouts"
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether held-out prompts are answered and judged."""
-        return self.run.eval is not None and bool(self.reward_weights)
-
-    @property
-    def generates(self) -> bool:
-        """Whether an engine is needed at all."""
-        return self.rolls_out or self.evaluates
-
-    @property
-    def commands(self) -> frozenset[tuple[str, ...]]:
-        """The programs, with their arguments, that options of its plugins name."""
-        parts = [getattr(self, name) for name in PLUGIN_SECTIONS]
-        parts += [self.eval_prompts, self.environment and self.environment.selected, *self.rewards]
-        return frozenset(tuple(command) for part in parts if part for _, command in commands_of(part.config))
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The whole run as JSON values; `resolve` of it gives the same run again."""
-        core = self.run.model_dump(mode="json")
-        if core["eval"] is not None:
-            core["eval"]["prompts"] = self.eval_prompts.to_mapping() if self.eval_prompts else None
-        own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
-        for section in ("prompts", "engine"):
-            own[section] = {"name": own[section].pop("name"), **core.pop(section), **own[section]}
-        order = ("model", "prompts", "eval", "algorithm", "optimizer", "strategy")
-        rewards = [reward.to_mapping() for reward in self.rewards]
-        full = {**core, **own, "rewards": rewards}
-        if self.environment is not None:
-            full[ENVIRONMENT_SECTION] = self.environment.to_mapping()
-        return {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
+_SET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_RESERVED_SET_NAMES = ("sampled", "loss")
+_RESERVED_TEXT = ", ".join(_RESERVED_SET_NAMES)
 
 
 def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> ResolvedRun:
@@ -152,7 +85,9 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust
     rewards = _rewards(given, chosen["algorithm"], problems, trust)
     if core is not None:
         _check_model_code(core.model, problems, trust)
-    _check_score(given, rewards, problems)
+    check_score("eval", given.get("eval"), labels(given, rewards), problems)
+    check_curriculum(chosen["prompts"], chosen["algorithm"], labels(given, rewards), problems)
+    eval_sets = resolve_eval_sets(given, chosen["prompts"], rewards, problems, trust)
     _fit_to_transport(chosen, problems)
     problems.raise_if_any(where)
     assert core is not None
@@ -163,7 +98,14 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust
             "engine": _shared_part(core.engine, plugins["engine"].config),
         }
     )
-    return ResolvedRun(run=core, eval_prompts=eval_prompts, rewards=tuple(rewards), environment=environment, **plugins)
+    return ResolvedRun(
+        run=core,
+        eval_prompts=eval_prompts,
+        rewards=tuple(rewards),
+        environment=environment,
+        eval_sets=eval_sets,
+        **plugins,
+    )
 
 
 def _fit_to_transport(chosen: dict[str, Configured | None], problems: Problems) -> None:
@@ -197,7 +139,10 @@ def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | 
             known = SHARED_OPTIONS[PLUGIN_SECTIONS[section]].model_fields
             core[section] = {key: value for key, value in data.items() if key in known}
     if isinstance(core.get("eval"), dict):
-        core["eval"] = {key: value for key, value in core["eval"].items() if key != "prompts"}
+        evaluation = core["eval"]
+        core["eval"] = {key: value for key, value in evaluation.items() if key not in ("prompts", "sets")}
+        if evaluation.get("sets") and not evaluation.get("prompts"):
+            core["eval"].setdefault("num_prompts", 0)
     return problems.validate(RunConfig, core, also_known=sorted(others))
 
 
@@ -230,7 +175,7 @@ def _plugin_section(
     shared = options_of_core(selected)
     elsewhere = {"name", *(shared.model_fields if shared else ())}
     options = {key: value for key, value in data.items() if key not in elsewhere}
-    _check_named_files(options, path, problems, trust)
+    _check_named_files({key: value for key, value in data.items() if key != "name"}, path, problems, trust)
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
         return None
@@ -286,14 +231,66 @@ def check_options(selected: Selected) -> None:
 def _eval_prompts(
     given: Mapping[str, Any], prompts: Configured | None, problems: Problems, trust: FileTrust
 ) -> Configured | None:
-    """The source to evaluate on. Its limits are those of the run's prompts where it says nothing of them."""
+    """The source to evaluate on."""
     evaluation = given.get("eval")
     data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
-    if data is None:
-        return None
+    return None if data is None else _held_out_source(data, "eval.prompts", prompts, problems, trust)
+
+
+def _held_out_source(
+    data: Any, path: str, prompts: Configured | None, problems: Problems, trust: FileTrust
+) -> Configured | None:
+    """Its limits are those of the run's prompts where it says nothing of them."""
     if isinstance(data, dict) and prompts is not None and isinstance(prompts.config, PromptsConfig):
-        data = {**{name: getattr(prompts.config, name) for name in PromptsConfig.model_fields}, **data}
-    return _plugin_section("prompts", "eval.prompts", data, problems, trust)
+        shared = set(PromptsConfig.model_fields) - {"curriculum"}
+        data = {**{name: getattr(prompts.config, name) for name in shared}, **data}
+    return _plugin_section("prompts", path, data, problems, trust)
+
+
+def resolve_eval_sets(
+    given: Mapping[str, Any],
+    prompts: Configured | None,
+    rewards: Sequence[SelectedReward],
+    problems: Problems,
+    trust: FileTrust = EVERY_FILE,
+) -> tuple[SelectedEvalSet, ...]:
+    """The entries of `eval.sets`; what one does not say of sampling is as in `eval`."""
+    evaluation = given.get("eval")
+    sets = evaluation.get("sets") if isinstance(evaluation, dict) else None
+    if not isinstance(evaluation, dict) or sets is None:
+        return ()
+    if not isinstance(sets, dict):
+        problems.add("eval.sets", "should be a mapping of names to sets, each with `prompts`")
+        return ()
+    found: list[SelectedEvalSet] = []
+    for name, data in sets.items():
+        path = f"eval.sets.{name}"
+        if not _SET_NAME.fullmatch(name) or name in _RESERVED_SET_NAMES:
+            problems.add(path, "a set's name has letters, digits, . _ and -, and is none of " + _RESERVED_TEXT)
+        if not isinstance(data, dict):
+            problems.add(path, f"should be a mapping with `prompts` (given {data!r})")
+            continue
+        own = data.get("rewards")
+        inherited = [key for key in EvalSetOptions.model_fields if key in evaluation and key != "num_prompts"]
+        shared = {key: evaluation[key] for key in inherited if own is None or key != "score"}
+        options = problems.validate(
+            EvalSetOptions,
+            {**shared, **{key: value for key, value in data.items() if key not in ("prompts", "rewards")}},
+            path,
+            also_known=("prompts", "rewards"),
+        )
+        source = _held_out_source(data.get("prompts", {}), f"{path}.prompts", prompts, problems, trust)
+        chosen = (
+            None if own is None else _reward_list(own, f"{path}.rewards", ENVIRONMENT_SECTION in given, problems, trust)
+        )
+        judges = rewards if chosen is None else chosen
+        named = labels(given, judges)
+        if not named:
+            problems.add(f"{path}.rewards", "is empty: say how its answers are judged")
+        check_score(path, data, named, problems)
+        if options is not None and source is not None:
+            found.append(SelectedEvalSet(name, options, source, None if chosen is None else tuple(chosen)))
+    return tuple(found)
 
 
 def _environment(
@@ -339,19 +336,25 @@ def _rewards(
     samples = algorithm is not None and algorithm.component.feeds == "rollouts"
     plays = ENVIRONMENT_SECTION in given
     entries = given.get("rewards", DEFAULT_REWARDS if samples and not plays else [])
-    if not isinstance(entries, list | tuple):
-        problems.add("rewards", "should be a list of rewards")
-        return []
     if samples and not entries and not plays:
         assert algorithm is not None
         problems.add("rewards", f"is empty, but {algorithm.name} learns from rewards; add one: --reward exact-match")
+    return _reward_list(entries, "rewards", plays, problems, trust)
+
+
+def _reward_list(entries: Any, path: str, plays: bool, problems: Problems, trust: FileTrust) -> list[SelectedReward]:
+    """plays: whether there is an environment, whose reward has a name of its own."""
+    if not isinstance(entries, list | tuple):
+        problems.add(path, "should be a list of rewards")
+        return []
     rewards: list[SelectedReward] = []
     for index, entry in enumerate(entries):
-        reward = resolve_reward(entry, problems, f"rewards.{index}", trust)
+        where = f"{path}.{index}"
+        reward = resolve_reward(entry, problems, where, trust)
         if reward is not None and any(reward.name == each.name for each in rewards):
-            problems.add(f"rewards.{index}", f'a second reward "{reward.name}": give it a `label` of its own')
+            problems.add(where, f'a second reward "{reward.name}": give it a `label` of its own')
         elif reward is not None and plays and reward.name == ENVIRONMENT_SECTION:
-            problems.add(f"rewards.{index}", "is called as the environment's own reward: give it a `label` of its own")
+            problems.add(where, "is called as the environment's own reward: give it a `label` of its own")
         elif reward is not None:
             rewards.append(reward)
     return rewards
@@ -369,14 +372,6 @@ def resolve_reward(entry: Any, problems: Problems, path: str, trust: FileTrust =
     is_file = is_file_reference(core.name)
     label = core.label or (selected.name.rpartition(":")[2] if is_file else selected.name)
     return SelectedReward(label, core.weight, core.call_options(), selected, selected.config)
-
-
-def _check_score(given: Mapping[str, Any], rewards: Sequence[SelectedReward], problems: Problems) -> None:
-    evaluation = given.get("eval")
-    score = evaluation.get("score") if isinstance(evaluation, dict) else None
-    labels = [*([ENVIRONMENT_SECTION] if ENVIRONMENT_SECTION in given else []), *(reward.name for reward in rewards)]
-    if isinstance(score, str) and score not in labels and not len(problems):
-        problems.add("eval.score", f'no reward "{score}" in this run{suggestion(score, labels)} (rewards: {labels})')
 
 
 def options_of_core(selected: Selected) -> type[BaseModel] | None:

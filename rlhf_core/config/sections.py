@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictInt, model_validator
 
 from ..types import SamplingParams
+from .curriculum import CurriculumConfig as CurriculumConfig
+from .evaluation import EvalConfig as EvalConfig
+from .evaluation import EvalSetOptions as EvalSetOptions
 from .guards import GuardsConfig
 from .section import Count
 from .section import Section as Section
@@ -68,22 +71,14 @@ class PromptsConfig(Section):
 
     max_prompt_tokens: Count = Field(512, description="Longest prompt trained on, in tokens.")
     too_long: Literal["skip", "error"] = Field("skip", description="What to do with a longer prompt.")
-
-
-class EvalConfig(Section):
-    """Scoring held-out prompts before, during and after training."""
-
-    every_episodes: Count | None = Field(
-        10, description="Evaluate after every so many episodes; null only before the first and after the last."
+    duplicates: Literal["keep", "skip"] = Field("keep", description="What to do with a prompt that came before.")
+    filter: str | None = Field(
+        None,
+        pattern=r"\.py:\w+$",
+        description="FILE.py:FUNCTION of a record, true for those to use: for a language, say.",
     )
-    num_prompts: Count = Field(200, description="Prompts held out of training and scored.")
-    batch_size: Count = Field(64, description="Prompts generated at once.")
-    temperature: float = Field(0.0, ge=0, description="0 is greedy decoding; above 0 samples at that temperature.")
-    sampled_temperature: float | None = Field(
-        None, gt=0, description="Also score an answer sampled at this temperature, as eval/sampled/…; null does not."
-    )
-    score: str | None = Field(
-        None, description="Reward (its label) whose mean is the evaluation score; null takes the first."
+    curriculum: CurriculumConfig | None = Field(
+        None, description="Draw prompts by the success of their answers; null draws all in turn."
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from ..plugins.discovery import Selected
 from .section import options_of
-from .sections import EnvironmentConfig, RewardCallOptions
+from .sections import EnvironmentConfig, EvalSetOptions, RewardCallOptions
 
 
 @dataclass(frozen=True)
@@ -62,3 +62,18 @@ class SelectedEnvironment:
         own = self.selected.to_mapping()
         core = {**self.options.model_dump(mode="json"), "isolate": self.isolate}
         return {"name": own.pop("name"), **core, **own}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedEvalSet:
+    """One entry of `eval.sets`."""
+
+    name: str
+    options: EvalSetOptions
+    prompts: Configured
+    rewards: tuple[SelectedReward, ...] | None
+    """None: those of the run."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        rewards = None if self.rewards is None else [reward.to_mapping() for reward in self.rewards]
+        return {**self.options.model_dump(mode="json"), "prompts": self.prompts.to_mapping(), "rewards": rewards}

@@ -1,4 +1,4 @@
-"""Answers and scores from a model folder, outside a run: `rlhf generate` and `rlhf eval`."""
+"""Answers from a model folder, outside a run: `rlhf generate`, and what `rlhf eval` and `rlhf serve` begin with."""
 
 from __future__ import annotations
 
@@ -9,28 +9,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..build import build_environment_player
 from ..config.sections import ModelConfig
-from ..config.selected import SelectedEnvironment, SelectedReward
-from ..contexts import engine_context, own_device, prompts_context, reward_context
-from ..environments.metrics import ENVIRONMENT, environment_metrics
-from ..hooks.relay import HookRelay
+from ..config.selected import SelectedEnvironment
+from ..contexts import engine_context, own_device
 from ..models.loading import check_model, load_policy, load_tokenizer
 from ..plugins.discovery import load, resolve_build
 from ..prompts.stream import PromptEncoder
-from ..prompts.tasks import Tasks
-from ..protocols import PromptSource, RolloutEngine
-from ..rewards.scorer import RewardScorer, reward_spec
-from ..rollout.maker import Player, PolicyExperienceMaker
+from ..protocols import RolloutEngine
 from ..rollout.samples import rewards_of, rollout_of
-from ..rollout.single_answer import SingleAnswers
 from ..runfolder.samples import SampleRecord
-from ..types import GenerationRequest, PhaseTimes, Prompt, SamplingParams
+from ..types import GenerationRequest, PhaseTimes, SamplingParams
 from ..util.weight_files import load_weights
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
     from transformers import PreTrainedTokenizerBase
-
-_TASKS = 64
-"""Episodes of an evaluation that is given neither prompts nor a number."""
 
 
 def generate_text(
@@ -77,86 +70,28 @@ def play_text(
     ]
 
 
-def evaluate_folder(
-    model: str,
-    prompts_file: str | None,
-    rewards: Sequence[SelectedReward],
-    *,
-    num_prompts: int | None,
-    sampling: SamplingParams,
-    engine: str,
-    device: str,
-    environment: SelectedEnvironment | None = None,
-) -> dict[str, float]:
-    """Mean of each reward (by its label) over the answers to a JSON Lines file of prompts, and `num_prompts`.
-
-    With an environment an episode is played for each prompt, or for `num_prompts` tasks without one (64 where that is
-    None); the environment's reward comes first, and its metrics follow.
-    """
-    context = reward_context(device, seed=0, model_path=model)
-    specs = [
-        # There is no run folder to remember scores in, and each answer is scored once.
-        reward_spec(r.selected, r.config, context, r.call_options.without_cache(), name=r.name, weight=r.weight)
-        for r in rewards
-    ]
-    with closing(RewardScorer(specs, may_be_empty=environment is not None)) as scorer:
-        answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, 0)
-        with closing(answering):
-            maker = PolicyExperienceMaker(
-                player=_player(environment, answering, tokenizer, sampling),
-                samples_per_prompt=1,
-                scorer=scorer,
-                hooks=HookRelay(),
-            )
-            with closing(maker):
-                prompts = _read_prompts(prompts_file, tokenizer, num_prompts)
-                items = [item for group in maker.make(prompts) for item in group.items if item.branch == 0]
-    names = [*([] if environment is None else [ENVIRONMENT]), *scorer.weights]
-    means = {name: sum(item.rewards[name] for item in items) / max(1, len(items)) for name in names}
-    counts = {"num_prompts": float(len(prompts)), "num_scored": float(len(items))}
-    return {**means, **environment_metrics(items), **counts}
-
-
-def _player(
-    environment: SelectedEnvironment | None,
-    engine: RolloutEngine,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: SamplingParams,
-) -> Player:
-    if environment is None:
-        return SingleAnswers(engine, tokenizer, sampling)
-    return build_environment_player(
-        environment, engine, tokenizer, sampling=sampling, seed=0, purpose="evaluation-task"
-    )
-
-
 def open_engine(
     config: ModelConfig, engine: str, seed: int, *, weights: Path | None = None
 ) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
     """An engine over a model that is loaded for it. weights: of a checkpoint, in place of the model's own."""
+    selected = load("engines", engine)
+    policy, tokenizer, place = load_for_inference(config, seed, weights=weights)
+    context = engine_context(policy, tokenizer, device=place, seed=seed, model_path=config.path, compute_dtype=None)
+    built = resolve_build(selected)(selected.component.config(), context)
+    return cast(RolloutEngine, built), tokenizer
+
+
+def load_for_inference(
+    config: ModelConfig, seed: int, *, weights: Path | None = None
+) -> tuple[nn.Module, PreTrainedTokenizerBase, torch.device]:
+    """A model that only answers, in float32 on a CPU and bfloat16 on a GPU, its tokenizer, and where it is."""
     import torch
 
     check_model(config)
-    selected = load("engines", engine)
     tokenizer = load_tokenizer(config)
     place = own_device(config.device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     policy = load_policy(config, dtype=dtype, seed=seed, tokenizer=tokenizer)
     if weights is not None:
         load_weights(policy, weights)
-    policy = policy.to(place).eval()  # type: ignore[arg-type]
-    context = engine_context(policy, tokenizer, device=place, seed=seed, model_path=config.path, compute_dtype=None)
-    built = resolve_build(selected)(selected.component.config(), context)
-    return cast(RolloutEngine, built), tokenizer
-
-
-def _read_prompts(path: str | None, tokenizer: PreTrainedTokenizerBase, limit: int | None) -> list[Prompt]:
-    """Those of a file, or as many tasks without a prompt."""
-    source: PromptSource = Tasks(limit or _TASKS)
-    if path is not None:
-        selected = load("prompts", "jsonl")
-        config = selected.component.config.model_validate({"path": path})
-        source = resolve_build(selected)(config, prompts_context(seed=0))
-    encoder = PromptEncoder(tokenizer)
-    count = len(source) if limit is None else min(limit, len(source))
-    return [encoder.prompt(source[i], i, f"{path}, record {i + 1}") for i in range(count)]
+    return policy.to(place).eval(), tokenizer, place  # type: ignore[arg-type]

@@ -43,6 +43,7 @@ class RunPlan:
 
     resolved: ResolvedRun
     data_digest: str
+    data_counts: Mapping[str, int]
     num_processes: int
     is_resumed: bool = False
     checkpoint: Path | None = None
@@ -61,6 +62,7 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
         seed=plan.resolved.run.train.seed,
         command=full_command(),
         data_digest=plan.data_digest,
+        data_counts=plan.data_counts,
         num_processes=plan.num_processes,
     )
     code = seal(folder.path, _code_run(plan.resolved))

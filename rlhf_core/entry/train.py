@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, DatasetAlgorithm
 from ..config.load import Override, load_run, parse_override
 from ..config.processes import check_processes
 from ..config.resolve import ResolvedRun, resolve
@@ -25,6 +25,7 @@ from ..hooks.relay import HookRelay
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
+from ..prompts.records import Check
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.file_watch import FileWatch
@@ -48,6 +49,9 @@ from .run_record import (
 )
 
 logger = logging.getLogger("rlhf")
+
+_MEASURED = 1000
+"""Prompts of each source whose length a check looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def train(
         RlhfError: the run failed; its folder says how.
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
-    prepared = prepare(run, overrides, hooks, num_processes, trust)
+    prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run)
     environment = prepared.environment
     if resume is not None and dry_run:
         _tell_dry_resume(prepared, resume, resumed_folder(resume, _path(output)))
@@ -129,8 +133,12 @@ def prepare(
     hooks: Sequence[object | str] = (),
     num_processes: int = 1,
     trust: FileTrust | bool = False,
+    is_check: bool = False,
 ) -> PreparedRun:
-    """Resolve a run and check all that can be checked before weights are loaded. The arguments are those of `train`."""
+    """Resolve a run and check all that can be checked before weights are loaded. The arguments are those of `train`.
+
+    is_check: see `check_run`.
+    """
     set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
@@ -141,7 +149,7 @@ def prepare(
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
     return PreparedRun(
         resolved=resolved,
-        inputs=check_run(resolved),
+        inputs=check_run(resolved, is_check=is_check),
         relay=relay,
         hooks=hooks,
         num_processes=num_processes,
@@ -174,6 +182,7 @@ def _planned(folder: RunFolder, prepared: PreparedRun, resume: str | None, origi
     plan = RunPlan(
         resolved=prepared.resolved,
         data_digest=f"sha256:{prepared.inputs.prompts.digest}",
+        data_counts=prepared.inputs.prompts.counts,
         num_processes=max(prepared.num_processes, prepared.environment.world_size),
         origin=origin,
     )
@@ -234,19 +243,19 @@ def _resolved(
     return resolve(relay.transform_config(mapping), where=where, trust=trust)
 
 
-def check_run(resolved: ResolvedRun) -> RunInputs:
-    """Check what can be known before weights are loaded: model folder, tokenizer, prompt files, plugin code.
+def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
+    """Check what can be known before weights are loaded: model folder, tokenizer, every prompt, plugin code.
 
-    Returns what was built on the way.
+    Returns what was built on the way. is_check: nothing is run with it, so the lengths of a sample of prompts suffice.
     """
-    from ..algorithm import DatasetAlgorithm
-    from ..build import build_algorithm, build_prompts, build_run_prompts
+    from ..build import build_algorithm, build_curriculum, build_eval_prompts, build_run_prompts
     from ..environments.play import chat_format
     from ..models.loading import load_tokenizer
 
     check_model(resolved.run.model)
     environment = resolved.environment
-    others = [reward.selected for reward in resolved.rewards] + ([environment.selected] if environment else [])
+    rewards = [*resolved.rewards, *(reward for each in resolved.eval_sets for reward in each.rewards or ())]
+    others = [reward.selected for reward in rewards] + ([environment.selected] if environment else [])
     for selected in (resolved.strategy, resolved.engine, resolved.transport, *others):
         if selected.unread is None:
             resolve_build(selected)
@@ -260,14 +269,20 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
                 )
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
-    stream = build_run_prompts(resolved, tokenizer)
-    own = resolved.eval_prompts
-    eval_prompts = None if own is None else build_prompts(resolved, tokenizer, held_out=0, source=own)
+    check = _record_check(algorithm) if isinstance(algorithm, DatasetAlgorithm) else None
+    measured = _MEASURED if is_check else None
+    stream = build_run_prompts(resolved, tokenizer, check=check, measured=measured)
+    eval_prompts = build_eval_prompts(resolved, tokenizer, measured=measured)
+    build_curriculum(resolved, stream)
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)
     else:
         stream.prompt(0)
     return RunInputs(tokenizer=tokenizer, algorithm=algorithm, prompts=stream, eval_prompts=eval_prompts)
+
+
+def _record_check(algorithm: DatasetAlgorithm[Any, Any]) -> Check:
+    return lambda record, name: algorithm.check_record(record)
 
 
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:

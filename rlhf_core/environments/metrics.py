@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
-
-from ..types import BufferItem, ItemSummary
+from typing import Final, Protocol
 
 ENVIRONMENT: Final = "environment"
 """Name of the environment's reward, and of its metrics."""
@@ -15,7 +13,14 @@ RESERVED: Final = frozenset({"num_turns_mean", "truncated_fraction", "failed_fra
 """Names under `environment/` that are core's."""
 
 
-def environment_metrics(items: Sequence[BufferItem | ItemSummary]) -> dict[str, float]:
+class HasMetrics(Protocol):
+    """What an episode left: a sample of it, or its row of an evaluation."""
+
+    @property
+    def environment(self) -> Mapping[str, float]: ...
+
+
+def environment_metrics(items: Sequence[HasMetrics]) -> dict[str, float]:
     """`environment/*` and `response/observation_fraction` of the samples; nothing where none came from one.
 
     Means are over episodes, those of an environment's own metrics over the episodes that report them;

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Any
 
+from pydantic import ConfigDict, Field, model_validator
+
+from ..config.section import Section
 from ..config.sections import PromptsConfig
 
 
@@ -23,6 +26,9 @@ class HfDatasetConfig(PromptsConfig):
     split: str = Field("train", min_length=1, description="Which split, where the dataset has several.")
     subset: str | None = Field(None, description="Configuration of a hub dataset that has several.")
     revision: str | None = Field(None, description="Branch, tag or commit of a hub dataset; null takes the newest.")
+    streaming: bool = Field(
+        False, description="Read a hub dataset as it is drawn, in its own order, in place of loading it whole."
+    )
     columns: dict[str, str] = Field(
         default_factory=dict,
         description="Our key -> the dataset's column, such as {prompt: question, answer: solution}.",
@@ -49,3 +55,26 @@ class TasksConfig(PromptsConfig):
     """Empty tasks, for an environment that makes its own from a seed."""
 
     size: int = Field(10_000, ge=1, description="Tasks of one epoch; each has a position and seeds of its own.")
+
+
+class MixtureEntry(Section):
+    """One source of a mixture; what else stands here are the source's own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    name: str = Field(min_length=1, description="A prompt source.")
+    label: str | None = Field(None, min_length=1, description="How it is called; null takes its name.")
+    weight: float = Field(1.0, gt=0, description="Share of the stream, beside the other weights.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the source."""
+        return dict(self.model_extra or {})
+
+
+class MixtureConfig(PromptsConfig):
+    """Several sources, mixed by weights; a record's `source` is the label of its own."""
+
+    sources: list[MixtureEntry] = Field(
+        min_length=1, description="What is mixed: name, label, weight, and the options of each."
+    )

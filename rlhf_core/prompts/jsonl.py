@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonlSource:
-    """Every line of a file is a record. All lines are checked when it is opened.
+    """Every line of a file is a record, parsed when it is read.
 
-    Raises `DataError` with file and line: no such file, an empty one, a line that is empty, not UTF-8, not
-    JSON, or not an object.
+    Raises `DataError` with file and line: no such file, an empty one; and, of a line that is read, that it is empty,
+    not UTF-8, not JSON, or not an object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,8 +34,7 @@ class JsonlSource:
             raise DataError(what, where=str(path), hint="paths start at the current folder")
         offset = 0
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                parse_line(line, path, number)
+            for line in file:
                 self._offsets.append(offset)
                 offset += len(line)
         if not self._offsets:
@@ -51,6 +51,32 @@ class JsonlSource:
 
     def describe(self, index: int) -> str:
         return f"{self._path}:{index + 1}"
+
+    def scan(self) -> Iterator[Mapping[str, Any] | DataError]:
+        """Every record, or what is wrong with its line."""
+        decode = json.JSONDecoder().decode
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    if b"\\ud" not in line and b"\\uD" not in line:
+                        record = decode(line.decode())
+                        if type(record) is dict:
+                            yield record
+                            continue
+                except (ValueError, RecursionError):
+                    pass
+                try:  # again, more slowly, for what is wrong with it
+                    yield parse_line(line, self._path, number)
+                except DataError as error:
+                    yield error
+
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        found = sha256()
+        with self._path.open("rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+        return found.hexdigest()
 
 
 def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:

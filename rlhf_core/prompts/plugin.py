@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..components import Component
-from .config import HfDatasetConfig, JsonlConfig, SortDigitsConfig, TasksConfig
+from .config import HfDatasetConfig, JsonlConfig, MixtureConfig, SortDigitsConfig, TasksConfig
 
 jsonl = Component(
     summary="A JSON Lines file: prompt (text or chat messages), optional answer, any metadata.",
@@ -24,4 +24,9 @@ tasks = Component(
     summary="Tasks without a prompt, for an environment that brings its own.",
     config=TasksConfig,
     build="rlhf_core.prompts.tasks:build",
+)
+mixture = Component(
+    summary="Several sources, each with a share of the stream.",
+    config=MixtureConfig,
+    build="rlhf_core.prompts.mixture:build",
 )

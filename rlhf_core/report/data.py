@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Run:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     performance: Mapping[str, Any]
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """The evaluation before training, as a line of step 0."""
 
     def renamed(self, name: str) -> Run:
         """The same run under a unique name."""
@@ -35,11 +37,11 @@ class Run:
 
     def keys(self) -> list[str]:
         """Metric names, in order of first appearance."""
-        return list(dict.fromkeys(key for line in self.lines for key in line))
+        return list(dict.fromkeys(key for line in (*self.lines, self.before) for key in line))
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of a metric, where present."""
-        points = [(int(line["step"]), line[key]) for line in self.lines if key in line]
+        points = [(int(line["step"]), line[key]) for line in (self.before, *self.lines) if key in line]
         return [step for step, _ in points], [float(value) for _, value in points]
 
     def last(self, key: str) -> float | None:
@@ -60,6 +62,7 @@ def read_run(path: Path) -> Run:
         manifest=folder.read_json(folder.manifest),
         summary=known_values(folder.read_json(folder.summary)),
         performance=known_values(folder.read_json(folder.performance)),
+        before=known_line({**folder.read_json(folder.evaluation_before), "step": 0}) or {},
     )
 
 

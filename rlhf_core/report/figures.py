@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+
+_SET_SCORE = re.compile(r"eval/([A-Za-z0-9][\w.-]*)/score")
+_MAX_SETS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +55,19 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         name="eval",
         title="Held-out evaluation",
-        caption="On prompts kept from training.",
+        caption="On prompts kept from training; shaded: 95% interval over the prompts.",
         keys=("eval/score", "eval/*"),
-        without=("eval/*num_prompts", "eval/*length_mean", "eval/*truncated_fraction"),
+        without=(
+            *("*num_prompts", "*num_scored", "*length_mean", "*truncated_fraction", "*_low", "*_high", "*@*"),
+            *("eval/environment/*", "eval/response/*", "eval/sampled/environment/*", "eval/sampled/response/*"),
+        ),
+    ),
+    Figure(
+        name="eval-samples",
+        title="Several answers to each held-out prompt",
+        caption="avg: mean score; pass: one of them is right; maj: score of the most frequent one.",
+        keys=("eval/avg@*", "eval/maj@*", "eval/pass@*"),
+        without=("*_low", "*_high"),
     ),
     Figure(
         name="kl",
@@ -156,3 +170,27 @@ FIGURES: tuple[Figure, ...] = (
         from_zero=True,
     ),
 )
+
+
+def figures_for(keys: Sequence[str]) -> list[Figure]:
+    """The plots of runs with these metrics: `FIGURES`, and one for each named evaluation set."""
+    found = dict.fromkeys(match[1] for key in keys if (match := _SET_SCORE.fullmatch(key)) and match[1] != "sampled")
+    sets = list(found)[:_MAX_SETS]
+    figures: list[Figure] = []
+    for figure in FIGURES:
+        own = replace(figure, without=(*figure.without, *(f"eval/{name}/*" for name in sets)))
+        figures.append(own if figure.name == "eval" else figure)
+        if figure.name == "eval-samples":
+            figures += [_set_figure(name) for name in sets]
+    return figures
+
+
+def _set_figure(name: str) -> Figure:
+    kinds = ("score", "avg@*", "maj@*", "pass@*")
+    return Figure(
+        name=f"eval-{name}",
+        title=f"Held-out set {name}",
+        caption="Greedy score and, of several answers, avg, pass and maj; shaded: 95% interval over the prompts.",
+        keys=tuple(f"eval/{name}/{kind}" for kind in kinds),
+        without=("*_low", "*_high"),
+    )

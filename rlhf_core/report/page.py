@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 import yaml
 
 from .cards import bars, cards, comparison, facts, status_class
 from .data import Run
-from .figures import FIGURES
+from .figures import figures_for
 from .reward_table import reward_table
 
 
@@ -32,7 +33,7 @@ def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None 
     parts = [
         _header(runs, title),
         comparison(runs) if len(runs) > 1 else cards(runs[0]),
-        _plots(plots, note),
+        _plots(runs, plots, note),
         _samples(runs) if has_samples else "",
         "".join(bars(run, named=len(runs) > 1) for run in runs),
         "".join(reward_table(run, named=len(runs) > 1) for run in runs),
@@ -83,11 +84,11 @@ def _header(runs: Sequence[Run], title: str) -> str:
     return f'<header><h1>{escape(title)}</h1>{badge}<p class="facts">{escape(subtitle)}</p></header>\n'
 
 
-def _plots(plots: Mapping[str, bytes], note: str | None) -> str:
+def _plots(runs: Sequence[Run], plots: Mapping[str, bytes], note: str | None) -> str:
     if note is not None:
         return f'<h2>Plots</h2>\n<p class="panel hint">{escape(note)}</p>\n'
     shown = []
-    for figure in FIGURES:
+    for figure in figures_for([*chain.from_iterable(run.keys() for run in runs)]):
         if figure.name in plots:
             data = base64.b64encode(plots[figure.name]).decode()
             shown.append(

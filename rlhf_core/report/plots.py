@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .data import Run
-from .figures import FIGURES, Figure
+from .figures import Figure, figures_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,14 +50,22 @@ STYLE: Any = {  # matplotlib's own type is a literal of every key it knows
     "savefig.facecolor": "none",
 }
 
-Series = tuple[str, str, list[int], list[float]]
-"""Label, colour, steps, values."""
+
+class Series(NamedTuple):
+    """One curve."""
+
+    label: str
+    color: str
+    steps: list[int]
+    values: list[float]
+    band: tuple[list[float], list[float]] | None = None
+    """Low and high end of each value's interval."""
 
 
 def draw(runs: Sequence[Run]) -> dict[str, bytes]:
     """Figure name -> PNG, for figures whose metrics at least one run has."""
     drawn = {}
-    for figure in FIGURES:
+    for figure in figures_for([*chain.from_iterable(run.keys() for run in runs)]):
         series = collect(figure, runs)
         if series:
             drawn[figure.name] = _png(figure, series, stacked=figure.stacked and len(runs) == 1)
@@ -73,8 +82,15 @@ def collect(figure: Figure, runs: Sequence[Run]) -> list[Series]:
             short = _short(key, figure)
             label = short if len(runs) == 1 else f"{run.name}: {short}"
             color = COLORS[len(found) % len(COLORS)]
-            found.append((label, color, steps, [value * figure.scale for value in values]))
+            band = _band(run, key, steps)
+            found.append(Series(label, color, steps, [value * figure.scale for value in values], band))
     return found
+
+
+def _band(run: Run, key: str, steps: list[int]) -> tuple[list[float], list[float]] | None:
+    """The interval beside a metric, where the run has one for each of its values."""
+    (low_steps, low), (high_steps, high) = run.series(f"{key}_low"), run.series(f"{key}_high")
+    return (low, high) if steps and low_steps == high_steps == steps else None
 
 
 def smooth(values: Sequence[float], span: float) -> list[float]:
@@ -116,28 +132,28 @@ def _png(figure: Figure, series: Sequence[Series], *, stacked: bool) -> bytes:
 
 
 def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> None:
-    for label, color, steps, values in series:
+    for label, color, steps, values, band in series:
+        if band is not None:
+            axes.fill_between(steps, *band, color=color, alpha=0.15, linewidth=0)
         marker = "o" if len(steps) <= 12 else ""
         if len(steps) > _SMOOTH_ABOVE:
             axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.9)
             values = smooth(values, len(values) / 20)
         axes.plot(steps, values, color=color, label=label, linewidth=1.8, marker=marker, markersize=4)
-    if log_scale and all(value > 0 for *_, values in series for value in values):
+    if log_scale and all(value > 0 for each in series for value in each.values):
         axes.set_yscale("log")
 
 
 def _draw_stacked(axes: Axes, series: Sequence[Series]) -> None:
-    steps = series[0][2]
+    steps = series[0].steps
     if len(steps) == 1:
         bottom = 0.0
-        for label, color, _, values in series:
-            axes.bar(steps, values, bottom=bottom, color=color, label=label, width=0.4)
-            bottom += values[0]
+        for each in series:
+            axes.bar(steps, each.values, bottom=bottom, color=each.color, label=each.label, width=0.4)
+            bottom += each.values[0]
         return
-    colors = [color for _, color, _, _ in series]
-    axes.stackplot(
-        steps, *[values for *_, values in series], colors=colors, labels=[label for label, *_ in series], alpha=0.85
-    )
+    colors, labels = [each.color for each in series], [each.label for each in series]
+    axes.stackplot(steps, *[each.values for each in series], colors=colors, labels=labels, alpha=0.85)
     axes.set_ylim(bottom=0)
 
 
@@ -148,10 +164,10 @@ def _label(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
     if figure.unit:
         axes.set_ylabel(figure.unit)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    if len({step for _, _, steps, _ in series for step in steps}) == 1:
-        axes.set_xlim(series[0][2][0] - 1.5, series[0][2][0] + 1.5)
+    if len({step for each in series for step in each.steps}) == 1:
+        axes.set_xlim(series[0].steps[0] - 1.5, series[0].steps[0] + 1.5)
     if axes.get_yscale() == "linear":
-        _limit(axes, figure, [value for *_, values in series for value in values])
+        _limit(axes, figure, [value for each in series for value in each.values])
     if len(series) > 1:
         axes.legend(  # on the right: matplotlib writes a common exponent on the left
             loc="lower right",
@@ -172,4 +188,4 @@ def _limit(axes: Axes, figure: Figure, values: Sequence[float]) -> None:
 
 
 def _same_steps(series: Sequence[Series]) -> bool:
-    return all(steps == series[0][2] for _, _, steps, _ in series)
+    return all(each.steps == series[0].steps for each in series)

@@ -1,8 +1,10 @@
 from .buffer import BatchBuffer as BatchBuffer
 from .coordinator import RolloutCoordinator as RolloutCoordinator
-from .evaluate import EvaluationRow as EvaluationRow
+from .coordinator import Sampler as Sampler
+from .eval_metrics import EvaluationRow as EvaluationRow
+from .eval_metrics import EvaluationSet as EvaluationSet
+from .eval_metrics import evaluation_metrics as evaluation_metrics
 from .evaluate import PolicyEvaluator as PolicyEvaluator
-from .evaluate import evaluation_metrics as evaluation_metrics
 from .groups import coordinator_from_tree as coordinator_from_tree
 from .groups import coordinator_to_tree as coordinator_to_tree
 from .groups import group_from_tree as group_from_tree
@@ -14,6 +16,7 @@ from .made import summary_of as summary_of
 from .maker import Player as Player
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .single_answer import SingleAnswers as SingleAnswers
+from .success import success_of as success_of
 from .weight_sync import Checksum as Checksum
 from .weight_sync import CopiedWeights as CopiedWeights
 from .weight_sync import ModuleReceiver as ModuleReceiver

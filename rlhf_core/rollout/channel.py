@@ -32,34 +32,39 @@ class LocalChannel:
         self,
         *,
         coordinator: RolloutCoordinator[RolloutGroup],
-        prompt: Callable[[int], Prompt],
+        prompt: Callable[[int, int | None], Prompt],
         maker: TimedMaker,
         strategy: Strategy,
         keep: Callable[[RolloutGroup], bool],
+        success: Callable[[RolloutGroup], float | None] = lambda group: None,
     ) -> None:
+        """prompt: of a position, and of the record that a curriculum has drawn for it. success: see
+        `RolloutCoordinator.submit`.
+        """
         self._coordinator = coordinator
         self._prompt = prompt
         self._maker = maker
         self._strategy = strategy
         self._keep = keep
+        self._success = success
 
     def episode(self, index: int) -> MadeEpisode:
         """Make the episode, in as many waves as dynamic sampling needs."""
         while not self._coordinator.ready(index):
-            positions = [lease.position for lease in self._coordinator.lease("local", 1 << 30)]
-            if not positions:
+            leases = self._coordinator.lease("local", 1 << 30)
+            if not leases:
                 raise RlhfError(f"episode {index} cannot go on: {self._coordinator.progress(index)}", where="rollout")
-            mine = positions[self._strategy.rank :: self._strategy.world_size]
-            made = list(self._maker.make([self._prompt(position) for position in mine]))
+            mine = leases[self._strategy.rank :: self._strategy.world_size]
+            made = list(self._maker.make([self._prompt(lease.position, lease.record) for lease in mine]))
             for group in sorted(self._exchange(made), key=lambda g: g.position):
-                self._coordinator.submit(group, keep=not group.is_empty and self._keep(group))
+                keep = not group.is_empty and self._keep(group)
+                self._coordinator.submit(group, keep=keep, success=self._success(group))
         groups = self._coordinator.take(index)
-        metrics = {"rollout/refused_prompts": float(self._coordinator.refused_prompts)}
         return made_episode(
             [item for group in groups for item in group.items],
             self._maker.take_times(),
             rollouts=[rollout for group in groups for rollout in group.rollouts],
-            metrics=metrics,
+            metrics=self._coordinator.take_metrics(),
         )
 
     def published(self, version: int) -> None:

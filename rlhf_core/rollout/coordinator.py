@@ -7,6 +7,8 @@ It uses neither tensors nor a transport, so it runs in the trainer's process or 
   wave by wave: only when every outstanding group of the episode has arrived, so the choice does not depend on timing.
 - A position may be made once its episode is at most `max_staleness` ahead of the policy version, and no complete
   episode waits for the trainer: samples made before they are needed only become stale.
+- Which record a position has is a function of the seed or, with a curriculum, drawn when the position is. A curriculum
+  learns from the groups of a whole wave, in position order.
 - A group enters exactly one episode: a second group for a position is refused.
 - A lease ends at its deadline, or when its maker is known dead. The position is then made again under the same
   sample ids (`attempt` counts).
@@ -37,6 +39,26 @@ class Group(Protocol):
 GroupT = TypeVar("GroupT", bound=Group)
 
 
+class Sampler(Protocol):
+    """Decides which records are drawn, from the success of those drawn before (`prompts.curriculum`)."""
+
+    def draw(self, count: int, episode: int) -> list[int]:
+        """The records of the next `count` positions, for an episode."""
+        ...
+
+    def learn(self, record: int, success: float) -> None:
+        """Take in the share of a record's answers that succeeded."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """Permission to make one prompt."""
@@ -44,6 +66,8 @@ class Lease:
     position: int
     episode: int
     attempt: int
+    record: int | None = None
+    """Index in the source; None where it follows from the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +78,16 @@ class _Held:
 
 @dataclass(slots=True)
 class _Episode(Generic[GroupT]):
-    outstanding: dict[int, int]
+    outstanding: dict[int, int] = field(default_factory=dict)
     """Position -> attempts so far, for groups that have not arrived."""
     accepted: dict[int, GroupT] = field(default_factory=dict)
     refused: int = 0
+    outcomes: dict[int, float] = field(default_factory=dict)
+    """Position -> share of successes, of groups of the wave that is not over."""
+    learnt: set[int] = field(default_factory=set)
+    """Positions whose outcome counts already; those made again do not count twice."""
+    records: dict[int, int] = field(default_factory=dict)
+    """Position -> record, where a sampler draws them."""
     emptied: int = 0
     """Refused groups without a sample; counted since the last resume, for the error only."""
 
@@ -74,7 +104,10 @@ class RolloutCoordinator(Generic[GroupT]):
         lease_seconds: float = 600.0,
         max_refill_factor: int = 10,
         clock: Callable[[], float] = time.monotonic,
+        sampler: Sampler | None = None,
     ) -> None:
+        """sampler: draws the records; None: the record of a position is known to those who ask for it."""
+        self._sampler = sampler
         self._num_episodes = num_episodes
         self._prompts_per_episode = prompts_per_episode
         self._max_staleness = max_staleness
@@ -86,6 +119,8 @@ class RolloutCoordinator(Generic[GroupT]):
         self._next_episode = 0
         self._taken = 0
         self._open: dict[int, _Episode[GroupT]] = {}
+        self._last: _Episode[GroupT] | None = None
+        """The episode that was taken last, without its groups."""
         self._episode_of: dict[int, int] = {}
         """Position -> episode, of the groups that have not arrived."""
         self._unheld: list[tuple[int, int]] = []
@@ -119,7 +154,7 @@ class RolloutCoordinator(Generic[GroupT]):
             held = _Held(maker, self._clock() + self._lease_seconds)
             self._held[position] = held
             self._leases.append((position, held))
-            leases.append(Lease(position, episode, attempt))
+            leases.append(Lease(position, episode, attempt, self._open[episode].records.get(position)))
         return leases
 
     @property
@@ -132,10 +167,11 @@ class RolloutCoordinator(Generic[GroupT]):
             heappop(self._unheld)
         return False
 
-    def submit(self, group: GroupT, *, keep: bool = True) -> bool:
+    def submit(self, group: GroupT, *, keep: bool = True, success: float | None = None) -> bool:
         """Accept a finished group. False: it is refused (made twice, or its episode has ended).
 
-        `keep=False` refuses it for training; another position is drawn in its place.
+        `keep=False` refuses it for training; another position is drawn in its place. `success`: the share of its
+        answers that succeeded, for a curriculum; None where it has none.
         """
         found = self._episode_of.pop(group.position, None)
         if found is None:
@@ -148,7 +184,10 @@ class RolloutCoordinator(Generic[GroupT]):
         else:
             episode.refused += 1
             episode.emptied += group.is_empty
+        if success is not None and group.position not in episode.learnt:
+            episode.outcomes[group.position] = success
         if not episode.outstanding:
+            self._learn(episode)
             self._refill(found, episode)
         return True
 
@@ -167,14 +206,17 @@ class RolloutCoordinator(Generic[GroupT]):
         if episode != self._taken or not self.ready(episode):
             raise RlhfError(f"episode {episode} cannot be taken: {self.progress(episode)}", where="coordinator")
         self._taken += 1
-        state = self._open.pop(episode)
+        self._last = state = self._open.pop(episode)
         self.refused_prompts = state.refused
-        return [state.accepted[position] for position in sorted(state.accepted)]
+        groups, state.accepted = state.accepted, {}
+        return [groups[position] for position in sorted(groups)]
 
     def give_back(self, groups: Iterable[GroupT], lost: Iterable[int]) -> None:
         """Undo the last `take`, whose groups at the positions `lost` cannot be had any more: they are made again."""
+        assert self._last is not None
         self._taken -= 1
-        self._open[self._taken] = _Episode({}, {group.position: group for group in groups}, self.refused_prompts)
+        self._last.accepted = {group.position: group for group in groups}
+        self._open[self._taken], self._last = self._last, None
         self._make_again(self._taken, lost)
 
     def withdraw(self, is_lost: Callable[[GroupT], bool]) -> int:
@@ -191,6 +233,11 @@ class RolloutCoordinator(Generic[GroupT]):
         if version < self._version:
             raise RlhfError(f"version {version} follows {self._version}", where="coordinator")
         self._version = version
+
+    def take_metrics(self) -> dict[str, float]:
+        """Of the last taken episode: `rollout/refused_prompts`, and those of a curriculum."""
+        own = {} if self._sampler is None else self._sampler.take_metrics()
+        return {"rollout/refused_prompts": float(self.refused_prompts), **own}
 
     def release(self, maker: str) -> int:
         """End all leases of a maker that is gone; returns how many prompts will be made again."""
@@ -215,11 +262,14 @@ class RolloutCoordinator(Generic[GroupT]):
             "cursor": self._cursor,
             "next_episode": self._next_episode,
             "taken": self._taken,
+            "records": {str(p): record for state in self._open.values() for p, record in state.records.items()},
+            "sampler": None if self._sampler is None else self._sampler.state_dict(),
             "open": {
                 str(index): {
                     "outstanding": sorted(state.outstanding),
                     "accepted": [state.accepted[p] for p in sorted(state.accepted)],
                     "refused": state.refused,
+                    "outcomes": {str(position): success for position, success in state.outcomes.items()},
                 }
                 for index, state in self._open.items()
             },
@@ -234,16 +284,23 @@ class RolloutCoordinator(Generic[GroupT]):
         self._leases.clear()
         self._episode_of.clear()
         self._unheld.clear()
+        records = {int(position): record for position, record in state.get("records", {}).items()}
+        if self._sampler is not None and state.get("sampler") is not None:
+            self._sampler.load_state_dict(state["sampler"])
         self._open = {
             int(index): _Episode(
                 outstanding=dict.fromkeys(saved["outstanding"], 0),
                 accepted={group.position: group for group in saved["accepted"]},
                 refused=saved["refused"],
+                outcomes={int(position): success for position, success in saved.get("outcomes", {}).items()},
             )
             for index, saved in state["open"].items()
         }
         for index, episode in self._open.items():
             self._want(index, episode.outstanding)
+            held = [position for position in (*episode.outstanding, *episode.accepted) if position in records]
+            episode.records = {position: records[position] for position in held}
+            episode.learnt = set(episode.accepted) - set(episode.outcomes)
 
     def _open_next(self) -> bool:
         """Open the next episode, if it may start."""
@@ -253,14 +310,19 @@ class RolloutCoordinator(Generic[GroupT]):
             return False
         index = self._next_episode
         self._next_episode += 1
-        self._open[index] = _Episode(outstanding=self._draw(index, self._prompts_per_episode))
+        self._open[index] = _Episode()
+        self._draw(index, self._prompts_per_episode)
         return True
 
-    def _draw(self, index: int, count: int) -> dict[int, int]:
+    def _draw(self, index: int, count: int) -> None:
+        """Add the next positions of the stream to the episode."""
+        episode = self._open[index]
         positions = range(self._cursor, self._cursor + count)
         self._cursor += count
+        if self._sampler is not None:
+            episode.records.update(zip(positions, self._sampler.draw(count, index), strict=True))
+        episode.outstanding.update(dict.fromkeys(positions, 0))
         self._want(index, positions)
-        return dict.fromkeys(positions, 0)
 
     def _want(self, index: int, positions: Iterable[int]) -> None:
         for position in positions:
@@ -277,6 +339,15 @@ class RolloutCoordinator(Generic[GroupT]):
     def _end_lease(self, position: int) -> None:
         del self._held[position]
         heappush(self._unheld, (self._episode_of[position], position))
+
+    def _learn(self, episode: _Episode[GroupT]) -> None:
+        """Hand the outcomes of a wave to the sampler, in an order that does not depend on timing."""
+        if self._sampler is None:
+            return
+        for position in sorted(episode.outcomes):
+            self._sampler.learn(episode.records[position], episode.outcomes[position])
+        episode.learnt.update(episode.outcomes)
+        episode.outcomes.clear()
 
     def _refill(self, index: int, episode: _Episode[GroupT]) -> None:
         missing = self._prompts_per_episode - len(episode.accepted)
@@ -295,7 +366,7 @@ class RolloutCoordinator(Generic[GroupT]):
                 hint="every answer to these prompts gets the same reward; use easier prompts, a finer reward, "
                 "more samples_per_prompt, or turn dynamic sampling off",
             )
-        episode.outstanding = self._draw(index, missing)
+        self._draw(index, missing)
 
     def _expire(self) -> None:
         now = self._clock()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from ..config.sections import EvalSetOptions
 from ..hooks.relay import HookRelay
 from ..rewards.scorer import RewardScorer
-from ..types import BufferItem, Prompt, SamplingParams
+from ..types import BufferItem, Prompt, RolloutGroup, SamplingParams
+from .eval_metrics import EvaluationRow, EvaluationSet, evaluation_metrics, final_answer
 from .maker import Player, PolicyExperienceMaker
 
 FIRST_SAMPLE_ID = 1 << 62
@@ -28,9 +31,8 @@ class Ranks(Protocol):
     def all_gather_objects(self, value: Any) -> list[Any]: ...
 
 
-class PolicyEvaluator:
-    """Mean rewards of one answer to each held-out prompt, or of a greedy and a sampled one. Collective: the ranks
-    share the prompts."""
+class EvaluatedSet:
+    """One set of prompts: a greedy answer to each and, as its options say, sampled ones beside it."""
 
     def __init__(
         self,
@@ -39,58 +41,89 @@ class PolicyEvaluator:
         scorer: RewardScorer,
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
-        temperature: float,
-        score: str | None,
-        batch_size: int,
-        strategy: Ranks,
-        sampled_temperature: float | None = None,
+        options: EvalSetOptions,
+        name: str | None = None,
+        owns_scorer: bool = False,
     ) -> None:
-        """player: has the policy answer, sampled in the given way. `temperature` 0 is greedy; `sampled_temperature`
-        asks for a second answer, sampled at it."""
-        self._prompts = [replace(p, position=i) for i, p in enumerate(prompts)][strategy.rank :: strategy.world_size]
+        """player: has the policy answer, sampled in the given way. sampling: the run's; temperatures and, where it
+        has one, the length limit are those of `options`. owns_scorer: whether `close` ends it.
+        """
+        self.prompts = prompts
+        self.about = EvaluationSet(name, options)
+        if options.max_new_tokens is not None:
+            sampling = replace(sampling, max_new_tokens=options.max_new_tokens)
+        self._owned = [scorer] if owns_scorer else []
+        self._makers = {False: (_maker(player, scorer, _at_temperature(sampling, options.temperature), 1), 1)}
+        if count := options.num_sampled:
+            at = sampling.temperature if options.sampled_temperature is None else options.sampled_temperature
+            self._makers[True] = (_maker(player, scorer, _at_temperature(sampling, at), count), count)
+
+    def rows(self, prompts: Sequence[Prompt], set_index: int, batch_size: int) -> list[EvaluationRow]:
+        """Answer and score some of the set's prompts, `batch_size` answers at once."""
+        rows: list[EvaluationRow] = []
+        for sampled, (maker, count) in self._makers.items():
+            at_once = max(1, batch_size // count)
+            for first in range(0, len(prompts), at_once):
+                for group in maker.make(prompts[first : first + at_once]):
+                    rows += _rows(group, count, sampled, set_index)
+            maker.take_times()  # what an evaluation costs is not the next episode's
+        return rows
+
+    def close(self) -> None:
+        """Close the players, and the rewards that are its own."""
+        with ExitStack() as stack:
+            for scorer in self._owned:
+                stack.callback(scorer.close)
+            for maker, _ in self._makers.values():
+                stack.callback(maker.close)
+
+
+class PolicyEvaluator:
+    """Evaluates one set of prompts after the other. Collective: the ranks share the prompts."""
+
+    def __init__(self, sets: Sequence[EvaluatedSet], *, batch_size: int, strategy: Ranks) -> None:
+        self._sets = sets
         self._batch_size = batch_size
-        self._score = score
         self._strategy = strategy
-
-        def maker(at: float) -> PolicyExperienceMaker:
-            return PolicyExperienceMaker(
-                player=player(_at_temperature(sampling, at)),
-                samples_per_prompt=1,
-                scorer=scorer,
-                hooks=HookRelay(),
-                number=lambda position, _: FIRST_SAMPLE_ID + position,
-            )
-
-        self._makers = {False: maker(temperature)}
-        if sampled_temperature is not None:
-            self._makers[True] = maker(sampled_temperature)
+        prompts = [(index, prompt) for index, each in enumerate(sets) for prompt in each.prompts]
+        numbered = [(index, replace(prompt, position=i)) for i, (index, prompt) in enumerate(prompts)]
+        self._prompts = numbered[strategy.rank :: strategy.world_size]
 
     @property
     def num_prompts(self) -> int:
-        """Of this rank."""
+        """Of this rank, of all sets."""
         return len(self._prompts)
 
     def close(self) -> None:
-        """Close the players."""
-        for maker in self._makers.values():
-            maker.close()
+        """Close the players and the rewards of the sets."""
+        with ExitStack() as stack:
+            for each in self._sets:
+                stack.callback(each.close)
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of `evaluation_metrics` over all prompts."""
-        gathered = self._strategy.all_gather_objects((len(self._prompts), self.rows(0, len(self._prompts))))
-        return evaluation_metrics(
-            [row for _, part in gathered for row in part], sum(count for count, _ in gathered), self._score
-        )
+        gathered = self._strategy.all_gather_objects(self.rows(0, len(self._prompts)))
+        return evaluation_metrics([row for part in gathered for row in part], [each.about for each in self._sets])
 
     def rows(self, start: int, stop: int) -> list[EvaluationRow]:
         """Answer and score this rank's prompts `start` to `stop`."""
         rows: list[EvaluationRow] = []
-        for sampled, maker in self._makers.items():
-            for first in range(start, stop, self._batch_size):
-                made = maker.make(self._prompts[first : min(first + self._batch_size, stop)])
-                rows += [EvaluationRow.of(group.items, sampled) for group in made if group.items]
-            maker.take_times()  # what an evaluation costs is not the next episode's
+        for index, each in enumerate(self._sets):
+            prompts = [prompt for of, prompt in self._prompts[start:stop] if of == index]
+            rows += each.rows(prompts, index, self._batch_size) if prompts else []
         return rows
+
+
+def _maker(
+    player: Callable[[SamplingParams], Player], scorer: RewardScorer, sampling: SamplingParams, count: int
+) -> PolicyExperienceMaker:
+    return PolicyExperienceMaker(
+        player=player(sampling),
+        samples_per_prompt=count,
+        scorer=scorer,
+        hooks=HookRelay(),
+        number=lambda position, k: FIRST_SAMPLE_ID + position * count + k,
+    )
 
 
 def _at_temperature(sampling: SamplingParams, temperature: float) -> SamplingParams:
@@ -100,39 +133,20 @@ def _at_temperature(sampling: SamplingParams, temperature: float) -> SamplingPar
     return replace(sampling, greedy=False, temperature=temperature)
 
 
-class EvaluationRow(NamedTuple):
-    """What one answer, or one episode, adds to an evaluation."""
-
-    rewards: dict[str, float]
-    num_tokens: int
-    truncated: bool
-    sampled: bool = False
-    """The second answer, of `sampled_temperature`."""
-
-    @classmethod
-    def of(cls, items: Sequence[BufferItem], sampled: bool) -> EvaluationRow:
-        """An answer or an episode with all its branches, whose rewards are the episode's."""
-        tokens = sum(item.num_sampled_tokens for item in items)
-        return cls(dict(items[0].rewards), tokens, items[-1].truncated, sampled)
-
-
-def evaluation_metrics(rows: Sequence[EvaluationRow], num_prompts: int, score: str | None) -> dict[str, float]:
-    """`eval/<reward>` means, `eval/score` (the first reward or the one named `score`), `eval/length_mean`, counts.
-
-    Of sampled second answers the same under `eval/sampled/…`.
-    A sample that a reward's policy drops counts as 0, so that a failing scorer never makes a policy look better.
-    """
-    first = _means([row for row in rows if not row.sampled], num_prompts, score, "eval")
-    return first | _means([row for row in rows if row.sampled], num_prompts, score, "eval/sampled")
-
-
-def _means(rows: Sequence[EvaluationRow], num_prompts: int, score: str | None, prefix: str) -> dict[str, float]:
-    if not rows:
-        return {}
-    names = list(rows[0].rewards)
-    metrics = {f"{prefix}/{name}": math.fsum(row.rewards[name] for row in rows) / num_prompts for name in names}
-    metrics[f"{prefix}/score"] = metrics[f"{prefix}/{score or names[0]}"]
-    metrics[f"{prefix}/length_mean"] = sum(row.num_tokens for row in rows) / len(rows)
-    metrics[f"{prefix}/truncated_fraction"] = sum(row.truncated for row in rows) / len(rows)
-    metrics[f"{prefix}/num_prompts"] = float(num_prompts)
-    return metrics
+def _rows(group: RolloutGroup, count: int, sampled: bool, set_index: int) -> list[EvaluationRow]:
+    """One a sample, those that were dropped included."""
+    items: dict[int, list[BufferItem]] = defaultdict(list)
+    for item in group.items:
+        items[item.sample_id].append(item)
+    answers = {rollout.sample_id: final_answer(rollout.completion) for rollout in group.rollouts}
+    first = FIRST_SAMPLE_ID + group.position * count
+    return [
+        EvaluationRow.of(
+            items.get(number, ()),
+            sampled,
+            prompt=group.position,
+            answer=answers.get(number, ""),
+            set_index=set_index,
+        )
+        for number in range(first, first + count)
+    ]

@@ -21,9 +21,7 @@ def made_episode(
 ) -> MadeEpisode:
     """The episode of samples that this process holds, in any order. `rollouts`: their texts, where these are kept."""
     data = _Held(items, rollouts)
-    return MadeEpisode(
-        rows=[summary_of(item) for item in data.items], data=data, times=times, metrics=metrics or {}
-    )
+    return MadeEpisode(rows=[summary_of(item) for item in data.items], data=data, times=times, metrics=metrics or {})
 
 
 def summary_of(item: BufferItem) -> ItemSummary:

@@ -234,6 +234,10 @@ class RunFolder:
         return self.path / "performance.json"
 
     @property
+    def evaluation_before(self) -> Path:
+        return self.path / "evaluation-before.json"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

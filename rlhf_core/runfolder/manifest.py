@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,14 @@ def collect_manifest(
     seed: int,
     command: Sequence[str],
     data_digest: str | None,
+    data_counts: Mapping[str, int] | None = None,
     num_processes: int = 1,
     project_folder: Path | None = None,
 ) -> dict[str, Any]:
     """The manifest's content at the start of a run, as JSON values.
 
     With `config.yaml` it suffices to repeat the run: `rlhf train --from`.
+    `data_counts`: records of the prompts, and those left out by reason.
     `project_folder` (default: the working folder): where the git revision is looked up.
     """
     return {
@@ -57,6 +59,7 @@ def collect_manifest(
         "num_processes": num_processes,
         "working_folder": str(Path.cwd()),
         "data_digest": data_digest,
+        "data_counts": dict(data_counts or {}),
         "git_revision": git_revision(project_folder or Path.cwd()),
         "python": platform.python_version(),
         "platform": platform.platform(),

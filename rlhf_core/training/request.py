@@ -26,8 +26,8 @@ class RunInputs:
     algorithm: Algorithm[Any, Any]
     prompts: PromptStream
     """Training prompts, from `build.build_run_prompts`."""
-    eval_prompts: PromptStream | None
-    """Evaluation prompts, where they have a separate source."""
+    eval_prompts: Mapping[str | None, PromptStream]
+    """Evaluation prompts that have a separate source, by the name of their set, from `build.build_eval_prompts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.folder import RunFolder
 from ..strategy import Strategy
+from ..util.jsonl import write_json
 from .batches import BatchPlan, TrainBatch
 from .build_source import DatasetItems, build_rollout_source
 from .checkpoint_saver import CheckpointSaver
@@ -225,7 +226,10 @@ class TrainerSession:
                 logger.warning("as it was changed before the checkpoint: %s", changed)
             return state.next_episode, state.step
         self._publisher.publish(0)
-        self._eval_before = self._evaluate(0).get("eval/score")
+        before = self._evaluate(0)
+        self._eval_before = before.get("eval/score")
+        if before and self._strategy.is_main:
+            write_json(self._folder.evaluation_before, dict(before))
         if self._resolved.run.guards.rolling_back:
             self.save(-1, 0)  # a target for rollbacks
         return 0, 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import Algorithm, RolloutAlgorithm
 from ..build import (
     TrainerModels,
+    build_curriculum,
     build_engine,
     build_evaluator,
     build_player,
@@ -25,6 +26,7 @@ from ..rewards.scorer import RewardScorer
 from ..rollout.channel import LocalChannel
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
+from ..rollout.success import success_of
 from ..rollout.weight_sync import NoReceiver, build_engine_beside
 from ..strategy import Strategy
 from ..training.request import FitResult, RunRequest, SessionParts, Transport
@@ -136,8 +138,16 @@ class _LocalParts:
         )
         self._stack.callback(maker.close)
         coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
-            num_episodes=train.episodes, prompts_per_episode=train.prompts_per_episode, max_staleness=0
+            num_episodes=train.episodes,
+            prompts_per_episode=train.prompts_per_episode,
+            max_staleness=0,
+            sampler=build_curriculum(resolved, prompts),
         )
         return LocalChannel(
-            coordinator=coordinator, prompt=prompts.prompt, maker=maker, strategy=strategy, keep=algorithm.keep
+            coordinator=coordinator,
+            prompt=prompts.prompt,
+            maker=maker,
+            strategy=strategy,
+            keep=algorithm.keep,
+            success=success_of(resolved.run.prompts.curriculum),
         )

@@ -26,6 +26,15 @@ VARIANTS = {
     "ppo": {},
     "adaptive KL": {"algorithm": {"name": "ppo", "kl_controller": "adaptive", "kl_target": 0.01}},
     "normalised rewards": {"rewards": [{"name": "length", "target_tokens": 2}], "reward_scaling": {"normalise": True}},
+    "curriculum": {
+        "rewards": [{"name": "length", "target_tokens": 2}],
+        "prompts": {
+            "name": "sort-digits",
+            "num_digits": 2,
+            "size": 14,
+            "curriculum": {"success": [0.3, 0.9], "success_score": 0.2, "revisit_after": 1, "retire_after": 2},
+        },
+    },
     "schedule and epochs": {"optimizer": SCHEDULE, "train": {**TRAIN, "epochs_per_episode": 2}},
 }
 

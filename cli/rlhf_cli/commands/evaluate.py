@@ -1,21 +1,37 @@
-"""`rlhf eval`: score a model's answers to a file of prompts."""
+"""`rlhf eval`: score a model on a file of prompts, in an environment, or as a run file evaluates."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ..output import print_json, print_table
-from .playing import EnvironmentRequest, environment_options
+from ..run_arguments import RunArguments
 from .sampling import SamplingRequest, sampling_options
 
-if TYPE_CHECKING:
-    from rlhf_core.config.selected import SelectedReward
+_TASKS = 64
+"""Episodes of an evaluation that is given neither prompts nor a number."""
+_EVERYTHING = 2**31
+"""As a limit: no prompt is left out."""
+_OVERRIDES = {
+    "engine": "engine.name",
+    "max_new_tokens": "engine.max_new_tokens",
+    "temperature": "eval.temperature",
+    "top_k": "engine.top_k",
+    "top_p": "engine.top_p",
+    "stop": "engine.stop",
+    "device": "model.device",
+    "num_prompts": "eval.num_prompts",
+}
+"""Flag -> what it sets of the run."""
 
 
 @click.command("eval")
-@click.option("--model", required=True, metavar="DIR", help="Model folder, hub name or builtin:NAME.")
+@click.argument("run_file", metavar="[RUN.yaml]", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.option("--model", metavar="DIR", help="Model folder, hub name or builtin:NAME.  [default: the run file's]")
 @click.option(
     "--prompts",
     "prompts_file",
@@ -28,63 +44,82 @@ if TYPE_CHECKING:
     "rewards",
     multiple=True,
     metavar="NAME[:WEIGHT]",
-    help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Repeatable.  [default: exact-match; the environment's own]",
+    help="A reward, or FILE.py:FUNCTION[:WEIGHT]. Repeatable.  [default: the run file's; exact-match]",
 )
+@click.option("--environment", metavar="NAME", help="Play episodes of this environment: NAME or FILE.py:CLASS.")
+@click.option("--num-prompts", type=click.IntRange(min=1), help="Score so many only.  [default: all; 64 tasks]")
 @click.option(
-    "--num-prompts", type=click.IntRange(min=1), help="Score the first so many only.  [default: all; 64 without a file]"
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY.PATH=VALUE",
+    help="Set any option, the value in YAML: --set eval.samples_per_prompt=8 --set rewards.0.pattern=yes.",
 )
+@click.option("--trust", "trusts", is_flag=True, help="Run files of code outside of the run file's folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@environment_options
 @sampling_options
+@click.pass_context
 def evaluate(
-    model: str,
+    context: click.Context,
+    run_file: str | None,
+    model: str | None,
     prompts_file: str | None,
     rewards: tuple[str, ...],
+    environment: str | None,
     num_prompts: int | None,
+    overrides: tuple[str, ...],
+    trusts: bool,
     as_json: bool,
     sampling: SamplingRequest,
-    playing: EnvironmentRequest,
 ) -> None:
-    """Generate an answer to each prompt of a file and print the mean of every reward.
+    """Answer held-out prompts and print the mean of every reward.
 
-    With --environment, play an episode for each prompt, or for tasks that the environment makes itself, and print
-    its reward and metrics, too.
+    They are those of a file, tasks that an environment makes itself, or, with a run file, those that the run
+    evaluates on: its held-out prompts, `eval.prompts` and `eval.sets`.
 
     \b
     Examples:
       rlhf eval --model runs/first/model --prompts test.jsonl
       rlhf eval --model runs/first/model --prompts test.jsonl --reward ./my_reward.py:brevity --num-prompts 100
+      rlhf eval --model runs/first/model --prompts test.jsonl --reward regex --set rewards.0.pattern="[0-9]+"
       rlhf eval --model runs/game/model --environment guess-number --set environment.max_turns=4 --num-prompts 200
+      rlhf eval run.yaml --model runs/first/model --set eval.samples_per_prompt=8
     """
-    environment = playing.select()
-    if prompts_file is None and environment is None:
-        raise click.UsageError("say what to answer: --prompts FILE; or where to act: --environment NAME")
-    selected = _rewards(rewards or (() if environment is not None else ("exact-match",)))
-
-    from rlhf_core.entry.inference import evaluate_folder
-
-    scores = evaluate_folder(
-        model,
-        prompts_file,
-        selected,
-        num_prompts=num_prompts,
-        sampling=sampling.params(),
-        engine=sampling.engine,
-        device=sampling.device,
+    if run_file is None and model is None:
+        raise click.UsageError("say which model: --model DIR, or a run file")
+    if run_file is None and prompts_file is None and environment is None:
+        raise click.UsageError("say what to answer: --prompts FILE, a run file; or where to act: --environment NAME")
+    values = {**asdict(sampling), "num_prompts": num_prompts}
+    given = {name for name in _OVERRIDES if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    # Without a run file the defaults of the flags hold, not those of a run.
+    chosen = {name for name in _OVERRIDES if values[name] is not None and (run_file is None or name in given)}
+    request = RunArguments(
+        run_file=run_file,
+        rewards=rewards,
         environment=environment,
+        model=model,
+        overrides=overrides,
+        base=_base(num_prompts or _TASKS),
     )
+    from rlhf_core.entry.evaluate import evaluate_run
+
+    flags: list[tuple[str, Any]] = [(_OVERRIDES[name], values[name]) for name in _OVERRIDES if name in chosen]
+    if prompts_file is not None:
+        limit = {"max_prompt_tokens": _EVERYTHING}
+        flags.append(("eval.prompts", {"name": "jsonl", "path": prompts_file, **limit}))
+    if model is not None:
+        flags.append(("model.lora", None))  # a trained model's adapter is merged into it
+    mapping, _ = request.mapping(flags)
+    scores = evaluate_run(mapping, where=request.where, trust=request.trust(everything=trusts))
+    if run_file is None:
+        scores = {name.removeprefix("eval/"): value for name, value in scores.items()}
     if as_json:
         print_json(scores)
         return
     print_table(["metric", "value"], [[name, f"{value:.6g}"] for name, value in scores.items()])
 
 
-def _rewards(texts: tuple[str, ...]) -> list[SelectedReward]:
-    from rlhf_core.config.load import parse_reward
-    from rlhf_core.config.problems import Problems
-    from rlhf_core.config.resolve import resolve_reward
-
-    problems = Problems()
-    found = [resolve_reward(parse_reward(text), problems, text) for text in texts]
-    problems.raise_if_any("--reward")
-    return [reward for reward in found if reward is not None]
+def _base(num_tasks: int) -> dict[str, Any]:
+    """A run that evaluates all prompts of a file or, where no file is named, as many tasks without one."""
+    tasks = {"name": "tasks", "size": num_tasks}
+    return {"prompts": tasks, "eval": {"prompts": tasks, "num_prompts": _EVERYTHING}}

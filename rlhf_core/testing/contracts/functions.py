@@ -39,4 +39,6 @@ class FunctionContract:
     def test_its_docstring_begins_with_a_summary(self, function: Callable[[Any], Any]) -> None:
         line = (inspect.getdoc(inspect.unwrap(function)) or "").strip().partition("\n")[0]
         assert line, f"{self.plugin}: say in one line what it computes, and whose it is"
-        assert len(line) <= MAX_SUMMARY, f"{self.plugin}: its first line is for a table, at most {MAX_SUMMARY} characters"
+        assert len(line) <= MAX_SUMMARY, (
+            f"{self.plugin}: its first line is for a table, at most {MAX_SUMMARY} characters"
+        )

@@ -102,7 +102,8 @@ def test_the_resolved_mapping_has_every_section_in_order(fake_run):
         "logging",
         "hooks",
     ]
-    assert mapping["prompts"] == {"name": "fake-lines", "max_prompt_tokens": 16, "too_long": "skip", "path": "p.jsonl"}
+    shared = {"max_prompt_tokens": 16, "too_long": "skip", "duplicates": "keep", "filter": None, "curriculum": None}
+    assert mapping["prompts"] == {"name": "fake-lines", **shared, "path": "p.jsonl"}
 
 
 def test_several_problems_are_reported_together(fake_run):

@@ -126,8 +126,12 @@ def test_pipes_and_devices_are_no_files(tmp_path, capsys):
 )
 def test_lines_of_prompts(tmp_path, line, says):
     (tmp_path / "p.jsonl").write_text('{"prompt": "\\ud83d\\ude00"}\n' + line + "\n")
+    source = JsonlSource(tmp_path / "p.jsonl")
+    assert source[0]["prompt"] == "\U0001f600"
     with pytest.raises(DataError, match=says):
-        JsonlSource(tmp_path / "p.jsonl")
+        source[1]
+    _, wrong = source.scan()
+    assert isinstance(wrong, DataError) and says in wrong.message
 
 
 @pytest.mark.parametrize(

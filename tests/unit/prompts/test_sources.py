@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rlhf_core.components import PromptsContext
 from rlhf_core.errors import DataError
 from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.prompts.stream import RecordStream
 
 
 def build(name, folder=Path(), **options):
@@ -57,9 +58,11 @@ class TestJsonl:
     )
     def test_a_wrong_line_is_named(self, tmp_path, line, message):
         write(tmp_path / "p.jsonl", '{"prompt": "a"}', line, '{"prompt": "c"}')
-        with pytest.raises(DataError, match=message) as caught:
-            build("jsonl", tmp_path, path="p.jsonl")
-        assert caught.value.where == f"{tmp_path / 'p.jsonl'}:2"
+        source = build("jsonl", tmp_path, path="p.jsonl")
+        for read in (lambda: source[1], lambda: RecordStream(source, seed=0)):
+            with pytest.raises(DataError, match=message) as caught:
+                read()
+            assert caught.value.where == f"{tmp_path / 'p.jsonl'}:2"
 
     def test_no_file_a_folder_and_an_empty_file(self, tmp_path):
         with pytest.raises(DataError, match="no such file"):

@@ -159,9 +159,9 @@ class TestLength:
         assert set(map(len, texts)) == {1, 2, 3}
 
     def test_or_are_an_error(self, tokenizer):
-        with pytest.raises(DataError, match=r"5 tokens, more than max_prompt_tokens \(3\)") as caught:
+        with pytest.raises(DataError, match=r"file:2: .* 5 tokens, more than max_prompt_tokens \(3\)") as caught:
             PromptStream(self.RECORDS, tokenizer, seed=0, max_prompt_tokens=3, too_long="error")
-        assert caught.value.where == "file:2"
+        assert "2 of 5 records are wrong" in caught.value.message and "file:4" in caught.value.message
 
     def test_a_stream_left_empty_is_an_error(self, tokenizer):
         with pytest.raises(DataError, match="5 more were refused") as caught:

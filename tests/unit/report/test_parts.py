@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.report.cards import duration, number
-from rlhf_core.report.data import read_run
-from rlhf_core.report.figures import FIGURES
+from rlhf_core.report.data import Run, read_run
+from rlhf_core.report.figures import FIGURES, figures_for
 from rlhf_core.report.known import known_sample
-from rlhf_core.report.plots import smooth
+from rlhf_core.report.plots import collect, draw, smooth
 from rlhf_core.report.reward_table import reward_table
-from rlhf_core.report.samples import choose_samples
+from rlhf_core.report.samples import SampleChoice, choose_samples
 
 scored = st.lists(st.fixed_dictionaries({"score": st.floats(-9, 9), "policy_version": st.integers(0, 4)}), max_size=60)
 
@@ -94,3 +95,26 @@ def test_the_table_of_rewards_adds_up_what_each_cost_and_how_often_it_failed(tmp
 
 def test_figures_have_names_of_their_own():
     assert len({figure.name for figure in FIGURES}) == len(FIGURES)
+
+
+def test_each_evaluation_set_has_a_plot_with_its_interval_from_step_0():
+    both = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75, "eval/hard/score": 0.1}
+    of_set = {"eval/hard/pass@2": 0.2, "eval/hard/pass@2_low": 0.1, "eval/hard/pass@2_high": 0.3}
+    run = Run(
+        path=Path("run"),
+        name="run",
+        lines=[{"step": 3, **both, **of_set}],
+        before={"step": 0, **both},
+        samples=SampleChoice(groups={}, total=0),
+        config={},
+        manifest={},
+        summary={},
+        performance={},
+    )
+    figures = {figure.name: figure for figure in figures_for(run.keys())}
+    (own,) = collect(figures["eval"], [run])
+    assert (own.label, own.steps, own.values, own.band) == ("score", [0, 3], [0.5, 0.5], ([0.25] * 2, [0.75] * 2))
+    score, passed = collect(figures["eval-hard"], [run])
+    assert (score.steps, score.band) == ([0, 3], None)
+    assert (passed.steps, passed.band) == ([3], ([0.1], [0.3]))
+    assert {"eval", "eval-hard"} <= set(draw([run]))

@@ -301,3 +301,65 @@ class World:
         assert len(everything) == len(set(everything))
         assert not self.refused & set(everything)
         assert set(everything) | self.refused == set(range(len(everything) + len(self.refused)))
+
+
+class Recorder:
+    """A sampler that draws 100, 101, … and remembers what it was told."""
+
+    def __init__(self):
+        self.next, self.learnt, self.episodes = 100, [], []
+
+    def draw(self, count, episode):
+        self.episodes.append(episode)
+        self.next += count
+        return list(range(self.next - count, self.next))
+
+    def learn(self, record, success):
+        self.learnt.append((record, success))
+
+    def take_metrics(self):
+        return {"curriculum/learnt": float(len(self.learnt))}
+
+    def state_dict(self):
+        return {"next": self.next, "learnt": [list(each) for each in self.learnt]}
+
+    def load_state_dict(self, state):
+        self.next, self.learnt = state["next"], [tuple(each) for each in state["learnt"]]
+
+
+class TestSampler:
+    def test_leases_name_the_record_that_was_drawn_also_when_made_again(self):
+        owner = coordinator(sampler=Recorder())
+        assert [(each.position, each.record) for each in owner.lease("a", 3)] == [(0, 100), (1, 101), (2, 102)]
+        owner.release("a")
+        assert [(each.position, each.record) for each in owner.lease("b", 1)] == [(0, 100)]
+
+    def test_it_learns_a_wave_at_a_time_in_order_refused_ones_included(self):
+        sampler = Recorder()
+        owner = coordinator(sampler=sampler)
+        owner.lease("a", 3)
+        for position, keep in ((2, True), (0, False), (1, True)):
+            assert sampler.learnt == []
+            owner.submit(make_group(position), keep=keep, success=position / 2)
+        assert sampler.learnt == [(100, 0.0), (101, 0.5), (102, 1.0)]
+        assert [(each.position, each.record) for each in owner.lease("a", 9)] == [(3, 103)]
+        owner.submit(make_group(3), success=None)
+        owner.take(0)
+        assert len(sampler.learnt) == 3 and sampler.episodes == [0, 0]
+        assert owner.take_metrics() == {"rollout/refused_prompts": 1.0, "curriculum/learnt": 3.0}
+
+    def test_a_resume_in_the_middle_of_a_wave_forgets_nothing(self):
+        first = coordinator(sampler=Recorder(), max_staleness=1)
+        first.lease("a", 6)
+        for position in (4, 0, 1):
+            first.submit(make_group(position), success=position / 10)
+        sampler = Recorder()
+        second = coordinator(sampler=sampler, max_staleness=1)
+        second.load_state_dict(coordinator_from_tree(coordinator_to_tree(first.state_dict())))
+        leases = second.lease("b", 9)
+        assert [(each.position, each.record) for each in leases] == [(2, 102), (3, 103), (5, 105)]
+        second.submit(make_group(2), success=0.2)
+        assert sampler.learnt == [(100, 0.0), (101, 0.1), (102, 0.2)]
+        second.submit(make_group(3), success=0.3)
+        second.submit(make_group(5), success=0.5)
+        assert sampler.learnt[3:] == [(103, 0.3), (104, 0.4), (105, 0.5)]

@@ -3,12 +3,12 @@
 import pytest
 from playing import Says, driven, player, three_digits
 
-from rlhf_core.config.sections import RewardCallOptions
+from rlhf_core.config.sections import EvalSetOptions, RewardCallOptions
 from rlhf_core.environments import Outcome
 from rlhf_core.errors import RewardError, RlhfError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
-from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, PolicyEvaluator
+from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, EvaluatedSet, PolicyEvaluator
 from rlhf_core.rollout.maker import PolicyExperienceMaker
 from rlhf_core.rollout.single_answer import SingleAnswers
 from rlhf_core.testing.engine import FakeEngine
@@ -189,16 +189,14 @@ class Rank:
 class TestEvaluation:
     def evaluator(self, tokenizer, scorer, ranks, *, engine=None, functions=(length,), prompts=7, batch=3, **options):
         answering = engine or FakeEngine()
-        return PolicyEvaluator(
+        held_out = EvaluatedSet(
             player=options.pop("player", lambda sampling: SingleAnswers(answering, tokenizer, sampling)),
             scorer=scorer(*functions, **options.pop("policy", {})),
             prompts=[make_prompt(100 + i) for i in range(prompts)],
             sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=3, top_p=0.9),
-            temperature=options.pop("temperature", 0.0),
-            score=options.pop("score", None),
-            batch_size=batch,
-            strategy=ranks,
+            options=EvalSetOptions(**options),
         )
+        return PolicyEvaluator([held_out], batch_size=batch, strategy=ranks)
 
     def test_means_over_all_prompts_whatever_the_batch(self, tokenizer, scorer):
         found = [self.evaluator(tokenizer, scorer, Rank(0, 1), batch=b).evaluate() for b in (1, 3, 7, 50)]

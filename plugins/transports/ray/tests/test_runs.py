@@ -62,12 +62,22 @@ def test_on_policy_it_is_the_local_run(
     warm_run: Callable[..., dict[str, Any]],
     check_samples: Callable[[Path], None],
 ) -> None:
-    """Strictly on-policy, nothing that is learnt depends on where it was: values, noise, evaluation, order."""
-    local = train(warm_run(), output=tmp_path / "local")
-    result = train(warm_run(max_staleness=0, sync="chunked", max_shard_bytes=200_000), output=tmp_path / "ray")
+    """Strictly on-policy, nothing that is learnt depends on where it was: values, noise, evaluation, order, prompts."""
+
+    def run(**transport: Any) -> dict[str, Any]:
+        made = warm_run(**transport)
+        # So few prompts that each comes again, and of some no answer succeeds.
+        curriculum = {"success": [0.4, 0.9], "success_score": 0.5, "revisit_after": 1}
+        made["prompts"] = {"name": "sort-digits", "size": 24, "curriculum": curriculum}
+        made["eval"]["sets"] = {"more": {"prompts": "sort-digits", "num_prompts": 3, "samples_per_prompt": 2}}
+        return made
+
+    local = train(run(), output=tmp_path / "local")
+    result = train(run(max_staleness=0, sync="chunked", max_shard_bytes=200_000), output=tmp_path / "ray")
     assert result is not None and local is not None
     assert_equal(result.metrics, local.metrics)
-    assert "eval/sampled/spread" in result.metrics[-1]
+    assert {"eval/sampled/spread", "eval/more/pass@2", "eval/more/maj@2"} <= set(result.metrics[-1])
+    assert result.metrics[-1]["curriculum/passed_over"] > 0
     assert result.summary["eval_before"] == pytest.approx(local.summary["eval_before"], abs=1e-6)
     check_samples(tmp_path / "ray")
     assert all(0 <= line["sync/canary_gap_max"] < 1e-5 for line in result.metrics)

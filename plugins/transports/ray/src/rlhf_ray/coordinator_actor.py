@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_core.errors import DeadlineError
-from rlhf_core.rollout import EvaluationRow, RolloutCoordinator
+from rlhf_core.rollout import EvaluationRow, RolloutCoordinator, Sampler
 from rlhf_core.types import PhaseTimes
 
 from .coordinator_parts import EvaluationJobs, MakerRegistry, Waiters
@@ -48,6 +48,7 @@ class CoordinatorSettings:
     max_staleness: int
     lease_seconds: float
     heartbeat_seconds: float
+    sampler: Sampler | None = None
 
 
 class Coordinator:
@@ -61,6 +62,7 @@ class Coordinator:
             max_staleness=settings.max_staleness,
             # A maker whose lease expired is restarted, which releases the lease; this is a second safeguard.
             lease_seconds=2 * settings.lease_seconds,
+            sampler=settings.sampler,
         )
         self._waiters = Waiters()
         self._makers = MakerRegistry(settings.heartbeat_seconds, settings.lease_seconds)
@@ -123,7 +125,7 @@ class Coordinator:
         self._times.add(times)
         wanted = 0
         for each in made:
-            accepted = self._prompts.submit(each.group, keep=each.keep)
+            accepted = self._prompts.submit(each.group, keep=each.keep, success=each.success)
             self._arrived[each.group.position] = time.monotonic()
             wanted += accepted
         if self._prompts.can_lease:
@@ -207,15 +209,15 @@ class Coordinator:
         self._waiters.wake("work")
         return {name: actor for name, actor in self._makers.actors().items() if calls and name not in told}
 
-    async def evaluate(self, part_size: int, timeout_seconds: float) -> tuple[int, list[EvaluationRow]]:
-        """Have the held-out prompts answered with the newest version. Returns their number and the rows."""
+    async def evaluate(self, part_size: int, timeout_seconds: float) -> list[EvaluationRow]:
+        """Have the held-out prompts answered with the newest version."""
         self._evaluation.open(self._num_evaluation_prompts, part_size, self._prompts.version)
         self._waiters.wake("work")
         if not await self._waiters.until("evaluation", lambda: self._evaluation.complete, timeout_seconds):
             raise DeadlineError(
                 f"waited {timeout_seconds:g} s for an evaluation: {self._evaluation.describe()}", where="evaluation"
             )
-        return self._num_evaluation_prompts, self._evaluation.rows()
+        return self._evaluation.rows()
 
     async def state(self) -> dict[str, Any]:
         """`RolloutCoordinator.state_dict` with stored groups, and the canary results."""
@@ -290,7 +292,9 @@ class Coordinator:
         leases = self._prompts.lease(maker, self._settings.prompts_per_lease)
         if not leases:
             return None
-        return RolloutWork(tuple(lease.position for lease in leases), self._prompts.version, self._era)
+        positions = tuple(lease.position for lease in leases)
+        records = tuple(lease.record for lease in leases if lease.record is not None)
+        return RolloutWork(positions, self._prompts.version, self._era, records)
 
     def _silent_trainers(self) -> dict[str, float]:
         now = time.monotonic()
@@ -307,7 +311,7 @@ class Coordinator:
         self._handed_times, self._times = self._times, PhaseTimes()
         gap, self._canary_gap = self._canary_gap, 0.0
         metrics = {
-            "rollout/refused_prompts": float(self._prompts.refused_prompts),
+            **self._prompts.take_metrics(),
             "sync/canary_gap_max": gap,
             "transport/queue_s": math.fsum(waited) / max(1, len(waited)),
             "transport/maker_idle_fraction": self._makers.take_idle_fraction(),

@@ -71,13 +71,17 @@ class MakerFeed(ABC):
         """Whether a group is to be trained on."""
         return not group.is_empty
 
+    def success(self, group: RolloutGroup) -> float | None:
+        """The share of a group's answers that succeeded, where a curriculum asks for it."""
+        return None
+
     def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
         """Send groups once the previous ones have been taken, and raise their errors. `times`: spent on these."""
         self.flush()
         self.times.add(times)
         self.num_samples += sum(len(group.items) for group in groups)
         stored = store_groups(groups, self.name, texts=self.sends_texts)
-        made = [Made(each, self.keep(group)) for each, group in zip(stored, groups, strict=True)]
+        made = [Made(each, self.keep(group), self.success(group)) for each, group in zip(stored, groups, strict=True)]
         dealt, self._next = deal(made, len(self._takers.names), self._next)
         self._under_way = [
             (taker, self._takers.handle(taker).submit.remote(self.name, era, part, times))

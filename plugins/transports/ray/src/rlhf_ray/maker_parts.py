@@ -32,7 +32,7 @@ from rlhf_core.models import ReferencePass, adapter_off, disable_dropout, is_lor
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
-from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker, SingleAnswers
+from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker, SingleAnswers, success_of
 from rlhf_core.seed import seed_reward, strategy_by_name
 from rlhf_core.strategies import autocast_for
 from rlhf_core.strategy import Strategy
@@ -116,8 +116,10 @@ class MakerParts:
 
     worker: MakerWorker
     hooks: HookRelay
-    prompt: Callable[[int], Prompt]
+    prompt: Callable[[int, int | None], Prompt]
+    """Of a position, and of the record that a curriculum has drawn for it."""
     keep: Callable[[RolloutGroup], bool]
+    success: Callable[[RolloutGroup], float | None]
     evaluator: PolicyEvaluator | None
 
 
@@ -191,7 +193,8 @@ def build_maker(
     evaluator = None
     if resolved.evaluates:
         evaluator = build_evaluator(resolved, engine, tokenizer, scorer, prompts, place)
-    return MakerParts(worker, hooks, prompts.prompt, _keep_all if rollouts is None else rollouts.keep, evaluator)
+    keep = _keep_all if rollouts is None else rollouts.keep
+    return MakerParts(worker, hooks, prompts.prompt, keep, success_of(run.prompts.curriculum), evaluator)
 
 
 def _keep_all(group: RolloutGroup) -> bool:

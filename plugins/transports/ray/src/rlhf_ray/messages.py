@@ -22,6 +22,8 @@ class RolloutWork:
     version: int
     era: int = 0
     """Number of rollbacks so far; work requested in an earlier era is discarded."""
+    records: tuple[int, ...] = ()
+    """The record of each position, where a curriculum has drawn them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Made:
 
     group: StoredGroup
     keep: bool
+    success: float | None = None
+    """The share of its answers that succeeded, for a curriculum."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,12 +91,16 @@ class RunFeed(MakerFeed):
             self.worker.weights.wait_live(work.version, timeout_seconds=self._config.sync_timeout_seconds)
             self._compare()
             if isinstance(work, RolloutWork):
-                yield work.era, [self._parts.prompt(position) for position in work.positions]
+                records = work.records or (None,) * len(work.positions)
+                yield work.era, [self._parts.prompt(*each) for each in zip(work.positions, records, strict=True)]
             else:
                 self._evaluate(work)
 
     def keep(self, group: RolloutGroup) -> bool:
         return super().keep(group) and self._parts.keep(group)
+
+    def success(self, group: RolloutGroup) -> float | None:
+        return self._parts.success(group)
 
     def _evaluate(self, work: EvaluationWork) -> None:
         assert self._parts.evaluator is not None

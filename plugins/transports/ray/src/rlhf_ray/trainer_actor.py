@@ -21,7 +21,14 @@ from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.models import load_tokenizer
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
-from rlhf_core.rollout import NoReceiver, coordinator_from_tree, coordinator_to_tree, evaluation_metrics, with_groups
+from rlhf_core.rollout import (
+    EvaluationSet,
+    NoReceiver,
+    coordinator_from_tree,
+    coordinator_to_tree,
+    evaluation_metrics,
+    with_groups,
+)
 from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
@@ -128,6 +135,7 @@ class RayChannel:
         self._strategy = strategy
         self._options = resolved.run.eval
         self._keeps_samples = resolved.run.logging.samples != "none"
+        self._sets = [EvaluationSet(name, options) for name, options in resolved.evaluation_sets]
         self._timeout_seconds = timeout_seconds
         self._metrics = metrics
 
@@ -179,8 +187,8 @@ class RayChannel:
         def on_main() -> None:
             assert self._options is not None
             size, wait = self._options.batch_size, self._timeout_seconds
-            num_prompts, rows = ask(self._coordinator, "evaluate", size, wait, wait_seconds=wait)
-            metrics.update(evaluation_metrics(rows, num_prompts, self._options.score))
+            rows = ask(self._coordinator, "evaluate", size, wait, wait_seconds=wait)
+            metrics.update(evaluation_metrics(rows, self._sets))
 
         self._strategy.run_on_main(on_main)
         shared: dict[str, float] = self._strategy.broadcast_object(metrics)

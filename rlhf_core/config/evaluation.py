@@ -1,0 +1,49 @@
+"""The section `eval` and, in it, `eval.sets`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from .section import Count, Section
+
+
+class EvalSetOptions(Section):
+    """How one set of held-out prompts is answered and judged."""
+
+    num_prompts: int = Field(
+        200,
+        ge=0,
+        description="Prompts scored: of `eval`, held out of training; of a set, its first ones. 0, the default where "
+        "`eval.sets` has them all, holds none out.",
+    )
+    temperature: float = Field(0.0, ge=0, description="0 is greedy decoding; above 0 samples at that temperature.")
+    samples_per_prompt: int = Field(
+        0,
+        ge=0,
+        description="k sampled answers to each prompt beside the greedy one, as eval/avg@k, eval/pass@k, eval/maj@k.",
+    )
+    sampled_temperature: float | None = Field(
+        None,
+        gt=0,
+        description="Temperature of sampled answers, scored as eval/sampled/…; null is the engine's, and none is "
+        "sampled where samples_per_prompt is 0.",
+    )
+    max_new_tokens: Count | None = Field(None, description="Longest answer, in tokens; null is the engine's.")
+    score: str | None = Field(
+        None, description="Reward (its label) whose mean is the evaluation score; null takes the first."
+    )
+    passing_score: float = Field(1.0, description="Score from which an answer counts as right for pass@k.")
+
+    @property
+    def num_sampled(self) -> int:
+        """Sampled answers to each prompt beside the greedy one."""
+        return self.samples_per_prompt or int(self.sampled_temperature is not None)
+
+
+class EvalConfig(EvalSetOptions):
+    """Scoring held-out prompts before, during and after training."""
+
+    every_episodes: Count | None = Field(
+        10, description="Evaluate after every so many episodes; null only before the first and after the last."
+    )
+    batch_size: Count = Field(64, description="Answers generated at once.")

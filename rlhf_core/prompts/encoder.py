@@ -1,0 +1,153 @@
+"""From a record to token ids: its text, or its chat messages through the tokenizer's template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DataError
+from ..types import Message, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_REMEMBERED = 1024
+"""Texts whose ids an encoder caches."""
+
+Record = Mapping[str, Any]
+
+
+class PromptEncoder:
+    """Records to `Prompt`s with one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, text_as_chat: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._text_as_chat = text_as_chat
+        self.encode = lru_cache(maxsize=_REMEMBERED)(self._encode)
+
+    def prompt(self, record: Record, position: int, name: str) -> Prompt:
+        """Encode one record; errors call it `name`. Raises `DataError` on one that is not a prompt."""
+        text, messages = self._render(record, name)
+        return Prompt(
+            position=position,
+            text=text,
+            prompt_ids=tuple(self._token_ids([text], special_tokens=messages is None)[0]),
+            messages=messages,
+            answer=record.get("answer"),
+            metadata={key: value for key, value in record.items() if key not in ("prompt", "answer")},
+        )
+
+    def lengths(self, records: Sequence[Record], names: Sequence[str]) -> list[int]:
+        """Tokens of each prompt."""
+        rendered = [self._render(record, name) for record, name in zip(records, names, strict=True)]
+        lengths = [0] * len(rendered)
+        for is_text in (True, False):
+            places = [place for place, (_, messages) in enumerate(rendered) if (messages is None) == is_text]
+            if places:
+                counts = self._count([rendered[place][0] for place in places], special_tokens=is_text)
+                for place, count in zip(places, counts, strict=True):
+                    lengths[place] = count
+        return lengths
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a text prompt, with the tokenizer's own special tokens."""
+        return tuple(self._token_ids([text], special_tokens=True)[0])
+
+    def _count(self, texts: list[str], *, special_tokens: bool) -> list[int]:
+        backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        if not hasattr(backend, "encode_batch_fast"):
+            return [len(ids) for ids in self._token_ids(texts, special_tokens=special_tokens)]
+        # Several times faster than calling the tokenizer, which makes lists of everything. A call sets these
+        # two, so the settings of an earlier call must be undone here.
+        backend.no_truncation()
+        backend.no_padding()
+        return [len(encoded) for encoded in backend.encode_batch_fast(texts, add_special_tokens=special_tokens)]
+
+    def _token_ids(self, texts: list[str], *, special_tokens: bool) -> list[list[int]]:
+        # A chat template writes its special tokens itself; verbose=False: lengths are our own business.
+        encoded = self._tokenizer(texts, add_special_tokens=special_tokens, verbose=False)
+        return [list(ids) for ids in encoded["input_ids"]]
+
+    def _render(self, record: Record, name: str) -> tuple[str, tuple[Message, ...] | None]:
+        """The text the model continues and, for a chat, its messages."""
+        prompt = record.get("prompt")
+        if prompt is None and "messages" in record:
+            prompt = _before_last_answer(record["messages"], name)
+        if isinstance(prompt, str) and not self._text_as_chat:
+            return prompt, None
+        if isinstance(prompt, str):
+            messages: tuple[Message, ...] = ({"role": "user", "content": prompt},)
+        else:
+            messages = check_messages(prompt, record, name)
+        return self._apply_template(messages, name), messages
+
+    def _apply_template(self, messages: tuple[Message, ...], name: str) -> str:
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            raise DataError(
+                "the prompt is a list of chat messages, but this model's tokenizer has no chat template",
+                where=name,
+                hint="use a chat model, or write the prompts as text",
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:  # templates reject messages that the model was not trained on
+            raise DataError(f"the tokenizer's chat template refuses the messages: {error}", where=name) from error
+        return str(text)
+
+
+def _before_last_answer(messages: object, name: str) -> object:
+    """The part of a conversation (`messages`) before the assistant's last turn."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise DataError(f"`messages` is {_kind(messages)}, not a list of chat messages", where=name)
+    roles = [message.get("role") if isinstance(message, Mapping) else None for message in messages]
+    last = len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else len(roles)
+    return messages[:last]
+
+
+def check_prompt(record: Record, name: str, *, may_be_empty: bool = False) -> None:
+    """Raise `DataError` where a record's prompt is neither text nor chat messages; nothing is encoded."""
+    prompt = record.get("prompt")
+    if isinstance(prompt, str):
+        if not prompt and not may_be_empty:
+            raise DataError("the prompt encodes to no tokens: it is empty", where=name)
+        return
+    if prompt is None and "messages" in record:
+        prompt = _before_last_answer(record["messages"], name)
+    check_messages(prompt, record, name)
+
+
+def check_messages(prompt: object, record: Record, name: str) -> tuple[Message, ...]:
+    """The chat messages of a record, as errors call it `name`. Raises `DataError` where they are none."""
+    if prompt is None:
+        known = ", ".join(chain(map(str, record))) or "none"
+        raise DataError(f"there is no `prompt` (keys: {known})", where=name)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+        raise DataError(f"`prompt` is {_kind(prompt)}, not text or a list of chat messages", where=name)
+    for message in prompt:
+        if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message):
+            raise DataError(f"a chat message needs `role` and `content`, got {message!r:.100}", where=name)
+        check_content(message["content"], name)
+    return tuple(prompt)
+
+
+def check_content(content: object, name: str) -> None:
+    """Raise `DataError` for content that is no text; a call of tools may have none."""
+    if content is None or isinstance(content, str):
+        return
+    if isinstance(content, Sequence):
+        kinds = [str(part.get("type")) if isinstance(part, Mapping) else _kind(part) for part in content]
+        told = ", ".join(dict.fromkeys(kinds)) or "none"
+        raise DataError(
+            f"`content` has parts ({told}), of which models here read none yet", where=name, hint="give it as one text"
+        )
+    raise DataError(f"`content` is {_kind(content)}, not text", where=name)
+
+
+def _kind(value: object) -> str:
+    return "an empty list" if isinstance(value, list | tuple) and not value else f"a {type(value).__name__}"

@@ -1,0 +1,105 @@
+"""Records of a source that is read from its beginning and whose length is unknown."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from itertools import islice
+
+from ..errors import DataError
+from ..protocols import StreamingPromptSource
+from .encoder import Record
+from .records import Selecting, Wrong, fingerprint, record_name
+
+_LOOKED_AT = 1024
+"""Records checked before a run begins, and hashed for the digest."""
+_REMEMBERED = 4096
+"""Newest records kept: a prompt that has to be made again is not read again."""
+
+
+class StreamedRecords:
+    """Records in the order of the source, which begins again where it ends; its first ones are held out.
+
+    The cursor of a run is its position: a process that begins later, on a resume say, reads up to it, so a source must
+    give the same records each time.
+    """
+
+    def __init__(self, source: StreamingPromptSource, *, held_out: int, selecting: Selecting) -> None:
+        """Read the held-out records and check the first ones. Raises `DataError` where one is wrong."""
+        self.epoch_size: int | None = None
+        self._source = source
+        self._selecting = selecting
+        self._num_held_out = held_out
+        self.counts: Mapping[str, int] = {}
+        digest = sha256()
+        wrong = Wrong(source)
+        count = 0
+        for index, record in enumerate(islice(iter(source), held_out + _LOOKED_AT)):
+            count += 1
+            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+            try:
+                self._usable(index, record, set())
+            except DataError as error:
+                wrong.errors[index] = error
+        wrong.raise_if_any(count)
+        self.digest = digest.hexdigest()
+        self._recent: OrderedDict[int, tuple[Record, str]] = OrderedDict()
+        self._restart()
+        self._held_out = list(islice(self._epoch(), held_out))
+        if len(self._held_out) < held_out:
+            raise DataError(f"{len(self._held_out)} usable records, {held_out} to be held out", where="prompts")
+        self.at(0)
+
+    def at(self, position: int) -> tuple[Record, str]:
+        if position in self._recent:
+            return self._recent[position]
+        if position < self._next:
+            self._restart()
+        while self._next <= position:
+            self._recent[self._next] = next(self._training)
+            self._next += 1
+            if len(self._recent) > _REMEMBERED:
+                self._recent.popitem(last=False)
+        return self._recent[position]
+
+    def at_index(self, index: int) -> tuple[Record, str]:
+        raise TypeError("a streamed source has no index")
+
+    def held_out(self) -> list[tuple[Record, str]]:
+        return list(self._held_out)
+
+    def _restart(self) -> None:
+        self._next = 0
+        self._training = self._endless()
+        self._recent.clear()
+
+    def _endless(self) -> Iterator[tuple[Record, str]]:
+        while True:
+            read = 0
+            for found in islice(self._epoch(), self._num_held_out, None):
+                read += 1
+                yield found
+            if not read:
+                raise DataError("no record is left to train on", where="prompts", hint="give more data")
+
+    def _epoch(self) -> Iterator[tuple[Record, str]]:
+        """The usable records, once."""
+        seen: set[bytes] = set()
+        for index, record in enumerate(self._source):
+            if self._usable(index, record, seen):
+                yield record, record_name(self._source, index)
+
+    def _usable(self, index: int, record: Record, seen: set[bytes]) -> bool:
+        asked, name = self._selecting, record_name(self._source, index)
+        if asked.check is not None:
+            asked.check(record, name)
+        if asked.skip_duplicates:
+            key = fingerprint(record)
+            if key in seen:
+                return False
+            seen.add(key)
+        if asked.keep is not None and not asked.keep(record):
+            return False
+        return asked.fits is None or asked.fits([record], [name])[0]

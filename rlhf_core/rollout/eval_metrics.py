@@ -1,0 +1,159 @@
+"""From scored answers to held-out prompts to `eval/…`: means, avg@k, pass@k, maj@k and their intervals."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..config.sections import EvalSetOptions
+from ..environments.metrics import environment_metrics
+from ..types import BufferItem
+
+_RESAMPLES = 1000
+_INTERVAL = (0.025, 0.975)
+_FINAL_ANSWER = re.compile(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>|####[ \t]*([^\n]+)", re.DOTALL)
+
+
+class EvaluationRow(NamedTuple):
+    """What one answer, or one episode, adds to an evaluation."""
+
+    rewards: dict[str, float]
+    """Empty where a reward's policy dropped the sample."""
+    num_tokens: int
+    truncated: bool
+    sampled: bool = False
+    """One of the `samples_per_prompt` answers beside the greedy one."""
+    prompt: int = 0
+    """Number of the prompt in the evaluation."""
+    answer: str = ""
+    """What the answer votes for in maj@k; see `final_answer`."""
+    set_index: int = 0
+    environment: Mapping[str, float] = {}
+    """The environment's metrics of the episode."""
+
+    @classmethod
+    def of(
+        cls, items: Sequence[BufferItem], sampled: bool, *, prompt: int = 0, answer: str = "", set_index: int = 0
+    ) -> EvaluationRow:
+        """An answer or an episode with all its branches, whose rewards are the episode's; no items: dropped."""
+        tokens = sum(item.num_sampled_tokens for item in items)
+        rewards = dict(items[0].rewards) if items else {}
+        played = items[0].environment if items else {}
+        truncated = bool(items) and items[-1].truncated
+        return cls(rewards, tokens, truncated, sampled, prompt, answer, set_index, played)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSet:
+    """A set of held-out prompts, as its metrics need it."""
+
+    name: str | None
+    """None: the section `eval` itself, whose keys have no name."""
+    options: EvalSetOptions
+
+    @property
+    def prefix(self) -> str:
+        return "eval" if self.name is None else f"eval/{self.name}"
+
+
+def evaluation_metrics(rows: Sequence[EvaluationRow], sets: Sequence[EvaluationSet]) -> dict[str, float]:
+    """The metrics of every set, and `eval/score`, which is the first set's greedy score.
+
+    A sample that a reward's policy drops counts as 0, so that a failing scorer never makes a policy look better.
+    """
+    metrics: dict[str, float] = {}
+    for index, each in enumerate(sets):
+        own = sorted((row for row in rows if row.set_index == index), key=lambda row: row.prompt)
+        greedy, sampled = [row for row in own if not row.sampled], [row for row in own if row.sampled]
+        metrics |= _means(greedy, each.options.score, each.prefix)
+        metrics |= _means(sampled, each.options.score, f"{each.prefix}/sampled")
+        by_prompt = per_prompt_values(greedy, sampled, each.options)
+        if each.options.samples_per_prompt:
+            metrics |= {f"{each.prefix}/{name}": math.fsum(v) / len(v) for name, v in by_prompt.items()}
+        for name, (low, high) in bootstrap_intervals(by_prompt).items():
+            metrics |= {f"{each.prefix}/{name}_low": low, f"{each.prefix}/{name}_high": high}
+    if sets and (first := metrics.get(f"{sets[0].prefix}/score")) is not None:
+        metrics["eval/score"] = first
+    return metrics
+
+
+def per_prompt_values(
+    greedy: Sequence[EvaluationRow], sampled: Sequence[EvaluationRow], options: EvalSetOptions
+) -> dict[str, list[float]]:
+    """Metric -> its value for every prompt, in order; the metric is their mean.
+
+    `score` of the greedy answers and, of k sampled ones, `avg@k`, `maj@k` and `pass@n` for n = 1, 2, 4, … and k.
+    """
+    name = options.score or next((next(iter(row.rewards)) for row in (*greedy, *sampled) if row.rewards), None)
+    if name is None:
+        return {}
+    values = {"score": [row.rewards.get(name, 0.0) for row in greedy]}
+    k = options.samples_per_prompt
+    if k:
+        answers: dict[int, list[EvaluationRow]] = defaultdict(list)
+        for row in sampled:
+            answers[row.prompt].append(row)
+        scores = {prompt: [row.rewards.get(name, 0.0) for row in rows] for prompt, rows in answers.items()}
+        values[f"avg@{k}"] = [math.fsum(each) / len(each) for each in scores.values()]
+        passed = [sum(score >= options.passing_score for score in each) for each in scores.values()]
+        for n in sorted({*(2**i for i in range(k.bit_length())), k}):
+            values[f"pass@{n}"] = [pass_at(k, count, n) for count in passed]
+        values[f"maj@{k}"] = [majority_score(rows, name) for rows in answers.values()]
+    return {metric: each for metric, each in values.items() if each}
+
+
+def pass_at(n: int, correct: int, k: int) -> float:
+    """Chance that one of k answers is right, of n sampled ones of which `correct` are: 1 - C(n-c, k) / C(n, k).
+
+    Unbiased (Chen et al. 2021, arXiv:2107.03374, section 2.1).
+    """
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def majority_score(rows: Sequence[EvaluationRow], name: str) -> float:
+    """Mean score of the answers that most samples agree on; where several are as frequent, the mean of theirs."""
+    votes: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.rewards:
+            votes[row.answer].append(row.rewards[name])
+    most = max((len(scores) for scores in votes.values()), default=0)
+    winners = [math.fsum(scores) / most for scores in votes.values() if len(scores) == most]
+    return math.fsum(winners) / len(winners) if winners else 0.0
+
+
+def final_answer(text: str) -> str:
+    r"""What an answer comes to: its last `\boxed{…}`, `<answer>…</answer>` or `#### …`, else all of it."""
+    marked = _FINAL_ANSWER.findall(text)
+    return " ".join(("".join(marked[-1]) if marked else text).split())
+
+
+def bootstrap_intervals(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    """95% interval of each metric's mean, from resampled prompts (percentile bootstrap, the same draws each time)."""
+    import torch
+
+    intervals: dict[str, tuple[float, float]] = {}
+    for name, each in values.items():
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(len(each), (_RESAMPLES, len(each)), generator=generator)
+        means = torch.tensor(each, dtype=torch.float64)[drawn].mean(dim=1)
+        low, high = torch.quantile(means, torch.tensor(_INTERVAL, dtype=torch.float64)).tolist()
+        intervals[name] = (low, high)
+    return intervals
+
+
+def _means(rows: Sequence[EvaluationRow], score: str | None, prefix: str) -> dict[str, float]:
+    scored = [row for row in rows if row.rewards]
+    if not scored:
+        return {}
+    names = list(scored[0].rewards)
+    metrics = {f"{prefix}/{name}": math.fsum(row.rewards[name] for row in scored) / len(rows) for name in names}
+    metrics[f"{prefix}/score"] = metrics[f"{prefix}/{score or names[0]}"]
+    metrics[f"{prefix}/length_mean"] = sum(row.num_tokens for row in scored) / len(scored)
+    metrics[f"{prefix}/truncated_fraction"] = sum(row.truncated for row in scored) / len(scored)
+    metrics[f"{prefix}/num_prompts"] = float(len({row.prompt for row in rows}))
+    metrics[f"{prefix}/num_scored"] = float(len(scored))
+    return metrics | {f"{prefix}/{name}": value for name, value in environment_metrics(scored).items()}

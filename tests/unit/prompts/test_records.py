@@ -1,0 +1,136 @@
+"""Every record is checked once, all wrong ones are told with their numbers, and filters are counted."""
+
+import json
+import random
+import re
+
+import pytest
+
+from rlhf_core.errors import DataError
+from rlhf_core.models.builtin import build_character_tokenizer
+from rlhf_core.prompts.jsonl import JsonlSource
+from rlhf_core.prompts.stream import PromptStream
+
+WRONG = (
+    b"{not json",
+    b"",
+    b"[1]",
+    b'{"answer": "x"}',
+    b'{"prompt": 3}',
+    b'{"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    b'{"prompt": "\\ud800"}',
+    b'{"prompt": ""}',
+    b'\xff{"prompt": "a"}',
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_character_tokenizer("0123456789=abc")
+
+
+def test_a_thousand_wrong_lines_are_all_found_with_their_numbers(tmp_path, tokenizer):
+    chosen = sorted(random.Random(0).sample(range(5000), 1000))
+    lines = [json.dumps({"prompt": f"{index}="}).encode() for index in range(5000)]
+    for place, index in enumerate(chosen):
+        lines[index] = WRONG[place % len(WRONG)]
+    (tmp_path / "p.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(DataError) as caught:
+        PromptStream(JsonlSource(tmp_path / "p.jsonl"), tokenizer, seed=0, measured=1000)
+    message = caught.value.message
+    assert message.startswith("1000 of 5000 records are wrong")
+    assert f"{tmp_path / 'p.jsonl'}:{chosen[0] + 1}: the line is not JSON" in message
+    told = re.search(r"counted from 1: ([\d, -]+)$", message)[1]
+    numbers = []
+    for part in told.split(", "):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    assert numbers == [index + 1 for index in chosen]
+
+
+def test_a_wrong_record_after_the_first_is_found_whatever_the_source(tokenizer):
+    def needs_completion(record, name):
+        if not isinstance(record.get("completion"), str):
+            raise DataError("the record has no completion text", where="sft")
+
+    records = [{"prompt": "1=", "completion": "1"}] * 7 + [{"prompt": "1="}]
+    with pytest.raises(DataError, match="no completion text") as caught:
+        PromptStream(records, tokenizer, seed=0, check=needs_completion)
+    assert caught.value.where == "record 8"
+
+
+def test_a_check_measures_a_sample_only(tokenizer, monkeypatch):
+    from rlhf_core.prompts.encoder import PromptEncoder
+
+    asked = []
+    lengths = PromptEncoder.lengths
+    monkeypatch.setattr(PromptEncoder, "lengths", lambda self, r, n: asked.extend(r) or lengths(self, r, n))
+    PromptStream([{"prompt": f"{index}="} for index in range(5000)], tokenizer, seed=0, measured=1000)
+    assert len(asked) == 1000 and asked[1]["prompt"] == "5="
+
+
+def test_filters_are_counted_by_reason(tokenizer):
+    records = [{"prompt": text, "language": "en"} for text in ("1=", "2=", "1=", "123456=")]
+    records += [{"prompt": "3=", "language": "de"}, {"prompt": "2=", "language": "de"}]
+    stream = PromptStream(
+        records,
+        tokenizer,
+        seed=0,
+        max_prompt_tokens=3,
+        skip_duplicates=True,
+        keep=lambda record: record["language"] == "en",
+    )
+    assert stream.counts == {"records": 6, "too_long": 1, "duplicates": 2, "filtered": 1}
+    assert sorted(stream.prompt(position).text for position in range(len(stream))) == ["1=", "2="]
+    assert stream.skipped == 4
+
+
+class Numbers:
+    """A stream of unknown length."""
+
+    def __init__(self, count):
+        self.count = count
+        self.read = 0
+
+    def __iter__(self):
+        for index in range(self.count):
+            self.read += 1
+            yield {"prompt": f"{index}=", "answer": str(index)}
+
+
+class TestStreaming:
+    def test_positions_are_records_in_order_and_begin_again(self, tokenizer):
+        stream = PromptStream(Numbers(5), tokenizer, seed=0, held_out=2)
+        assert [stream.prompt(position).answer for position in range(7)] == ["2", "3", "4", "2", "3", "4", "2"]
+        assert [prompt.answer for prompt in stream.evaluation_prompts()] == ["0", "1"]
+        with pytest.raises(TypeError, match="no length"):
+            len(stream)
+
+    def test_a_resume_reads_up_to_its_place(self, tokenizer):
+        first = PromptStream(Numbers(10_000), tokenizer, seed=0, max_prompt_tokens=4)
+        again = PromptStream(Numbers(10_000), tokenizer, seed=0, max_prompt_tokens=4)
+        assert again.prompt(900) == [first.prompt(position) for position in range(901)][-1]
+        assert first.prompt(3).answer == "3", "an earlier one may be asked for again"
+        assert first.digest == again.digest
+
+    def test_it_is_read_as_it_is_drawn(self, tokenizer):
+        source = Numbers(1 << 40)
+        stream = PromptStream(source, tokenizer, seed=0)
+        before = source.read
+        stream.prompt(5)
+        assert source.read - before <= 5
+
+    def test_filters_and_wrong_records(self, tokenizer):
+        stream = PromptStream(Numbers(20), tokenizer, seed=0, keep=lambda record: int(record["answer"]) % 5 == 0)
+        assert [stream.prompt(position).answer for position in range(5)] == ["0", "5", "10", "15", "0"]
+        with pytest.raises(DataError, match="no record is left"):
+            PromptStream(Numbers(20), tokenizer, seed=0, keep=lambda record: False)
+
+        class Wrong(Numbers):
+            def __iter__(self):
+                yield from super().__iter__()
+                yield {"prompt": None}
+
+        with pytest.raises(DataError, match="no `prompt`") as caught:
+            PromptStream(Wrong(20), tokenizer, seed=0)
+        assert caught.value.where == "record 21"
