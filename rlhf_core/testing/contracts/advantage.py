@@ -13,9 +13,10 @@ import pytest
 from ...algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
 from ...objective.estimate import estimated
 from ...rewards.combiner import RewardCombiner
-from ...training.batches import BatchPlan, rows_of_samples
+from ...rollout.made import made_episode
+from ...training.batches import BatchPlan
 from ...training.estimates import EpisodeEstimates
-from ...types import BufferItem, Experience
+from ...types import BufferItem, Experience, PhaseTimes
 from ...whole import whole_of
 from ..samples import make_item
 from ..thread_ranks import Ranks
@@ -78,9 +79,8 @@ class AdvantageContract(FunctionContract):
 
         def work(plan: BatchPlan, strategy: Strategy) -> list[BufferItem]:
             made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda mine, filler: list(mine))
-            found = made.of(items, plan)
-            batches = plan.batches(rows_of_samples(found.items), lambda _: found.filler, None)
-            return [item for each in batches for batch in each for item in batch.items if item.action_mask.any()]
+            found = made.of(made_episode(items, PhaseTimes()), plan)
+            return [item for each in found.batches(0) for batch in each for item in batch.items if item.action_mask.any()]
 
         (alone,) = Ranks(1).run(lambda _, strategy: work(BatchPlan(5, 1, 0, 1), strategy))
         expected = {(item.sample_id, item.branch): item.advantages for item in alone}
