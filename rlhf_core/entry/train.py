@@ -239,10 +239,11 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
 
     Returns what was built on the way.
     """
-    from ..algorithm import DatasetAlgorithm
+    from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
     from ..build import build_algorithm, build_prompts, build_run_prompts
     from ..environments.play import chat_format
     from ..models.loading import load_tokenizer
+    from ..models.teacher import check_teacher
 
     check_model(resolved.run.model)
     environment = resolved.environment
@@ -260,6 +261,8 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
                 )
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
+    if isinstance(algorithm, RolloutAlgorithm) and "teacher" in algorithm.roles:
+        check_teacher(algorithm.teacher, tokenizer)
     stream = build_run_prompts(resolved, tokenizer)
     own = resolved.eval_prompts
     eval_prompts = None if own is None else build_prompts(resolved, tokenizer, held_out=0, source=own)

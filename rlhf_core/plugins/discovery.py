@@ -32,6 +32,7 @@ GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "endp
 KNOWN: Mapping[str, Mapping[str, str]] = {
     "algorithms": {
         "ppo": "rlhf-ppo",
+        "distill": "rlhf-distill",
         "grpo": "rlhf-group",
         "rloo": "rlhf-group",
         "reinforce++": "rlhf-group",
