@@ -260,6 +260,19 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
         """
         return items
 
+    def start_episode(
+        self,
+        items: Sequence[ItemT],
+        *,
+        policy: Callable[[Sequence[ItemT]], Sequence[Tensor]],
+        reference: Callable[[Sequence[ItemT]], Sequence[Tensor]],
+    ) -> None:
+        """Measure the policy as it is at the start of an episode, on its prepared items (KTO's KL).
+
+        Both give a row of `reference_forward` for each item they are asked about, of the policy or the frozen model.
+        Every rank is called with the same items and must make the same calls.
+        """
+
     def reference_forward(self, model: nn.Module, batch: BatchT) -> Tensor:
-        """[B, ...] from the start policy, without gradient; called only when `reference` is among the roles."""
+        """[B, ...] from the start policy (or the policy, at `start_episode`), without gradient; only where asked."""
         raise TypeError(f"{type(self).__name__} names the role reference but asks nothing of it")

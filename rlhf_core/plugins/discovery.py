@@ -39,6 +39,9 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "sft": "rlhf-offline",
         "reward-model": "rlhf-offline",
         "dpo": "rlhf-offline",
+        "kto": "rlhf-offline",
+        "orpo": "rlhf-offline",
+        "simpo": "rlhf-offline",
     },
     "strategies": {
         "single": "rlhf-torch",
