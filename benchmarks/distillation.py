@@ -52,11 +52,11 @@ def samples_until(folder: Path, score: float) -> int | None:
     return next((samples for samples, reached in curve(folder) if reached >= score), None)
 
 
-def measure(seed: int, root: Path) -> dict[str, Any]:
+def measure(seed: int, root: Path, episodes: int) -> dict[str, Any]:
     """The runs of one seed."""
     flags = ("--set", f"train.seed={seed}", "--set", "eval.every_episodes=5")
     teacher = root / f"ppo-{seed}"
-    run(teacher, None, "--algorithm", PPO, *flags)
+    run(teacher, None, "--algorithm", PPO, *flags, "--set", f"train.episodes={episodes}")
     target = SHARE * curve(teacher)[-1][1]
     found: dict[str, Any] = {"seed": seed, "score": curve(teacher)[-1][1], PPO: samples_until(teacher, target)}
     for index, (name, options) in enumerate(TAUGHT.items()):
@@ -85,9 +85,10 @@ def _count(samples: int | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--episodes", type=int, default=120, help="of PPO  [default: 120, as the quickstart has]")
     parser.add_argument("--output", type=Path, default=Path("runs") / f"distill-{time.strftime('%Y%m%d-%H%M%S')}")
     options = parser.parse_args()
-    results = [measure(seed, options.output.resolve()) for seed in options.seeds]
+    results = [measure(seed, options.output.resolve(), options.episodes) for seed in options.seeds]
     (options.output / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(table(results))
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import apply_override
 from ..config.changes import Change, config_changes
+from ..config.load import apply_override
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
 from ..runfolder.checkpoints import CheckpointStore, find_damage

@@ -78,10 +78,7 @@ class ReferencePass:
 
         empty = masked(items[0] if items else _placeholder())
         rows = forward_rows(self._strategy, model, items, run, empty=empty, batch_tokens=self._batch_tokens)
-        return [
-            replace(item, **fields(row[: item.num_response_tokens]))
-            for item, row in zip(items, rows, strict=True)
-        ]
+        return [replace(item, **fields(row[: item.num_response_tokens])) for item, row in zip(items, rows, strict=True)]
 
     def _placed(self, model: nn.Module, offload: bool) -> AbstractContextManager[Any]:
         return OnDevice(model, self._strategy) if offload else nullcontext()

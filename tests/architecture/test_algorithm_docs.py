@@ -16,6 +16,9 @@ PAGES = {
     "distill": ["distill.md"],
     "sft": ["sft.md"],
     "dpo": ["dpo.md"],
+    "kto": ["kto.md"],
+    "orpo": ["orpo.md"],
+    "simpo": ["simpo.md"],
     "reward-model": ["reward-model.md"],
 }
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins" / "algorithms"
@@ -32,7 +35,9 @@ def test_every_option_is_on_the_page(algorithm: str) -> None:
     assert not options - quoted(PAGES[algorithm])
 
 
-@pytest.mark.parametrize(("folder", "pages"), [("group", [SHARED]), ("distill", ["distill.md"]), ("offline", ["sft.md", "dpo.md"])])
+@pytest.mark.parametrize(
+    ("folder", "pages"), [("group", [SHARED]), ("distill", ["distill.md"]), ("offline", ["sft.md", "dpo.md"])]
+)
 def test_every_metric_is_on_a_page(folder: str, pages: list[str]) -> None:
     files = [*PLUGINS.glob(f"{folder}/src/*/*.py")]
     if folder == "group":

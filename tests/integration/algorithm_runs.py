@@ -26,6 +26,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "distill-sampled": {"name": "distill", "reward_coef": 0.5},
     "sft": {"name": "sft", "packing": True, "max_tokens": 32},
     "dpo": {"name": "dpo"},
+    "kto": {"name": "kto"},
+    "orpo": {"name": "orpo"},
+    "simpo": {"name": "simpo"},
     "reward-model": {"name": "reward-model", "centring_coef": 0.01},
 }
 ROLLOUTS = ("grpo", "rloo", "reinforce", "distill")

@@ -236,7 +236,7 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
         if "teacher" in algorithm.roles:
             model = copy.deepcopy(models["policy"])
             perturb(model, seed=5, scale=0.01)
-            teacher = TeacherModel(model, top_k=algorithm.teacher.top_k, vocabulary=model.config.vocab_size)
+            teacher = TeacherModel(model, top_k=algorithm.teacher.top_k, vocabulary=len(contract_tokenizer()))
             filled |= teacher_fields(teacher_forward(teacher, batch, temperature=1.0))
         if "critic" in algorithm.roles:
             filled["values"] = value_forward(models["critic"], batch)

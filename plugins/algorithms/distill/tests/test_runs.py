@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from rlhf_core import train
+from rlhf_core.config import ModelConfig
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, UserInputError
 from rlhf_core.models import load_policy
-from rlhf_core.config import ModelConfig
 from rlhf_core.models.builtin import build_builtin
 from rlhf_core.plan.estimate import plan_run
 from rlhf_core.testing.runs import tiny_run

@@ -114,9 +114,7 @@ class Distill(RolloutAlgorithm):
             models["policy"], batch, self._temperature, with_entropy=True, entropy_grad=False, read=read
         )
         old = batch.action_log_probs
-        policy = ppo_policy_loss(
-            output.log_probs, old, batch.advantages, mask, clip_eps_low=eps, clip_eps_high=eps
-        )
+        policy = ppo_policy_loss(output.log_probs, old, batch.advantages, mask, clip_eps_low=eps, clip_eps_high=eps)
         sums: dict[str, Tensor] = {"policy": self._sum(policy.losses, mask)} if "policy" in terms else {}
         metrics: dict[str, Metric] = dict(policy_metrics(policy, output, old, mask))
         if output.read is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 LEAST_REST = 1e-6
-"""Probability that the rest has at least: at 0 its logarithm, and the policy's gradient towards it, would be infinite."""
+"""Least probability of the rest: at 0 its logarithm, and the policy's gradient towards it, would be infinite."""
 
 
 def divergence(

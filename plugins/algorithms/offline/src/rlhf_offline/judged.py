@@ -63,9 +63,16 @@ class JudgedBatch:
 
     def to(self, device: torch.device) -> JudgedBatch:
         """The same on `device`."""
-        moved = (each.to(device) for each in (self.good, self.counts, self.item, self.side, self.pairs))
-        reference = None if self.reference is None else self.reference.to(device)
-        return JudgedBatch(self.examples.to(device), *moved, reference, self.num_items)
+        return JudgedBatch(
+            self.examples.to(device),
+            self.good.to(device),
+            self.counts.to(device),
+            self.item.to(device),
+            self.side.to(device),
+            self.pairs.to(device),
+            None if self.reference is None else self.reference.to(device),
+            self.num_items,
+        )
 
     def by_item(self, values: Tensor) -> Tensor:
         """[R] -> [number of items, 2], 0 where an item has one row."""
@@ -115,9 +122,7 @@ def mismatched(items: Sequence[Judged]) -> list[Judged]:
     """Each item's prompt with an answer to the next item's: its first and its second row in turn."""
     turned = [*items[1:], items[0]]
     sides = [item.answers[index % len(item.answers)] for index, item in enumerate(turned)]
-    return [
-        Judged((_with_answer(item.answers[0], other),), (True,)) for item, other in zip(items, sides, strict=True)
-    ]
+    return [Judged((_with_answer(item.answers[0], other),), (True,)) for item, other in zip(items, sides, strict=True)]
 
 
 def _with_answer(prompt: Example, answer: Example) -> Example:

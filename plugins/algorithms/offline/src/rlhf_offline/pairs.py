@@ -70,7 +70,7 @@ class PairBatch:
 
 
 def pair_log_probs(model: nn.Module, batch: PairBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
-    """[B] each: log-probs of the chosen and of the rejected answers, in nats: the sum over their tokens, or the mean."""
+    """[B] each: log-probs of the chosen and of the rejected answers, in nats: sums over their tokens, or means."""
     values = answer_log_probs(model, batch.examples)
     if mean:
         values = values / batch.examples.target_mask.sum(-1).clamp(min=1)
