@@ -35,9 +35,14 @@ def test_every_option_is_on_the_page(algorithm: str) -> None:
     assert not options - quoted(PAGES[algorithm])
 
 
-@pytest.mark.parametrize(
-    ("folder", "pages"), [("group", [SHARED]), ("distill", ["distill.md"]), ("offline", ["sft.md", "dpo.md"])]
-)
+FOLDERS = {
+    "group": [SHARED],
+    "distill": ["distill.md"],
+    "offline": ["sft.md", "dpo.md", "kto.md", "orpo.md"],
+}
+
+
+@pytest.mark.parametrize(("folder", "pages"), FOLDERS.items(), ids=FOLDERS)
 def test_every_metric_is_on_a_page(folder: str, pages: list[str]) -> None:
     files = [*PLUGINS.glob(f"{folder}/src/*/*.py")]
     if folder == "group":
