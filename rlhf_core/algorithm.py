@@ -180,6 +180,19 @@ class EpisodeOutput:
     """Values to log on every line of the episode (`kl/mean`, …)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """The frozen model of the role `teacher`: a causal LM with the policy's tokens, asked about each sampled token."""
+
+    path: str
+    """As `model.path`."""
+    top_k: int = 0
+    """Give the K likeliest tokens and their log-probs; 0 gives the log-prob of the sampled token."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    offload: bool = False
+    """Keep it in host memory while it is not asked; not done where a strategy divides it."""
+
+
 class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
     """An algorithm that learns from sampled answers."""
 
@@ -196,6 +209,11 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
     def needs(self) -> Needs:
         """The rows that `advantages` is given on a rank."""
         return "episode"
+
+    @property
+    def teacher(self) -> Teacher:
+        """The model that fills `teacher_log_probs`; asked for only when `teacher` is among the roles."""
+        raise TypeError(f"{type(self).__name__} names the role teacher but says of no model that it is")
 
     @property
     def needs_trainer_log_probs(self) -> bool:
@@ -248,6 +266,19 @@ class DatasetAlgorithm(Algorithm[ItemT, BatchT]):
         """
         return items
 
+    def start_episode(
+        self,
+        items: Sequence[ItemT],
+        *,
+        policy: Callable[[Sequence[ItemT]], Sequence[Tensor]],
+        reference: Callable[[Sequence[ItemT]], Sequence[Tensor]],
+    ) -> None:
+        """Measure the policy as it is at the start of an episode, on its prepared items (KTO's KL).
+
+        Both give a row of `reference_forward` for each item they are asked about, of the policy or the frozen model.
+        Every rank is called with the same items and must make the same calls.
+        """
+
     def reference_forward(self, model: nn.Module, batch: BatchT) -> Tensor:
-        """[B, ...] from the start policy, without gradient; called only when `reference` is among the roles."""
+        """[B, ...] from the start policy (or the policy, at `start_episode`), without gradient; only where asked."""
         raise TypeError(f"{type(self).__name__} names the role reference but asks nothing of it")

@@ -12,8 +12,17 @@ from torch import Tensor
 
 from .types import BufferItem, Experience
 
-_TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns", "turn_rewards")
-"""Optional [A] float32 fields, named alike in `BufferItem` and `Experience`."""
+_TOKEN_FIELDS = (
+    "reference_log_probs",
+    "teacher_log_probs",
+    "teacher_ids",
+    "trainer_log_probs",
+    "values",
+    "advantages",
+    "returns",
+    "turn_rewards",
+)
+"""Optional fields of a row's tokens ([A] or [A, K]; float32, or int32 ids), alike in `BufferItem` and `Experience`."""
 
 
 def default_tokens(device_type: str) -> int:
@@ -148,6 +157,8 @@ def _item(experience: Experience, row: int) -> BufferItem:
         action_log_probs=experience.action_log_probs[row, :length].clone(),
         rewards={name: float(scores[row]) for name, scores in experience.rewards.items()},
         reference_log_probs=tokens(experience.reference_log_probs),
+        teacher_log_probs=tokens(experience.teacher_log_probs),
+        teacher_ids=tokens(experience.teacher_ids),
         trainer_log_probs=tokens(experience.trainer_log_probs),
         values=tokens(experience.values),
         support_ids=_trim_support(tokens(experience.support_ids)),
@@ -168,9 +179,9 @@ def _branches(items: Sequence[BufferItem]) -> Tensor | None:
 
 
 def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype) -> Tensor:
-    padded = torch.zeros(len(rows), width, dtype=dtype, device=rows[0].device)
+    padded = torch.zeros(len(rows), width, *rows[0].shape[1:], dtype=dtype, device=rows[0].device)
     for row, values in enumerate(rows):
-        padded[row, : values.numel()] = values
+        padded[row, : len(values)] = values
     return padded
 
 
@@ -186,7 +197,7 @@ def _all_or_none(items: Sequence[BufferItem], name: str) -> list[Any] | None:
 
 def _pad_optional(items: Sequence[BufferItem], name: str, width: int) -> Tensor | None:
     rows = _all_or_none(items, name)
-    return None if rows is None else _pad(rows, width, torch.float32)
+    return None if rows is None else _pad(rows, width, torch.int32 if name == "teacher_ids" else torch.float32)
 
 
 def _optional_scalars(items: Sequence[BufferItem], name: str) -> Tensor | None:

@@ -35,6 +35,7 @@ from .environments.task import make_task
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
+from .models.teacher import TeacherModel, load_teacher
 from .plugins.discovery import resolve_build
 from .plugins.functions import function_of_file
 from .plugins.recipe import Recipe
@@ -112,7 +113,8 @@ def build_scorer(
         )
         for r in (resolved.rewards if rewards is None else rewards)
     ]
-    return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=resolved.environment is not None)
+    # Whether there have to be some, `resolve` has checked.
+    return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
 
 
 def build_prompts(
@@ -386,4 +388,23 @@ def build_reference_pass(
         critic=critic,
         batch_tokens=resolved.run.train.micro_batch_tokens,
         offload=offloads_reference(resolved, strategy),
+        teacher=build_teacher(resolved, algorithm, strategy),
+    )
+
+
+def build_teacher(resolved: ResolvedRun, algorithm: RolloutAlgorithm, strategy: Strategy) -> TeacherModel | None:
+    """None where the algorithm has no teacher; else its model, frozen."""
+    if "teacher" not in algorithm.roles:
+        return None
+    import torch
+
+    teacher = algorithm.teacher
+    dtype = model_dtype(resolved, strategy) if teacher.dtype == "auto" else getattr(torch, teacher.dtype)
+    with strategy.model_init_context():
+        model, vocabulary = load_teacher(teacher, resolved.run.model, dtype=dtype, seed=resolved.run.train.seed)
+    return TeacherModel(
+        strategy.prepare_inference(model),
+        top_k=teacher.top_k,
+        vocabulary=vocabulary,
+        offload=teacher.offload and not strategy.shards_parameters,
     )

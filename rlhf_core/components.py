@@ -57,6 +57,8 @@ class Component:
     run."""
     feeds: Literal["rollouts", "dataset"] = "rollouts"
     """For an algorithm: whether it learns from sampled answers, or from the lines of a dataset (no rewards needed)."""
+    learns_from_rewards: bool = True
+    """For an algorithm on rollouts: whether a run without any reward would teach nothing, and is an error."""
     credits_turns: bool = False
     """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
     max_processes: int | None = None

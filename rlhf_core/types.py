@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .protocols import EpisodeData
     from .whole import Whole
 
-Role = Literal["policy", "critic", "reference"]
+Role = Literal["policy", "critic", "reference", "teacher"]
 """A model's part in an algorithm."""
 FinishReason = Literal["stop", "length"]
 """Why an answer ended: by itself, or at the length limit."""
@@ -148,6 +148,10 @@ class BufferItem:
     """Raw scores by reward name, neither weighted nor clipped."""
     reference_log_probs: Tensor | None = None
     """[A] float32 nats, of the reference, on the same sampling distribution."""
+    teacher_log_probs: Tensor | None = None
+    """[A, K] float32 nats, of the teacher: of the sampled token (K = 1), or of the tokens in `teacher_ids`."""
+    teacher_ids: Tensor | None = None
+    """[A, K] int32, the teacher's likeliest tokens; None where it is asked about the sampled one."""
     values: Tensor | None = None
     """[A] float32, the critic's value of the state before each action."""
     trainer_log_probs: Tensor | None = None
@@ -215,6 +219,10 @@ class Experience:
     """name -> [B] float32, raw."""
     reference_log_probs: Tensor | None = None
     """[B, A] float32."""
+    teacher_log_probs: Tensor | None = None
+    """[B, A, K] float32."""
+    teacher_ids: Tensor | None = None
+    """[B, A, K] int32."""
     values: Tensor | None = None
     """[B, A] float32."""
     trainer_log_probs: Tensor | None = None

@@ -210,6 +210,15 @@ def warm_start(run: Mapping[str, Any]) -> dict[str, Any]:
     return environment_stages(name)[0] if isinstance(name, str) else quickstart_stage("warm-start")
 
 
+def teacher_stage(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The stage of the quickstart that makes the teacher of `run`; None where it has none, or one of the user's."""
+    algorithm = run.get("algorithm")
+    teacher = algorithm.get("teacher") if isinstance(algorithm, Mapping) else None
+    stage = quickstart_stage("teacher")
+    own = isinstance(teacher, Mapping) and teacher.get("path") == stage["model"]["path"]
+    return stage if own else None
+
+
 def is_quickstart(request: RunArguments, run: Mapping[str, Any]) -> bool:
     """True where the warm start comes first: no run file, and the model is still the quickstart's own.
 

@@ -334,6 +334,7 @@ def _rewards(
     given: Mapping[str, Any], algorithm: Configured | None, problems: Problems, trust: FileTrust
 ) -> list[SelectedReward]:
     samples = algorithm is not None and algorithm.component.feeds == "rollouts"
+    samples = samples and algorithm is not None and algorithm.component.learns_from_rewards
     plays = ENVIRONMENT_SECTION in given
     entries = given.get("rewards", DEFAULT_REWARDS if samples and not plays else [])
     if samples and not entries and not plays:

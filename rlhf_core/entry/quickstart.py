@@ -1,4 +1,4 @@
-"""The quickstart: two ordinary runs, a supervised warm start and the run proper, in one run folder."""
+"""The quickstart: ordinary runs in one run folder: a supervised warm start, a teacher if one is asked for, the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..errors import ConfigError, InterruptedRun, PluginError
 from ..plugins.discovery import Selected
 from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder, default_path
-from .resume import WARM_START, resumed_folder
+from .resume import OWN_MODELS, TEACHER, WARM_START, resumed_folder
 from .run_record import owned, told_in_summary, undone_when_refused
 from .train import TrainResult, prepare, train, train_in
 
@@ -51,6 +51,7 @@ def run_quickstart(
     warm_start: Mapping[str, Any],
     run: Mapping[str, Any],
     *,
+    teacher: Mapping[str, Any] | None = None,
     output: Path | None = None,
     resume: str | None = None,
     num_processes: int = 1,
@@ -60,11 +61,14 @@ def run_quickstart(
 ) -> TrainResult | None:
     """Warm-start into `<output>/warm-start`, then train `run` from its model.
 
-    A finished warm start is used again; an unfinished one is made anew. The other arguments are those of `train`
-    and go to the second stage; the first is always one process.
+    With `teacher`, that run comes in between, into `<output>/teacher`, and its model is `run`'s teacher. A finished
+    stage is used again; an unfinished one is made anew. The other arguments are those of `train` and go to the last
+    stage; those before are always one process.
     """
+    first = {WARM_START: warm_start, **({} if teacher is None else {TEACHER: teacher})}
     if dry_run:
-        train(warm_start, dry_run=True)
+        for stage in first.values():
+            train(stage, dry_run=True)
         return train(run, dry_run=True, resume=resume, output=output, num_processes=num_processes, trust=trust)
     resolved = prepare(run, num_processes=num_processes, trust=trust).resolved
     if resume is not None:
@@ -74,29 +78,34 @@ def run_quickstart(
         folder = stack.enter_context(owned(path, resume))
         if resume is None:
             stack.enter_context(undone_when_refused(folder))
-        if not _is_done(path / WARM_START):
+        missing = [name for name in first if not _is_done(path / name)]
+        if missing:
             stack.enter_context(told_in_summary(folder))
-            _warm_up(folder, warm_start, resolved, hooks)
-        logger.info("stage 2 of 2: %s from the warm-started model", resolved.algorithm.name)
-        second = {**run, "model": {**run["model"], "path": str(path / WARM_START / "model")}}
-        prepared = prepare(second, hooks=hooks, num_processes=num_processes, trust=trust)
+        for number, name in enumerate(first, start=1):
+            if name in missing:
+                logger.info("stage %d of %d: %s", number, len(first) + 1, name)
+                _make_stage(folder, name, first[name], resolved, hooks)
+        logger.info("the last stage: %s from the warm-started model", resolved.algorithm.name)
+        made = [(OWN_MODELS[name], str(path / name / "model")) for name in first]
+        prepared = prepare(load_run(run, made), hooks=hooks, num_processes=num_processes, trust=trust)
         return train_in(folder, prepared, resume)
 
 
-def _warm_up(folder: RunFolder, warm_start: Mapping[str, Any], run: ResolvedRun, hooks: Sequence[object | str]) -> None:
-    """Make the first stage; the folder says before what `run` it is for, so that a resume knows it."""
-    stage = folder.path / WARM_START
+def _make_stage(
+    folder: RunFolder, name: str, run: Mapping[str, Any], last: ResolvedRun, hooks: Sequence[object | str]
+) -> None:
+    """Make an early stage; the folder says before what `last` run it is for, so that a resume knows it."""
+    stage = folder.path / name
     if RunFolder(stage).holds_run:
         shutil.rmtree(stage)
     stage.mkdir(exist_ok=True)
     if not folder.read_config():
-        folder.write_config(run.to_mapping())
-    logger.info("stage 1 of 2: supervised warm start")
+        folder.write_config(last.to_mapping())
     try:
-        train(warm_start, output=stage, hooks=hooks)
+        train(run, output=stage, hooks=hooks)
     except InterruptedRun as error:
-        again = f"continue with --output {folder.path} --resume auto: the warm start is short and is made anew"
-        raise InterruptedRun("stopped in the warm start", hint=again) from error
+        again = f"continue with --output {folder.path} --resume auto: the {name} is short and is made anew"
+        raise InterruptedRun(f"stopped in the {name.replace('-', ' ')}", hint=again) from error
 
 
 def _is_done(folder: Path) -> bool:

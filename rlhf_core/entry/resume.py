@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.changes import Change, config_changes
+from ..config.load import apply_override
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
 from ..runfolder.checkpoints import CheckpointStore, find_damage
@@ -16,6 +17,10 @@ from ..util.redact import redact_mapping
 
 WARM_START = "warm-start"
 """Folder of the quickstart's first stage, in its run folder."""
+TEACHER = "teacher"
+"""Folder of its stage that makes a teacher, where the algorithm has one."""
+OWN_MODELS = {WARM_START: "model.path", TEACHER: "algorithm.teacher.path"}
+"""Stage -> the option of the run that names its model."""
 
 _FIXED = ("model.path", "model.lora", "algorithm.name", "prompts")
 """Options, with all below them, that a checkpoint holds for: others would make another run of it."""
@@ -50,9 +55,17 @@ def own_config(path: Path) -> dict[str, Any]:
             if has_begun
             else "start anew without --resume",
         )
-    model = config.get("model")
-    if isinstance(model, dict) and _is_own_model(str(model.get("path"))) and (path / WARM_START / "model").is_dir():
-        model["path"] = str(path / WARM_START / "model")
+    for stage, key in OWN_MODELS.items():
+        own, value = path / stage / "model", _value_at(config, key)
+        if value is not None and Path(str(value)).parts[-2:] == (stage, "model") and own.is_dir():
+            apply_override(config, key, str(own))
+    return config
+
+
+def _value_at(config: Any, key: str) -> Any:
+    """The value at a dotted key; None where there is none."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
     return config
 
 

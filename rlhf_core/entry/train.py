@@ -248,9 +248,11 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
     Returns what was built on the way. is_check: nothing is run with it, so the lengths of a sample of prompts suffice.
     """
+    from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
     from ..build import build_algorithm, build_curriculum, build_eval_prompts, build_run_prompts
     from ..environments.play import chat_format
     from ..models.loading import load_tokenizer
+    from ..models.teacher import check_teacher
 
     check_model(resolved.run.model)
     environment = resolved.environment
@@ -269,6 +271,8 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
                 )
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
+    if isinstance(algorithm, RolloutAlgorithm) and "teacher" in algorithm.roles:
+        check_teacher(algorithm.teacher, tokenizer)
     check = _record_check(algorithm) if isinstance(algorithm, DatasetAlgorithm) else None
     measured = _MEASURED if is_check else None
     stream = build_run_prompts(resolved, tokenizer, check=check, measured=measured)

@@ -53,14 +53,12 @@ from .masking import (
 from .noise import SampledTokens, greedy_sample, inverse_cdf_sample, philox4x32, uniforms
 from .off_policy import DivergenceBound, OffPolicyCorrection, off_policy_correction, overlong_penalty
 from .policy_metrics import policy_metrics
-from .preference import DPOKind, PairLoss, bradley_terry_loss, dpo_loss
 
 __all__ = [
     "AdaptiveKLController",
     "AdvantageInput",
     "Advantages",
     "Aggregation",
-    "DPOKind",
     "DivergenceBound",
     "EntropyController",
     "FixedKLController",
@@ -68,7 +66,6 @@ __all__ = [
     "KLController",
     "KLEstimator",
     "OffPolicyCorrection",
-    "PairLoss",
     "PolicyLoss",
     "PolicyLossInput",
     "RatioLevel",
@@ -76,10 +73,8 @@ __all__ = [
     "ValueLoss",
     "aggregate_count",
     "aggregate_sum",
-    "bradley_terry_loss",
     "cispo_policy_loss",
     "clamp_log_ratio",
-    "dpo_loss",
     "effective_sample_size",
     "entropy",
     "explained_variance",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ class PolicyOutput:
     """[B, A] float32 nats."""
     entropy: Tensor | None
     """[B, A] float32 nats."""
+    read: Tensor | None = None
+    """[B, A, ...]: what `read` took from the logits."""
 
 
 def policy_forward(
@@ -37,6 +39,7 @@ def policy_forward(
     *,
     with_entropy: bool = False,
     entropy_grad: bool = True,
+    read: Callable[[Tensor], Tensor] | None = None,
     signature_of: nn.Module | None = None,
 ) -> PolicyOutput:
     """Log-probs (and entropy) of the experience's response tokens under a transformers causal LM.
@@ -44,13 +47,15 @@ def policy_forward(
     The model may be wrapped (DDP, a booster, PEFT): its forward's arguments are read from the innermost module, or
     from `signature_of`. Logits are computed for the response only, where the model supports it, and the softmax on
     action positions only. Without `entropy_grad` the entropy is only for logging, and no graph keeps its
-    distributions.
+    distributions. `read` takes what else is wanted, [N, ...], from the logits at the N action positions, [N, V]
+    float32 and divided by the temperature; no support is applied to them.
     """
     inner = innermost(signature_of if signature_of is not None else model)
     rows, mask = model_rows(inner, experience), experience.action_mask
     labels = experience.sequences[:, experience.prompt_length :][mask]
     entropies: Tensor | None = None
-    if experience.support_ids is None and can_be_lean(inner, len(labels)):
+    others: Tensor | None = None
+    if read is None and experience.support_ids is None and can_be_lean(inner, len(labels)):
         with lean_head(inner, rows.of_actions, labels, temperature, with_entropy=with_entropy):
             log_probs, entropies = _call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths).unbind(-1)
         entropies = entropies if entropy_grad else entropies.detach()
@@ -61,9 +66,11 @@ def policy_forward(
         if with_entropy:
             with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
                 entropies = entropy(logits, temperature, support)
+        others = None if read is None else read(logits.float() / temperature)
     return PolicyOutput(
         log_probs=_scatter(log_probs, mask),
         entropy=_scatter(entropies, mask) if with_entropy and entropies is not None else None,
+        read=None if others is None else _scatter(others, mask),
     )
 
 
@@ -149,6 +156,6 @@ def _logits(output: Any) -> Tensor:
 
 
 def _scatter(values: Tensor, mask: Tensor) -> Tensor:
-    """[number of True] -> the mask's shape, 0 elsewhere; with gradient, also when nothing is True."""
-    zeros = torch.zeros(mask.shape, dtype=values.dtype, device=values.device)
+    """[number of True, ...] -> the mask's shape (and the rest), 0 elsewhere; with gradient, also if nothing is True."""
+    zeros = torch.zeros(*mask.shape, *values.shape[1:], dtype=values.dtype, device=values.device)
     return zeros.index_put((mask,), values)

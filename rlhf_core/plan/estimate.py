@@ -18,6 +18,7 @@ from ..algorithm import Algorithm, RolloutAlgorithm
 from ..batching import default_tokens
 from ..build import build_strategy, model_dtype
 from ..config.resolve import ResolvedRun
+from ..config.sections import ModelConfig
 from ..prompts.stream import PromptStream
 from ..strategy import StateBytes
 from ..training.record import peak_memory_bytes
@@ -90,6 +91,7 @@ def plan_run(resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1) -
         machine=machine,
         state=strategy.state_bytes(trainers, dtype),
         weight_bytes=dtype.itemsize,
+        teacher=_teacher(algorithm, strategy.state_bytes(trainers, dtype).reference if own is None else dtype.itemsize),
         copies_policy=strategy.shards_parameters,
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,
@@ -106,6 +108,17 @@ def plan_run(resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1) -
         tokens_per_second=work.rates(),
         total_seconds=sum(work.seconds().values()) * resolved.run.train.episodes,
     )
+
+
+def _teacher(algorithm: Algorithm[Any, Any], each: float) -> tuple[int, float]:
+    """Parameters of the teacher and bytes of each, which are `each` in the type of the run."""
+    import torch
+
+    if not isinstance(algorithm, RolloutAlgorithm) or "teacher" not in algorithm.roles:
+        return 0, 0.0
+    teacher = algorithm.teacher
+    size = each if teacher.dtype == "auto" else float(getattr(torch, teacher.dtype).itemsize)
+    return model_shape(ModelConfig(path=teacher.path)).num_parameters, size
 
 
 def _own_bytes(device: Any) -> float:
@@ -137,6 +150,8 @@ class _Work:
     """Bytes per parameter in a training process."""
     weight_bytes: int
     """Bytes per parameter of a copy beside the trained model, in the type it is loaded in."""
+    teacher: tuple[int, float]
+    """Parameters of the frozen teacher, and bytes of each; none is 0."""
     copies_policy: bool
     """Whether an engine beside the trainer needs its own weights."""
     prompt_tokens: float
@@ -168,6 +183,8 @@ class _Work:
         if self.reference_parameters:
             each = self.weight_bytes if self.makers else self.state.reference
             making["reference weights"] = math.ceil(self.reference_parameters * each)
+        if self.teacher[0]:
+            making["teacher weights"] = math.ceil(self.teacher[0] * self.teacher[1])
         if self.answer_tokens:
             tokens = self.samples * (self.prompt_tokens + self.answer_tokens)
             making["key-value cache"] = int(tokens * self.shape.kv_values_per_token * _FP32)
@@ -199,7 +216,7 @@ class _Work:
             read = self.shape.num_parameters * _FP32 / machine.bytes_per_second
             compute = 2 * self.shape.num_parameters * self.samples / machine.flops
             found["rollout"] = self.answer_tokens * max(read, compute, self._forward_call_seconds)
-            scoring = 2 * (self.reference_parameters + self.critic_parameters)
+            scoring = 2 * (self.reference_parameters + self.critic_parameters + self.teacher[0])
             found["scoring"] = tokens * scoring / machine.flops / (self.makers or self.trainers)
         return found
 

@@ -32,12 +32,16 @@ GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "endp
 KNOWN: Mapping[str, Mapping[str, str]] = {
     "algorithms": {
         "ppo": "rlhf-ppo",
+        "distill": "rlhf-distill",
         "grpo": "rlhf-group",
         "rloo": "rlhf-group",
         "reinforce++": "rlhf-group",
         "sft": "rlhf-offline",
         "reward-model": "rlhf-offline",
         "dpo": "rlhf-offline",
+        "kto": "rlhf-offline",
+        "orpo": "rlhf-offline",
+        "simpo": "rlhf-offline",
     },
     "strategies": {
         "single": "rlhf-torch",

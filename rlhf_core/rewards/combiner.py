@@ -99,6 +99,8 @@ class RewardCombiner:
             raise RewardError(
                 f"samples carry the rewards {sorted(raw)}, the run has {sorted(self.weights)}", where="rewards"
             )
+        if not raw and counts is not None:  # an algorithm that needs no rewards
+            return Combined(torch.zeros(len(counts)), {})
         columns = {name: raw[name].detach().double() for name in self.weights}
         total = torch.stack([self.weights[name] * column for name, column in columns.items()]).sum(0)
         if total.numel() == 0:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
 from ..build import TrainerModels, build_reference, offloads_reference
 from ..config.resolve import ResolvedRun
 from ..models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
+from ..models.reference import Reference
 from ..prompts.stream import PromptStream
 from ..protocols import ExperienceChannel
 from ..rewards.combiner import RewardCombiner
@@ -74,6 +76,8 @@ class DatasetItems:
         self._algorithm = algorithm
         self._tokenizer = models.tokenizer
         self._prompts = prompts
+        own = Reference(models.policy, nullcontext)
+        self._ask_policy = reference_pass(algorithm, own, strategy, batch_tokens=batch_tokens)
         reference = build_reference(resolved, algorithm, strategy, models.policy)
         if reference is None:
             self._ask = no_reference(algorithm)
@@ -97,12 +101,17 @@ class DatasetItems:
             plan,
             items_per_episode=items_per_episode,
             encode=self._encode,
-            prepare=self._prepare,
+            prepare=self._start,
             on_episode=on_episode,
         )
 
     def _encode(self, line: Any) -> Any:
         return self._algorithm.encode(line, self._tokenizer)
+
+    def _start(self, items: Sequence[Any]) -> Sequence[Any]:
+        prepared = self._prepare(items)
+        self._algorithm.start_episode(prepared, policy=self._ask_policy, reference=self._ask)
+        return prepared
 
     def _prepare(self, items: Sequence[Any]) -> Sequence[Any]:
         return list(self._algorithm.prepare_items(items, self._ask))

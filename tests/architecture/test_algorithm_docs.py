@@ -13,12 +13,16 @@ PAGES = {
     "grpo": ["grpo.md", SHARED],
     "rloo": ["rloo.md", SHARED],
     "reinforce++": ["reinforce-plus-plus.md", SHARED],
+    "distill": ["distill.md"],
     "sft": ["sft.md"],
     "dpo": ["dpo.md"],
+    "kto": ["kto.md"],
+    "orpo": ["orpo.md"],
+    "simpo": ["simpo.md"],
     "reward-model": ["reward-model.md"],
 }
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins" / "algorithms"
-METRIC = re.compile(r'"((?:group|off_policy|preference|sft|policy|kl|reward)/[a-z_]+)"')
+METRIC = re.compile(r'"((?:group|distill|off_policy|preference|sft|policy|kl|reward)/[a-z_]+)"')
 
 
 def quoted(names: list[str]) -> set[str]:
@@ -31,7 +35,14 @@ def test_every_option_is_on_the_page(algorithm: str) -> None:
     assert not options - quoted(PAGES[algorithm])
 
 
-@pytest.mark.parametrize(("folder", "pages"), [("group", [SHARED]), ("offline", ["sft.md", "dpo.md"])])
+FOLDERS = {
+    "group": [SHARED],
+    "distill": ["distill.md"],
+    "offline": ["sft.md", "dpo.md", "kto.md", "orpo.md"],
+}
+
+
+@pytest.mark.parametrize(("folder", "pages"), FOLDERS.items(), ids=FOLDERS)
 def test_every_metric_is_on_a_page(folder: str, pages: list[str]) -> None:
     files = [*PLUGINS.glob(f"{folder}/src/*/*.py")]
     if folder == "group":

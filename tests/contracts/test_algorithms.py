@@ -8,5 +8,7 @@ from rlhf_core.testing.contracts import AlgorithmContract, DatasetAlgorithmContr
 FED_BY = {name: load_ref(ref).component.feeds for name, ref in discover("algorithms").items()}
 OTHERS = {feeds: {name: "fed otherwise" for name, by in FED_BY.items() if by != feeds} for feeds in FED_BY.values()}
 
-globals().update(contracts_for(AlgorithmContract, skip=OTHERS["rollouts"]))
+IN_THEIR_OWN_TESTS = {"distill": "needs a teacher"}
+
+globals().update(contracts_for(AlgorithmContract, skip=OTHERS["rollouts"] | IN_THEIR_OWN_TESTS))
 globals().update(contracts_for(DatasetAlgorithmContract, skip=OTHERS["dataset"]))

@@ -15,17 +15,23 @@ from quick_ray import quick_workers
 from running import PATIENCE_SECONDS
 
 from rlhf_core import report, train
+from rlhf_core.models.builtin import build_builtin
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo", "importance_cap": 2.0, "dynamic_sampling": True},
     "grpo-sequence": {"name": "grpo", "policy_loss": "gspo", "aggregation": "sequence-mean-token-mean"},
     "rloo": {"name": "rloo", "policy_loss": "cispo", "aggregation": "sequence-mean-token-sum-norm"},
     "reinforce": {"name": "reinforce++", "entropy_coef": 0.01},
+    "distill": {"name": "distill", "top_k": 6, "divergence": "jsd"},
+    "distill-sampled": {"name": "distill", "reward_coef": 0.5},
     "sft": {"name": "sft", "packing": True, "max_tokens": 32},
     "dpo": {"name": "dpo"},
+    "kto": {"name": "kto"},
+    "orpo": {"name": "orpo"},
+    "simpo": {"name": "simpo"},
     "reward-model": {"name": "reward-model", "centring_coef": 0.01},
 }
-ROLLOUTS = ("grpo", "rloo", "reinforce")
+ROLLOUTS = ("grpo", "rloo", "reinforce", "distill")
 
 DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "single": {"strategy": {"name": "single"}},
@@ -51,6 +57,8 @@ def run_file(name: str, deployment: str, data: Path) -> dict[str, Any]:
         run["engine"] = {"name": "hf", "max_new_tokens": 6}
         run["rewards"] = [{"name": "length", "target_tokens": 2}]
         run["train"] |= {"samples_per_prompt": 3, "train_batch_size": 14}
+        if name.startswith("distill"):
+            run["algorithm"] = {**run["algorithm"], "teacher": {"path": str(data.parent / "teacher")}}
     else:
         run["eval"] = {"every_episodes": 2, "num_prompts": 5}
     if name == "sft":  # its answers to held-out prompts are judged, too
@@ -60,7 +68,7 @@ def run_file(name: str, deployment: str, data: Path) -> dict[str, Any]:
 
 
 def write_data(path: Path) -> None:
-    """Digits, their sorted and their reversed form."""
+    """Digits, their sorted and their reversed form; beside them a teacher."""
     draw = random.Random(1)
     lines = []
     for _ in range(60):
@@ -69,6 +77,9 @@ def write_data(path: Path) -> None:
         prompt = "".join(digits) + ">"
         lines.append(json.dumps({"prompt": prompt, "completion": good, "chosen": good, "rejected": bad}))
     path.write_text("\n".join(lines) + "\n")
+    model, tokenizer = build_builtin("builtin:tiny-digits", seed=7)
+    model.save_pretrained(path.parent / "teacher")
+    tokenizer.save_pretrained(path.parent / "teacher")
 
 
 def make_runs(out: Path, deployment: str, names: Sequence[str]) -> None:

@@ -80,7 +80,9 @@ class AdvantageContract(FunctionContract):
         def work(plan: BatchPlan, strategy: Strategy) -> list[BufferItem]:
             made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda mine, filler: list(mine))
             found = made.of(made_episode(items, PhaseTimes()), plan)
-            return [item for each in found.batches(0) for batch in each for item in batch.items if item.action_mask.any()]
+            return [
+                item for each in found.batches(0) for batch in each for item in batch.items if item.action_mask.any()
+            ]
 
         (alone,) = Ranks(1).run(lambda _, strategy: work(BatchPlan(5, 1, 0, 1), strategy))
         expected = {(item.sample_id, item.branch): item.advantages for item in alone}

@@ -222,6 +222,7 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
 
     from ...batching import collate, to_device
     from ...models.forward import policy_forward, value_forward
+    from ...models.teacher import TeacherModel, teacher_fields, teacher_forward
 
     batch = to_device(collate(_random_items(per_prompt)), torch.device(device))
     with torch.no_grad():
@@ -232,6 +233,11 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
             reference = copy.deepcopy(models["policy"])
             perturb(reference, seed=4, scale=0.01)
             filled["reference_log_probs"] = policy_forward(reference, batch, 1.0).log_probs
+        if "teacher" in algorithm.roles:
+            model = copy.deepcopy(models["policy"])
+            perturb(model, seed=5, scale=0.01)
+            teacher = TeacherModel(model, top_k=algorithm.teacher.top_k, vocabulary=len(contract_tokenizer()))
+            filled |= teacher_fields(teacher_forward(teacher, batch, temperature=1.0))
         if "critic" in algorithm.roles:
             filled["values"] = value_forward(models["critic"], batch)
     on_cpu = to_device(replace(batch, **filled), torch.device("cpu"))

@@ -12,7 +12,7 @@ from ...types import Role
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-ROLES: frozenset[Role] = frozenset({"policy", "critic", "reference"})
+ROLES: frozenset[Role] = frozenset({"policy", "critic", "reference", "teacher"})
 TRAINED: frozenset[Role] = frozenset({"policy", "critic"})
 
 

@@ -98,5 +98,5 @@ def test_a_reward_model_writes_no_answers_to_reward(run_file: Any) -> None:
 
 
 def test_smoothing_is_for_one_loss(run_file: Any) -> None:
-    with pytest.raises(ConfigError, match="label_smoothing is for loss sigmoid, not ipo"):
+    with pytest.raises(ConfigError, match="label_smoothing is for loss sigmoid or robust, not ipo"):
         train(run_file({"name": "dpo", "loss": "ipo", "label_smoothing": 0.1}), dry_run=True)

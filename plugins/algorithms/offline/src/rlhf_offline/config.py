@@ -32,22 +32,58 @@ class PairConfig(Section):
     )
 
 
-class DPOConfig(PairConfig):
+class AnswerPairConfig(PairConfig):
+    """Options of algorithms that train a language model on pairs."""
+
+    add_eos: bool = Field(True, description="Count the end-of-sequence token as part of each answer.")
+
+
+class DPOConfig(AnswerPairConfig):
     """Direct preference optimisation (Rafailov 2023) on lines with `prompt`, `chosen` and `rejected`."""
 
     beta: float = Field(0.1, gt=0, description="How strongly the policy is held to the reference.")
-    loss: Literal["sigmoid", "ipo", "hinge"] = Field("sigmoid", description="Loss of a pair's difference.")
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="Share of labels taken to be wrong (conservative DPO; loss sigmoid only)."
+    loss: Literal["sigmoid", "ipo", "hinge", "robust", "nca", "apo-zero", "apo-down"] = Field(
+        "sigmoid", description="What is asked of the two log-ratios to the reference."
     )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="Share of labels taken to be wrong (losses sigmoid and robust)."
+    )
+    divergence: Literal["reverse-kl", "forward-kl", "jsd", "alpha"] = Field(
+        "reverse-kl", description="What holds the policy to the reference (losses sigmoid, robust and hinge)."
+    )
+    alpha: float = Field(0.5, gt=0, lt=1, description="Of divergence alpha: near 0 reverse-kl, near 1 forward-kl.")
     reference_free: bool = Field(False, description="Compare the policy with nothing; builds no reference model.")
-    add_eos: bool = Field(True, description="Count the end-of-sequence token as part of each answer.")
 
     @model_validator(mode="after")
     def _consistent(self) -> DPOConfig:
-        if self.label_smoothing > 0 and self.loss != "sigmoid":
-            raise ValueError(f"label_smoothing is for loss sigmoid, not {self.loss}")
+        if self.label_smoothing > 0 and self.loss not in ("sigmoid", "robust"):
+            raise ValueError(f"label_smoothing is for loss sigmoid or robust, not {self.loss}")
+        if self.divergence != "reverse-kl" and self.loss not in ("sigmoid", "robust", "hinge"):
+            raise ValueError(f"divergence {self.divergence} is for loss sigmoid, robust or hinge, not {self.loss}")
+        if self.divergence != "reverse-kl" and self.reference_free:
+            raise ValueError(f"divergence {self.divergence} is from the reference: set reference_free: false")
         return self
+
+
+class KTOConfig(AnswerPairConfig):
+    """KTO (Ethayarajh 2024) on lines with `prompt`, `completion` and `label`, or with `chosen` and `rejected`."""
+
+    beta: float = Field(0.1, gt=0, description="How fast the worth of an answer saturates with its log-ratio.")
+    desirable_weight: float = Field(1.0, gt=0, description="Factor of good answers' losses.")
+    undesirable_weight: float = Field(1.0, gt=0, description="Factor of bad answers' losses.")
+
+
+class ORPOConfig(AnswerPairConfig):
+    """ORPO (Hong 2024) on lines with `prompt`, `chosen` and `rejected`; no reference model."""
+
+    odds_coef: float = Field(0.1, gt=0, description="Factor of the odds ratio beside the chosen answer's likelihood.")
+
+
+class SimPOConfig(AnswerPairConfig):
+    """SimPO (Meng 2024) on lines with `prompt`, `chosen` and `rejected`; no reference model."""
+
+    beta: float = Field(2.0, gt=0, description="Factor of an answer's mean log-prob per token: its reward.")
+    gamma: float = Field(1.0, ge=0, description="By how much the chosen answer's reward should exceed the other's.")
 
 
 class RewardModelConfig(PairConfig):

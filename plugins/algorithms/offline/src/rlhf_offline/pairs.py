@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean, Metric
 from rlhf_core.errors import DataError
-from rlhf_core.functional import PairLoss, masked_sum
+from rlhf_core.functional import masked_sum
 
-from .examples import Example, ExampleBatch, answer_example, collate_examples
+from .examples import Example, ExampleBatch, answer_example, answer_log_probs, collate_examples
+from .pair_losses import PairLoss
 from .policy_only import PolicyOnly
 
 _HINT = 'each line needs {"prompt": …, "chosen": "…", "rejected": "…"}'
@@ -37,6 +38,10 @@ class Pair:
     def num_tokens(self) -> int:
         """Tokens of its two rows, padded to the longer one."""
         return 2 * max(self.chosen.num_tokens, self.rejected.num_tokens)
+
+    @property
+    def answers(self) -> tuple[Example, Example]:
+        return self.chosen, self.rejected
 
     def masked(self) -> Pair:
         """The same pair with `counts` False."""
@@ -62,6 +67,15 @@ class PairBatch:
     def to(self, device: torch.device) -> PairBatch:
         reference = None if self.reference is None else self.reference.to(device)
         return PairBatch(self.examples.to(device), self.margins.to(device), self.counts.to(device), reference)
+
+
+def pair_log_probs(model: nn.Module, batch: PairBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
+    """[B] each: log-probs of the chosen and of the rejected answers, in nats: sums over their tokens, or means."""
+    values = answer_log_probs(model, batch.examples)
+    if mean:
+        values = values / batch.examples.target_mask.sum(-1).clamp(min=1)
+    chosen, rejected = values.chunk(2)
+    return chosen, rejected
 
 
 class PairAlgorithm(PolicyOnly[Pair, PairBatch]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_core import Component
 
-from .config import DPOConfig, RewardModelConfig, SFTConfig
+from .config import DPOConfig, KTOConfig, ORPOConfig, RewardModelConfig, SFTConfig, SimPOConfig
 
 sft = Component(
     summary="Supervised fine-tuning: cross-entropy on the answers of a dataset.",
@@ -16,6 +16,24 @@ dpo = Component(
     summary="DPO: learns from preference pairs directly, without a reward model.",
     config=DPOConfig,
     build="rlhf_offline.dpo:build",
+    feeds="dataset",
+)
+kto = Component(
+    summary="KTO: learns from answers that are good or bad each, without pairs or a reward model.",
+    config=KTOConfig,
+    build="rlhf_offline.kto:build",
+    feeds="dataset",
+)
+orpo = Component(
+    summary="ORPO: supervised learning and preference in one loss on pairs, without a reference model.",
+    config=ORPOConfig,
+    build="rlhf_offline.orpo:build",
+    feeds="dataset",
+)
+simpo = Component(
+    summary="SimPO: learns from pairs by mean log-prob per token and a margin, without a reference model.",
+    config=SimPOConfig,
+    build="rlhf_offline.simpo:build",
     feeds="dataset",
 )
 reward_model = Component(

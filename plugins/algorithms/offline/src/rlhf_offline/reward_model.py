@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.algorithm import LossOutput, ModelKind
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import UserInputError
-from rlhf_core.functional import bradley_terry_loss
 from rlhf_core.models import own_lengths
 
 from .config import RewardModelConfig
+from .pair_losses import bradley_terry_loss
 from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, encode_pair, pair_output
 
 

@@ -1,0 +1,1 @@
+"""On-policy distillation for the rlhf framework."""

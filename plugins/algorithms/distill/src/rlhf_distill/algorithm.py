@@ -1,0 +1,128 @@
+"""`distill`: the policy samples, a teacher says how likely it finds that.
+
+With `top_k` the loss is a divergence of whole distributions at each sampled token (GKD); gradients do not pass through
+the sampling. Without, the reverse KL is estimated from the sampled tokens alone: log T - log P is the advantage of a
+token, and a clipped policy gradient follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, Needs, RolloutAlgorithm, Teacher
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.errors import ConfigError
+from rlhf_core.functional import (
+    aggregate_count,
+    aggregate_sum,
+    clamp_log_ratio,
+    leave_one_out,
+    masked_sum,
+    mean_over_ranks,
+    policy_metrics,
+    ppo_policy_loss,
+    to_tokens,
+)
+from rlhf_core.models import policy_forward
+from rlhf_core.types import Experience, Role
+from rlhf_core.whole import Whole, whole_of
+
+from .config import DistillConfig
+from .divergence import divergence
+
+
+def build(config: DistillConfig, context: AlgorithmContext) -> Distill:
+    """Distillation under its options. Raises `ConfigError` for rewards that would teach nothing."""
+    if config.reward_coef > 0 and config.baseline == "group" and context.samples_per_prompt < 2:
+        raise ConfigError(
+            "compares the answers to one prompt with each other, and there is only one",
+            where="algorithm.baseline",
+            hint="set train.samples_per_prompt to 4 or more, or algorithm.baseline: episode",
+        )
+    return Distill(config, context)
+
+
+class Distill(RolloutAlgorithm):
+    """Learns from a teacher, and from rewards where they have a factor."""
+
+    def __init__(self, config: DistillConfig, context: AlgorithmContext) -> None:
+        self._config = config
+        self._temperature = context.sampling.temperature
+        self._norm_length = config.norm_length or context.sampling.max_new_tokens
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        return frozenset({"policy", "teacher"})
+
+    @property
+    def teacher(self) -> Teacher:
+        its = self._config.teacher
+        return Teacher(its.path, top_k=self._config.top_k, dtype=its.dtype, offload=its.offload)
+
+    @property
+    def needs(self) -> Needs:
+        return "row"
+
+    @property
+    def terms(self) -> Mapping[str, LossTerm]:
+        config = self._config
+        terms = {"distill": LossTerm("policy", config.distill_coef)} if config.top_k else {}
+        if config.reward_coef > 0 or not config.top_k:
+            terms["policy"] = LossTerm("policy")
+        return terms
+
+    def advantages(self, episode: Experience) -> EpisodeOutput:
+        """[B, A]: of the sampled tokens' log-ratios (without `top_k`), and of the rewards where they have a factor."""
+        whole, config, mask = whole_of(episode), self._config, episode.action_mask
+        advantages = torch.zeros(mask.shape)
+        metrics: dict[str, float] = {}
+        if not config.top_k:
+            assert episode.teacher_log_probs is not None
+            gain = clamp_log_ratio(episode.teacher_log_probs.squeeze(-1) - episode.action_log_probs)
+            # What all tokens of an episode have in common does not change the expected gradient, only its noise.
+            mean = mean_over_ranks(gain, mask, whole.all_reduce)
+            metrics["distill/reverse_kl"] = -float(mean)
+            advantages = config.distill_coef * torch.where(mask, gain - mean, 0.0)
+        if config.reward_coef > 0:
+            advantages = advantages + config.reward_coef * to_tokens(whole.here(self._of_rewards(whole)), mask)
+        return EpisodeOutput(replace(episode, advantages=advantages), metrics)
+
+    def _of_rewards(self, whole: Whole) -> Tensor:
+        """[B] the advantages of all rows of the episode."""
+        rows = whole.scalars
+        groups = rows.group_ids if self._config.baseline == "group" else torch.zeros_like(rows.group_ids)
+        return leave_one_out(rows.scores, groups, rows.row_sample_ids)
+
+    def counts(self, batch: Experience) -> Mapping[str, float]:
+        return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self._config.aggregation))
+
+    def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
+        assert batch.advantages is not None and batch.teacher_log_probs is not None
+        mask, terms, eps = batch.action_mask, self.terms, self._config.clip_eps
+        ids = None if batch.teacher_ids is None else batch.teacher_ids[mask].long()
+
+        def of_teachers_tokens(logits: Tensor) -> Tensor:
+            assert ids is not None
+            return logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+
+        read = None if ids is None else of_teachers_tokens
+        output = policy_forward(
+            models["policy"], batch, self._temperature, with_entropy=True, entropy_grad=False, read=read
+        )
+        old = batch.action_log_probs
+        policy = ppo_policy_loss(output.log_probs, old, batch.advantages, mask, clip_eps_low=eps, clip_eps_high=eps)
+        sums: dict[str, Tensor] = {"policy": self._sum(policy.losses, mask)} if "policy" in terms else {}
+        metrics: dict[str, Metric] = dict(policy_metrics(policy, output, old, mask))
+        if output.read is not None:
+            config, teacher = self._config, batch.teacher_log_probs
+            losses = divergence(output.read, teacher, config.divergence, jsd_weight=config.jsd_weight)
+            sums["distill"] = self._sum(losses, mask)
+            metrics["distill/teacher_mass"] = Mean(masked_sum(teacher.exp().sum(-1), mask), mask.sum())
+        return LossOutput(sums, metrics, output.log_probs.detach())
+
+    def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
+        return aggregate_sum(values, mask, self._config.aggregation, self._norm_length)

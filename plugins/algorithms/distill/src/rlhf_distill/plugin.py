@@ -1,0 +1,14 @@
+"""The entry point of `distill`."""
+
+from __future__ import annotations
+
+from rlhf_core import Component
+
+from .config import DistillConfig
+
+distill = Component(
+    summary="On-policy distillation: the policy samples, a teacher with the same tokens says how likely it finds them.",
+    config=DistillConfig,
+    build="rlhf_distill.algorithm:build",
+    learns_from_rewards=False,
+)

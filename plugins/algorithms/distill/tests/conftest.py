@@ -1,0 +1,58 @@
+"""The algorithm under options, and episodes made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.functional import mask_from_lengths
+from rlhf_core.plugins.discovery import load, resolve_build
+from rlhf_core.testing.models import tiny_tokenizer
+from rlhf_core.types import Experience, SamplingParams
+
+
+def make_algorithm(options: dict[str, Any] | None = None, *, samples_per_prompt: int = 2) -> Any:
+    selected = load("algorithms", "distill")
+    given = {"teacher": {"path": "builtin:tiny-digits"}, **(options or {})}
+    context = AlgorithmContext(
+        sampling=SamplingParams(max_new_tokens=8), samples_per_prompt=samples_per_prompt, tokenizer=tiny_tokenizer()
+    )
+    return resolve_build(selected)(selected.component.config.model_validate(given), context)
+
+
+def make_episode(lengths: list[int], **fields: Any) -> Experience:
+    """Answers of these lengths after prompts of two tokens, two to a prompt; drawn from a seed."""
+    mask = mask_from_lengths(torch.tensor(lengths), max(lengths))
+    draw = torch.Generator().manual_seed(0)
+    attention = torch.cat([torch.ones(len(lengths), 2, dtype=torch.bool), mask], dim=1)
+    tokens = torch.randint(3, 15, attention.shape, generator=draw)
+    given: dict[str, Any] = {
+        "action_log_probs": -torch.rand(mask.shape, generator=draw),
+        "scores": torch.rand(len(lengths), generator=draw),
+        **fields,
+    }
+    return Experience(
+        sequences=torch.where(attention, tokens, 0),
+        attention_mask=attention,
+        action_mask=mask,
+        sample_ids=torch.arange(len(lengths)),
+        group_ids=torch.arange(len(lengths)) // 2,
+        policy_versions=torch.zeros(len(lengths), dtype=torch.int64),
+        truncated=torch.zeros(len(lengths), dtype=torch.bool),
+        **given,
+    )
+
+
+@pytest.fixture
+def algorithm() -> Any:
+    """algorithm(options, samples_per_prompt=2)."""
+    return make_algorithm
+
+
+@pytest.fixture
+def episode() -> Any:
+    """episode(lengths, **fields)."""
+    return make_episode

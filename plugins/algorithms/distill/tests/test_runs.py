@@ -1,0 +1,95 @@
+"""Whole runs: the policy comes closer to its teacher, with and without rewards, adapters and several turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_core import train
+from rlhf_core.config import ModelConfig
+from rlhf_core.config.resolve import resolve
+from rlhf_core.entry.train import check_run
+from rlhf_core.errors import ConfigError, UserInputError
+from rlhf_core.models import load_policy
+from rlhf_core.models.builtin import build_builtin
+from rlhf_core.plan.estimate import plan_run
+from rlhf_core.testing.runs import tiny_run
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Another model with the policy's tokens."""
+    folder = tmp_path_factory.mktemp("teacher")
+    model, tokenizer = build_builtin("builtin:tiny-digits", seed=7)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)  # sure of itself, so that there is something to learn
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def run_of(teacher: str, options: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    return tiny_run({"algorithm": {"name": "distill", "teacher": {"path": teacher}, **(options or {})}, **changes})
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("options", "key"), [({"top_k": 6}, "loss/distill"), ({}, "distill/reverse_kl")], ids=["top_k", "sampled"]
+)
+def test_the_policy_comes_closer(
+    teacher: str, tmp_path: Path, options: dict[str, Any], key: str, lora: dict[str, Any] | None
+) -> None:
+    run = run_of(
+        teacher,
+        options,
+        model={"lora": lora},
+        optimizer={"lr": 1e-2 if lora else 3e-3},
+        rewards=[],
+        eval=None,
+        train={"episodes": 8, "prompts_per_episode": 16, "train_batch_size": 16},
+    )
+    result = train(run, output=tmp_path / "run")
+    assert result is not None
+    assert result.metrics[-1][key] < 0.8 * result.metrics[0][key]
+    assert not [name for name in result.metrics[-1] if name.startswith("reward/")]
+    assert (tmp_path / "run" / "samples.jsonl").read_text().count("\n") > 0
+
+
+def test_turns_of_an_environment_are_taught(teacher: str, tmp_path: Path) -> None:
+    run = run_of(teacher, {"top_k": 4}, environment={"name": "guess-number"}, prompts=None, rewards=None, eval=None)
+    result = train(run, output=tmp_path / "run")
+    assert result is not None
+    assert result.metrics[-1]["loss/distill"] > 0 and "reward/environment" in result.metrics[-1]
+
+
+def test_the_plan_counts_the_teacher(teacher: str) -> None:
+    resolved = resolve(run_of(teacher))
+    plan = plan_run(resolved, check_run(resolved))
+    (process,) = plan.processes
+    assert process.bytes_by_part["teacher weights"] == process.bytes_by_part["policy weights"]
+    half = resolve(run_of(teacher, {"teacher": {"path": teacher, "dtype": "bfloat16"}}))
+    (process,) = plan_run(half, check_run(half)).processes
+    assert 2 * process.bytes_by_part["teacher weights"] == process.bytes_by_part["policy weights"]
+
+
+def test_what_cannot_be_taught_is_told_before_anything_runs(teacher: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.teacher: is required"):
+        train(tiny_run({"algorithm": {"name": "distill"}}), dry_run=True)
+    with pytest.raises(UserInputError, match=r"algorithm\.teacher\.path: there is no folder"):
+        train(run_of(str(tmp_path / "nothing")), dry_run=True)
+    tokenizer = build_builtin("builtin:tiny-digits", 0)[1]
+    tokenizer.add_tokens(["new"])
+    load_policy(ModelConfig(path=teacher), dtype=torch.float32, seed=0).save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    with pytest.raises(UserInputError, match="another tokenizer than the policy: 1 of the policy's 17 tokens"):
+        train(run_of(teacher, model={"path": str(tmp_path / "policy")}), dry_run=True)
+
+
+def test_ppo_has_no_teacher() -> None:
+    resolved = resolve(tiny_run())
+    algorithm = check_run(resolved).algorithm
+    with pytest.raises(TypeError, match="says of no model that it is"):
+        _ = algorithm.teacher  # type: ignore[attr-defined]

@@ -1,0 +1,126 @@
+"""The losses of `dpo`: what is asked of a pair's log-ratios to the reference.
+
+x and y are the log-ratios log π/π_ref of the chosen and the rejected answer, h = g(x) - g(y) the difference of their
+scores under a divergence (`score`), in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rlhf_core.functional import clamp_log_ratio
+
+from .pair_losses import PairLoss
+
+DPOKind = Literal["sigmoid", "ipo", "hinge", "robust", "nca", "apo-zero", "apo-down"]
+SMOOTHED: tuple[DPOKind, ...] = ("sigmoid", "robust")
+"""Those that `label_smoothing` means something to."""
+OF_DIFFERENCES: tuple[DPOKind, ...] = ("sigmoid", "robust", "hinge")
+"""Those of h alone, which may be that of any divergence."""
+Divergence = Literal["reverse-kl", "forward-kl", "jsd", "alpha"]
+
+
+def score(log_ratio: Tensor, divergence: Divergence, alpha: float) -> Tensor:
+    """f'(u) of u = π/π_ref, constants left out, for the f-divergence that holds the policy (Wang 2023, table 1).
+
+    reverse-kl log u; forward-kl -1/u; jsd log(u / (1 + u)); alpha (1 - u^-alpha) / alpha, 0 < alpha < 1, which lies
+    between the two KLs. All grow with u, so none changes which answer is preferred.
+    """
+    if divergence == "reverse-kl":
+        return log_ratio
+    if divergence == "jsd":
+        return logsigmoid(log_ratio)
+    bounded = clamp_log_ratio(log_ratio)
+    if divergence == "forward-kl":
+        return -torch.exp(-bounded)
+    if divergence == "alpha":
+        return -torch.expm1(-alpha * bounded) / alpha
+    raise ValueError(f"unknown divergence {divergence!r}: {', '.join(get_args(Divergence))}")
+
+
+def dpo_loss(
+    chosen_log_probs: Tensor,
+    rejected_log_probs: Tensor,
+    reference_chosen_log_probs: Tensor | None,
+    reference_rejected_log_probs: Tensor | None,
+    *,
+    beta: float,
+    kind: DPOKind = "sigmoid",
+    label_smoothing: float = 0.0,
+    divergence: Divergence = "reverse-kl",
+    alpha: float = 0.5,
+) -> PairLoss:
+    """[B] log-probs of whole answers (nats; for `ipo`, means over their tokens) to losses, by the table in docs.
+
+    Without references (both None) the log-ratios are the policy's log-probs alone.
+    """
+    if (reference_chosen_log_probs is None) != (reference_rejected_log_probs is None):
+        raise ValueError("give the reference's log-probs of both answers, or of neither")
+    if not 0.0 <= label_smoothing < 0.5:
+        raise ValueError(f"label_smoothing must be in [0, 0.5), got {label_smoothing}")
+    if kind not in _LOSSES:
+        raise ValueError(f"unknown kind {kind!r}: {', '.join(_LOSSES)}")
+    if label_smoothing and kind not in SMOOTHED:
+        raise ValueError(f"label_smoothing is for {' and '.join(SMOOTHED)}, not {kind!r}")
+    if divergence != "reverse-kl" and kind not in OF_DIFFERENCES:
+        raise ValueError(f"divergence is for {', '.join(OF_DIFFERENCES)}, not {kind!r}")
+    chosen, rejected = chosen_log_probs.float(), rejected_log_probs.float()
+    if reference_chosen_log_probs is not None and reference_rejected_log_probs is not None:
+        chosen = chosen - reference_chosen_log_probs.detach().float()
+        rejected = rejected - reference_rejected_log_probs.detach().float()
+    scores = score(chosen, divergence, alpha), score(rejected, divergence, alpha)
+    losses = _LOSSES[kind](*scores, beta, label_smoothing)
+    return PairLoss(losses, beta * chosen.detach(), beta * rejected.detach())
+
+
+def _sigmoid(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
+    """Rafailov 2023, equation 7; smoothed as in conservative DPO (Mitchell 2023)."""
+    logits = beta * (x - y)
+    return -(1.0 - smoothing) * logsigmoid(logits) - smoothing * logsigmoid(-logits)
+
+
+def _robust(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
+    """Chowdhury 2024 (robust DPO): without bias where a share of the labels, `smoothing`, was flipped at random."""
+    logits = beta * (x - y)
+    return (smoothing * logsigmoid(-logits) - (1.0 - smoothing) * logsigmoid(logits)) / (1.0 - 2.0 * smoothing)
+
+
+def _ipo(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
+    """Azar 2023, equation 17."""
+    return (x - y - 1.0 / (2.0 * beta)).square()
+
+
+def _hinge(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
+    """SLiC (Zhao 2023) on the log-ratios, as in Liu 2023 (RSO)."""
+    return torch.relu(1.0 - beta * (x - y))
+
+
+def _nca(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
+    """Chen 2024 (noise contrastive alignment), for pairs: the chosen answer's likelihood itself must not fall."""
+    return -logsigmoid(beta * x) - 0.5 * logsigmoid(-beta * x) - 0.5 * logsigmoid(-beta * y)
+
+
+def _apo_zero(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
+    """D'Oosterlinck 2024, equation 7, for answers better than the model's: the chosen up, the rejected down."""
+    return torch.sigmoid(-beta * x) + torch.sigmoid(beta * y)
+
+
+def _apo_down(x: Tensor, y: Tensor, beta: float, smoothing: float) -> Tensor:
+    """D'Oosterlinck 2024, equation 8, for answers worse than the model's: both down, the rejected more."""
+    return torch.sigmoid(beta * x) + torch.sigmoid(-beta * (x - y))
+
+
+_LOSSES: Mapping[DPOKind, Callable[[Tensor, Tensor, float, float], Tensor]] = {
+    "sigmoid": _sigmoid,
+    "ipo": _ipo,
+    "hinge": _hinge,
+    "robust": _robust,
+    "nca": _nca,
+    "apo-zero": _apo_zero,
+    "apo-down": _apo_down,
+}

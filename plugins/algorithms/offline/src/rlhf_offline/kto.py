@@ -1,0 +1,125 @@
+"""KTO: each answer is good or bad by itself, measured against how far the policy has moved from the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.algorithm import LossOutput, Mean
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.functional import masked_sum
+from rlhf_core.types import Role
+
+from .config import KTOConfig
+from .examples import answer_log_probs
+from .judged import Judged, JudgedBatch, collate_judged, encode_judged, mismatched
+from .known_reference import KnownReference
+from .policy_only import PolicyOnly
+
+MEASURED_ITEMS = 128
+"""Most items of an episode whose prompts are asked for the KL."""
+
+
+def build(config: KTOConfig, context: AlgorithmContext) -> KTO:
+    """KTO under its options."""
+    return KTO(config)
+
+
+def kto_loss(
+    log_ratios: Tensor,
+    good: Tensor,
+    kl: float,
+    *,
+    beta: float,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> Tensor:
+    """[B] losses of log-ratios x to the reference (nats), `good` [B] bool (Ethayarajh 2024, equation 8).
+
+    A good answer's is desirable_weight (1 - sigmoid(beta (x - kl))), a bad one's undesirable_weight (1 - sigmoid(beta
+    (kl - x))).
+    """
+    gain = beta * (log_ratios - kl)
+    return torch.where(good, desirable_weight * torch.sigmoid(-gain), undesirable_weight * torch.sigmoid(gain))
+
+
+class KTO(PolicyOnly[Judged, JudgedBatch]):
+    """Mean loss over the answers of the global batch."""
+
+    def __init__(self, config: KTOConfig) -> None:
+        self._config = config
+        self._known = KnownReference()
+        self._kl = 0.0
+        """Nats; measured at the start of each episode. Held-out answers are measured against the newest."""
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        return frozenset({"policy", "reference"})
+
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Judged | None:
+        """`prompt` with `completion` and `label` (true: good), or with `chosen` and `rejected`."""
+        config = self._config
+        return encode_judged(record, tokenizer, max_tokens=config.max_tokens, add_eos=config.add_eos, where="kto")
+
+    def prepare_items(
+        self, items: Sequence[Judged], reference: Callable[[Sequence[Judged]], Sequence[Tensor]]
+    ) -> Sequence[Judged]:
+        """Add the reference's log-probs; each line is computed once and remembered."""
+        return self._known.fill(items, reference)
+
+    def start_episode(
+        self,
+        items: Sequence[Judged],
+        *,
+        policy: Callable[[Sequence[Judged]], Sequence[Tensor]],
+        reference: Callable[[Sequence[Judged]], Sequence[Tensor]],
+    ) -> None:
+        """Estimate the policy's KL from the reference on answers that belong to other prompts, at least 0.
+
+        Ethayarajh 2024, section 4.1. Once an episode and over all ranks, so that it is the same however a batch is cut.
+        """
+        measured = mismatched(items[:MEASURED_ITEMS]) if len(items) > 1 else []
+        gaps = [float(ours[0] - its[0]) for ours, its in zip(policy(measured), reference(measured), strict=True)]
+        self._kl = max(0.0, sum(gaps) / len(gaps)) if gaps else 0.0
+
+    def reference_forward(self, model: nn.Module, batch: JudgedBatch) -> Tensor:
+        """[B, 2] log-probs of an item's answers, in nats, 0 where it has one."""
+        return batch.by_item(answer_log_probs(model, batch.examples))
+
+    def collate(self, items: Sequence[Judged]) -> JudgedBatch:
+        return collate_judged(items)
+
+    def counts(self, batch: JudgedBatch) -> Mapping[str, float]:
+        return {"policy": float(batch.counts.sum())}
+
+    def loss(self, models: Mapping[str, nn.Module], batch: JudgedBatch) -> LossOutput:
+        assert batch.reference is not None
+        config, good, counts = self._config, batch.good, batch.counts
+        ratios = answer_log_probs(models["policy"], batch.examples) - batch.reference
+        losses = kto_loss(
+            ratios,
+            good,
+            self._kl,
+            beta=config.beta,
+            desirable_weight=config.desirable_weight,
+            undesirable_weight=config.undesirable_weight,
+        )
+        return LossOutput({"policy": masked_sum(losses, counts)}, self._metrics(ratios.detach(), batch))
+
+    def _metrics(self, ratios: Tensor, batch: JudgedBatch) -> dict[str, Mean]:
+        """Rewards (beta times log-ratio) of the good and the bad, and whether pairs are told apart."""
+        good, counts, rewards = batch.good & batch.counts, batch.counts, self._config.beta * ratios
+        bad = ~batch.good & counts
+        chosen, rejected = rewards[batch.pairs].unbind(-1)
+        paired = counts[batch.pairs[:, 0]]
+        return {
+            "preference/chosen_reward": Mean(masked_sum(rewards, good), good.sum()),
+            "preference/rejected_reward": Mean(masked_sum(rewards, bad), bad.sum()),
+            "preference/accuracy": Mean(((chosen > rejected) & paired).sum(), paired.sum()),
+            "preference/margin": Mean(masked_sum(chosen - rejected, paired), paired.sum()),
+            "kl/mean": Mean(self._kl * counts.sum(), counts.sum()),
+        }

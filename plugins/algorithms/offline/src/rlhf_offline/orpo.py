@@ -1,0 +1,63 @@
+"""ORPO: supervised learning of the chosen answer, and odds that favour it over the rejected one; no reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.algorithm import LossOutput, Mean
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.functional import masked_sum
+
+from .config import ORPOConfig
+from .pair_losses import PairLoss
+from .pairs import Pair, PairAlgorithm, PairBatch, encode_pair, pair_log_probs, pair_output
+
+SUREST = -1e-6
+"""A log-prob per token is taken to be this at most: at 0 the odds would be infinite."""
+
+
+def build(config: ORPOConfig, context: AlgorithmContext) -> ORPO:
+    """ORPO under its options."""
+    return ORPO(config)
+
+
+def log_odds(log_probs: Tensor) -> Tensor:
+    """log(p / (1 - p)) of p = exp(log_probs), any shape."""
+    bounded = log_probs.clamp(max=SUREST)
+    return bounded - torch.log(-torch.expm1(bounded))
+
+
+def orpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, odds_coef: float) -> PairLoss:
+    """-c - odds_coef log sigmoid(log odds(c) - log odds(r)) of mean log-probs per token c and r, [B] nats.
+
+    Hong 2024, equations 6 and 7: the likelihood of an answer is taken per token.
+    """
+    chosen, rejected = chosen_log_probs.float(), rejected_log_probs.float()
+    losses = -chosen - odds_coef * logsigmoid(log_odds(chosen) - log_odds(rejected))
+    return PairLoss(losses, chosen.detach(), rejected.detach())
+
+
+class ORPO(PairAlgorithm):
+    """Mean loss over the pairs of the global batch."""
+
+    def __init__(self, config: ORPOConfig) -> None:
+        self._config = config
+
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
+        """`prompt` (text or chat messages), `chosen` and `rejected` (texts)."""
+        config = self._config
+        return encode_pair(
+            record, tokenizer, max_tokens=config.max_tokens, add_eos=config.add_eos, use_margin=False, where="orpo"
+        )
+
+    def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
+        chosen, rejected = pair_log_probs(models["policy"], batch, mean=True)
+        output = pair_output(orpo_loss(chosen, rejected, odds_coef=self._config.odds_coef), batch.counts)
+        nll = Mean(masked_sum(-chosen.detach(), batch.counts), batch.counts.sum())
+        return LossOutput(output.sums, {**output.metrics, "preference/chosen_nll": nll})

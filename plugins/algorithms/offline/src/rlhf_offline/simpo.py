@@ -1,0 +1,47 @@
+"""SimPO: the mean log-prob per token of an answer is its reward, without a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedTokenizerBase
+
+from rlhf_core.algorithm import LossOutput
+from rlhf_core.components import AlgorithmContext
+
+from .config import SimPOConfig
+from .pair_losses import PairLoss
+from .pairs import Pair, PairAlgorithm, PairBatch, encode_pair, pair_log_probs, pair_output
+
+
+def build(config: SimPOConfig, context: AlgorithmContext) -> SimPO:
+    """SimPO under its options."""
+    return SimPO(config)
+
+
+def simpo_loss(chosen_log_probs: Tensor, rejected_log_probs: Tensor, *, beta: float, gamma: float) -> PairLoss:
+    """-log sigmoid(beta (c - r) - gamma) of mean log-probs per token c and r, [B] nats (Meng 2024, equation 6)."""
+    chosen, rejected = beta * chosen_log_probs.float(), beta * rejected_log_probs.float()
+    return PairLoss(-logsigmoid(chosen - rejected - gamma), chosen.detach(), rejected.detach())
+
+
+class SimPO(PairAlgorithm):
+    """Mean loss over the pairs of the global batch."""
+
+    def __init__(self, config: SimPOConfig) -> None:
+        self._config = config
+
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
+        """`prompt` (text or chat messages), `chosen` and `rejected` (texts)."""
+        config = self._config
+        return encode_pair(
+            record, tokenizer, max_tokens=config.max_tokens, add_eos=config.add_eos, use_margin=False, where="simpo"
+        )
+
+    def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
+        chosen, rejected = pair_log_probs(models["policy"], batch, mean=True)
+        config = self._config
+        return pair_output(simpo_loss(chosen, rejected, beta=config.beta, gamma=config.gamma), batch.counts)
