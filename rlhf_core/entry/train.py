@@ -20,8 +20,9 @@ from ..config.resolve import ResolvedRun, resolve
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
-from ..hooks.installed import load_hook_plugins
+from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
+from ..hookspecs import MakerHooks
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
@@ -37,6 +38,7 @@ from .resume import find_checkpoint, resume_changes, resumed_folder
 from .run_record import (
     FirstScore,
     RunPlan,
+    already_done,
     begin_record,
     failed_when_refused,
     owned,
@@ -59,6 +61,8 @@ class TrainResult:
     """What `summary.json` says."""
     metrics: list[dict[str, Any]]
     """The lines of `metrics.jsonl`."""
+    already_done: str | None = None
+    """Why a resume had nothing to do: what ended the run before its last episode, and what to change to go on."""
 
 
 def train(
@@ -154,6 +158,8 @@ def train_in(
 ) -> TrainResult:
     """Train in a run folder that this process owns; the other arguments are those of `train`."""
     plan = _planned(folder, prepared, resume, origin)
+    if prepared.environment.world_size == 1 and (why := already_done(folder, plan)) is not None:
+        return replace(read_result(folder.path), already_done=why)
     earlier = None if plan.checkpoint is None else read_run_state(plan.checkpoint)
     with ExitStack() as stack:
         stack.enter_context(failed_when_refused() if plan.is_resumed else undone_when_refused(folder))
@@ -247,6 +253,7 @@ def check_run(resolved: ResolvedRun) -> RunInputs:
     check_model(resolved.run.model)
     environment = resolved.environment
     others = [reward.selected for reward in resolved.rewards] + ([environment.selected] if environment else [])
+    others += [*resolved.hooks, *resolved.loggers]
     for selected in (resolved.strategy, resolved.engine, resolved.transport, *others):
         if selected.unread is None:
             resolve_build(selected)
@@ -293,9 +300,13 @@ def _choose_output(output: Path | None, resume: str | None, resolved: ResolvedRu
 
 def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) -> None:
     """Run in this process, as the rank it is; `folder` is owned by it or by its launcher."""
+    resolved = prepared.resolved
+    register_listed(prepared.relay, resolved.hooks, folder.path, resolved.run.hooks.disable)
+    if prepared.environment.rank != 0:
+        prepared.relay.limit_to(MakerHooks)
     with InterruptFlag() as interrupted:
         request = RunRequest(
-            resolved=prepared.resolved,
+            resolved=resolved,
             folder=folder,
             hooks=prepared.relay,
             inputs=prepared.inputs,
@@ -303,7 +314,7 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
             interrupted=interrupted,
         )
         if prepared.environment.rank != 0:
-            _transport(prepared.resolved).run(request)
+            _transport(resolved).run(request)
         else:
             run_as_main(request)
 
@@ -312,7 +323,7 @@ def run_as_main(request: RunRequest) -> None:
     """Run, and keep the folder's account of it: metrics, log, summary, report."""
     resolved, folder, relay = request.resolved, request.folder, request.hooks
     watch = FileWatch(folder)
-    register_run_hooks(relay, resolved)
+    register_run_hooks(relay, resolved, folder.path)
     earlier = read_run_state(request.resume) if request.resume is not None else None
     first = FirstScore(None if earlier is None else earlier.eval_before)
     relay.register(first, name="first-score")
@@ -320,11 +331,14 @@ def run_as_main(request: RunRequest) -> None:
     wall_before = 0.0 if earlier is None else earlier.wall_s
     status: RunStatus = "failed"
     eval_after: float | None = None
+    extra: dict[str, Any] = {}
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
             result = _transport(resolved).run(request)
             watch.check()
             first.score, eval_after, status = result.eval_before, result.eval_after, "done"
+            if result.finished is not None:
+                extra["finished"] = {"guard": result.finished.guard, "reason": result.finished.reason}
         except (InterruptedRun, KeyboardInterrupt):
             status = "interrupted"
             raise
@@ -341,7 +355,7 @@ def run_as_main(request: RunRequest) -> None:
                         eval_before=first.score,
                         eval_after=eval_after,
                         wall_s=wall_before + time.perf_counter() - started,
-                        extra={"rollbacks": len(folder.events(ROLLBACK))},
+                        extra={"rollbacks": len(folder.events(ROLLBACK)), **extra},
                     )
                     span.set("summary", summary)
 

@@ -26,7 +26,7 @@ from .functions import class_component, function_component, load_function_file
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "endpoints", "commands")
+GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
@@ -73,6 +73,14 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "openenv": "rlhf-openenv",
         "verifiers": "rlhf-env-verifiers",
     },
+    "hooks": {"early-stop": "rlhf-core", "profiler": "rlhf-profiler"},
+    "loggers": {
+        "tensorboard": "rlhf-loggers",
+        "wandb": "rlhf-loggers",
+        "csv": "rlhf-loggers",
+        "mlflow": "rlhf-logger-mlflow",
+        "trackio": "rlhf-logger-trackio",
+    },
     "advantages": {
         "group-normalised": "rlhf-group",
         "group-whitened": "rlhf-group",
@@ -96,6 +104,7 @@ _SINGULAR = {
     "advantages": "advantage estimator",
     "policy_losses": "policy loss",
     "hooks": "hook plugin",
+    "loggers": "logger",
     "endpoints": "endpoint server",
     "commands": "command",
 }
@@ -244,7 +253,7 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
     """
     if kind not in get_args(Kind):
         raise ValueError(f"load() is for {', '.join(KINDS)}; not {kind!r}")
-    if kind in ("rewards", "environments") and is_file_reference(name):
+    if kind in ("rewards", "environments", "hooks") and is_file_reference(name):
         return _load_file(kind, name, trust)
     selected = load_ref(find(kind, name))
     if check_requires:
@@ -256,14 +265,14 @@ def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
     name = reference.rpartition(":")[2]
     spoken = _SINGULAR[kind]
     where = f'{spoken} "{reference}"'
-    wanted: Literal["function", "class"] = "class" if kind == "environments" else "function"
+    wanted: Literal["function", "class"] = "function" if kind == "rewards" else "class"
     if not trust.runs:
         options = read_options(reference, where=where, kind=wanted)
         component = Component(summary=options.summary, config=options.model, build="")
         return Selected(kind, f"{options.path}:{name}", component, options.path.name, "file", unread=options.unread)
     path, found = load_function_file(reference, trust, spoken=spoken, kind=wanted)
     if isinstance(found, type):
-        component = class_component(found, where=where)
+        component = class_component(found, where=where, is_environment=kind == "environments")
     else:
         component = function_component(found, where=reference)
     return Selected(kind, f"{path}:{name}", component, path.name, "file", found)
@@ -281,6 +290,12 @@ def load_ref(ref: PluginRef) -> Selected:
     if ref.kind == "environments" and isinstance(loaded, type):
         component = class_component(loaded, where=ref.label, build=ref.target)
         return Selected(ref.kind, ref.name, component, ref.distribution, ref.version, loaded)
+    if ref.kind == "hooks":
+        raise PluginError(
+            "is on when it is installed, and has no options",
+            where=ref.label,
+            hint=f"remove it, or turn it off with hooks: {{disable: [{ref.name}]}}",
+        )
     others = {"rewards": " or a function", "environments": " or a class"}
     wanted = "a rlhf_core.Component" + others.get(ref.kind, "")
     raise PluginError(f"{ref.target} is a {type(loaded).__name__}, not {wanted}", where=ref.label)

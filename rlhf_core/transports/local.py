@@ -25,6 +25,7 @@ from ..rewards.scorer import RewardScorer
 from ..rollout.channel import LocalChannel
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
+from ..rollout.reward_states import RankedRewardStates
 from ..rollout.weight_sync import NoReceiver, build_engine_beside
 from ..strategy import Strategy
 from ..training.request import FitResult, RunRequest, SessionParts, Transport
@@ -86,12 +87,14 @@ class _LocalParts:
         prompts = inputs.prompts
         channel, evaluator = None, None
         sync: WeightSync = NoReceiver()
+        rewards: RankedRewardStates | None = None
         if self._resolved.generates:
             engine, sync = self._engine()
             scorer = build_scorer(
                 self._resolved, self._strategy.device, cache_folder=self._request.folder.path / "reward-cache"
             )
             self._stack.callback(scorer.close)
+            rewards = RankedRewardStates(scorer, self._strategy)
             if isinstance(self._algorithm, RolloutAlgorithm):
                 channel = self._channel(engine, scorer, prompts)
             if self._resolved.evaluates:
@@ -105,6 +108,7 @@ class _LocalParts:
             sync=sync,
             evaluator=evaluator,
             interrupted=self._request.interrupted,
+            rewards=rewards,
         )
 
     def _engine(self) -> tuple[RolloutEngine, WeightSync]:
