@@ -18,6 +18,7 @@ from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
 from ..plugins.trust import FileTrust, referenced_files
 from ..runfolder.checkpoint_state import RunState, read_run_state
+from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
@@ -220,8 +221,16 @@ def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
         eval_before=said.get("eval_before"),
         eval_after=said.get("eval_after"),
         wall_s=said.get("wall_s", 0.0) + (seconds if is_running else 0.0),
-        extra={"rollbacks": len(folder.events(ROLLBACK))},
+        extra={"rollbacks": len(folder.events(ROLLBACK)), "model": where_model(folder, error)},
     )
+
+
+def where_model(folder: RunFolder, error: BaseException | None) -> str | None:
+    """What the summary says of the trained policy: its folder, or the command that makes it; None: there is none."""
+    if error is None or isinstance(error, InterruptedRun):
+        return folder.model.name if folder.model.is_dir() else None
+    has_checkpoint = bool(CheckpointStore(folder.checkpoints, keep=1).steps())
+    return f"rlhf export {folder.path} --to DIR" if has_checkpoint else None
 
 
 @contextmanager

@@ -47,6 +47,7 @@ from .run_record import (
     told_in_summary,
     told_where_it_fails,
     undone_when_refused,
+    where_model,
 )
 
 logger = logging.getLogger("rlhf")
@@ -332,6 +333,7 @@ def run_as_main(request: RunRequest) -> None:
     status: RunStatus = "failed"
     eval_after: float | None = None
     extra: dict[str, Any] = {}
+    ended: BaseException | None = None
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
             result = _transport(resolved).run(request)
@@ -339,10 +341,11 @@ def run_as_main(request: RunRequest) -> None:
             first.score, eval_after, status = result.eval_before, result.eval_after, "done"
             if result.finished is not None:
                 extra["finished"] = {"guard": result.finished.guard, "reason": result.finished.reason}
-        except (InterruptedRun, KeyboardInterrupt):
-            status = "interrupted"
+        except (InterruptedRun, KeyboardInterrupt) as error:
+            status, ended = "interrupted", error
             raise
         except Exception as error:
+            ended = error
             status = "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
             logger.debug("the run failed", exc_info=error)
             error.run_log = folder.log  # type: ignore[attr-defined]
@@ -355,7 +358,11 @@ def run_as_main(request: RunRequest) -> None:
                         eval_before=first.score,
                         eval_after=eval_after,
                         wall_s=wall_before + time.perf_counter() - started,
-                        extra={"rollbacks": len(folder.events(ROLLBACK)), **extra},
+                        extra={
+                            "rollbacks": len(folder.events(ROLLBACK)),
+                            "model": where_model(folder, ended),
+                            **extra,
+                        },
                     )
                     span.set("summary", summary)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..algorithm import Algorithm
 from ..config.resolve import ResolvedRun
 from ..hooks.relay import HookRelay
-from ..prompts.stream import PromptStream
 from ..hookspecs import Verdict
+from ..prompts.stream import PromptStream
 from ..protocols import ExperienceChannel, RewardStates, WeightSync
 from ..runfolder.folder import RunFolder
 

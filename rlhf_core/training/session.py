@@ -196,8 +196,9 @@ class TrainerSession:
             self.save(episode, num_updates, best)
             self._control.checkpoint_asked = False
         if interrupted and not last:
+            self._save_model()
             raise InterruptedRun(
-                f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written",
+                f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint and the model are written",
                 hint=f"continue with --output {self._folder.path} --resume auto",
             )
         return metrics
@@ -320,7 +321,10 @@ class TrainerSession:
             if self._strategy.is_main:
                 weights.update({name: tensor.detach().cpu() for name, tensor in shard.items()})
         inner = self._strategy.unwrap(self._models.policy)
-        self._strategy.run_on_main(lambda: save_plain_model(inner, weights, self._models.tokenizer, self._folder.model))
+        tokenizer, folder = self._models.tokenizer, self._folder
+        self._strategy.run_on_main(
+            lambda: save_plain_model(inner, weights, tokenizer, folder.model, adapter=folder.adapter)
+        )
 
     def _fit_info(self, first_episode: int) -> FitInfo:
         train = self._resolved.run.train

@@ -18,6 +18,7 @@ from .dataset_algorithm import DatasetAlgorithmContract
 from .engine import EngineContract
 from .environment import EnvironmentContract
 from .hooks import HooksContract
+from .logger import LoggerContract
 from .prompts import PromptsContract
 from .reward import RewardContract
 from .strategy import StrategyContract
@@ -30,6 +31,7 @@ __all__ = [
     "EngineContract",
     "EnvironmentContract",
     "HooksContract",
+    "LoggerContract",
     "PromptsContract",
     "RewardContract",
     "StrategyContract",

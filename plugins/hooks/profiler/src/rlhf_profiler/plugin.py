@@ -17,7 +17,9 @@ class ProfilerConfig(Section):
     memory: bool = Field(False, description="Trace allocations, too; on a GPU also write a snapshot of its memory.")
     shapes: bool = Field(False, description="Record the shapes of each operation's inputs.")
     stacks: bool = Field(False, description="Record Python's call stacks: larger traces.")
-    folder: str = Field("profile", min_length=1, description="Where traces go; a relative path starts at the run folder.")
+    folder: str = Field(
+        "profile", min_length=1, description="Where traces go; a relative path starts at the run folder."
+    )
 
 
 profiler = Component(

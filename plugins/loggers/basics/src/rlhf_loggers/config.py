@@ -17,7 +17,7 @@ class WandbConfig(Section):
     """Options of `logging: {wandb: …}`."""
 
     project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")
-    name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
     mode: Literal["online", "offline", "disabled"] | None = Field(
         None, description="offline writes into the run folder, for `wandb sync`; null is what WANDB_MODE says."
     )

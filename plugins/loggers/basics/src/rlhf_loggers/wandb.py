@@ -38,7 +38,7 @@ class WandbLogger:
         folder.mkdir(parents=True, exist_ok=True)
         run = import_module("wandb").init(
             project=self._config.project,
-            name=self._config.name or folder.name,
+            name=self._config.run_name or folder.name,
             dir=str(folder),
             config=dict(self._context.run),
             mode=self._config.mode or os.environ.get("WANDB_MODE"),

@@ -54,10 +54,8 @@ class MlflowLogger:
             self._client.update_run(self._run_id, status=RunStatus.to_string(RunStatus.RUNNING))
             return
         found = self._client.get_experiment_by_name(self._config.experiment)
-        experiment = (
-            self._client.create_experiment(self._config.experiment) if found is None else found.experiment_id
-        )
-        run = self._client.create_run(experiment, run_name=self._config.name or folder.name)
+        experiment = self._client.create_experiment(self._config.experiment) if found is None else found.experiment_id
+        run = self._client.create_run(experiment, run_name=self._config.run_name or folder.name)
         self._run_id = run.info.run_id
         parameters = [Param(key, text[:_MAX_PARAMETER_CHARACTERS]) for key, text in _flat(self._context.run)]
         for start in range(0, len(parameters), _PARAMETERS_AT_ONCE):

@@ -18,7 +18,7 @@ class MlflowConfig(Section):
         "MLFLOW_TRACKING_URI, or mlflow.db in the run folder.",
     )
     experiment: str = Field("rlhf", min_length=1, description="Experiment that the run belongs to.")
-    name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
 
 
 mlflow = Component(

@@ -36,7 +36,7 @@ class TrackioLogger:
         with contextlib.redirect_stdout(io.StringIO()):
             return import_module("trackio").init(
                 project=self._config.project,
-                name=self._config.name or self._context.run_folder.name,
+                name=self._config.run_name or self._context.run_folder.name,
                 space_id=self._config.space_id,
                 config=dict(self._context.run),
                 resume="allow",
