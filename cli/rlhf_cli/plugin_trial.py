@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_core.components import KINDS, Component, HookContext, LoggerContext
+from rlhf_core.components import KINDS, HookContext, LoggerContext
 from rlhf_core.config.resolve import check_options
 from rlhf_core.errors import PluginError, UserInputError
 from rlhf_core.hookspecs import PREFIX
@@ -26,6 +26,7 @@ from rlhf_core.plugins.discovery import (
     Selected,
     check_clash,
     find_build,
+    has_options,
     import_target,
     install_line,
     load_ref,
@@ -52,8 +53,7 @@ def try_plugin(ref: PluginRef) -> TrialOutcome:
     """Import, schema, and a build and run with default options where possible."""
     try:
         check_clash(ref)
-        is_component = ref.kind in KINDS and not (ref.kind == "hooks" and not _is_component(ref))
-        return _try_component(ref) if is_component else _try_other(ref)
+        return _try_component(ref) if ref.kind in KINDS and has_options(ref) else _try_other(ref)
     except PluginError as error:
         return TrialOutcome("broken", error.message)
     except Wrong as error:
@@ -84,10 +84,6 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
     except Exception as error:  # a third-party plugin may raise anything
         raise Wrong(f"running it: {type(error).__name__}: {error}") from error
     return TrialOutcome("ok", summary)
-
-
-def _is_component(ref: PluginRef) -> bool:
-    return isinstance(import_target(ref), Component)
 
 
 def _try_other(ref: PluginRef) -> TrialOutcome:

@@ -225,7 +225,8 @@ def tell_dropped(dropped: list[str]) -> None:
 
 def tell_unread(run: ResolvedRun) -> None:
     """Say on stderr what of a file of code was not read, as it is known only when it is run."""
-    for index, reward in enumerate(run.rewards):
-        if reward.selected.unread:
-            told = ", ".join(reward.selected.unread)
-            echo(f"note: rewards.{index}: {reward.selected.name} was not run; checked at train: {told}", err=True)
+    named = [(f"rewards.{index}", reward.selected) for index, reward in enumerate(run.rewards)]
+    for place, selected in [*named, *(("hooks", hook) for hook in run.hooks)]:
+        if selected.unread:
+            told = ", ".join(selected.unread)
+            echo(f"note: {place}: {selected.name} was not run; checked at train: {told}", err=True)

@@ -278,6 +278,11 @@ def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
     return Selected(kind, f"{path}:{name}", component, path.name, "file", found)
 
 
+def has_options(ref: PluginRef) -> bool:
+    """Whether it is more than a module or object of hooks, which is on when it is installed. Imports it."""
+    return ref.kind != "hooks" or isinstance(import_target(ref), Component)
+
+
 def load_ref(ref: PluginRef) -> Selected:
     """Import one found plugin (`load` without the check of what it requires)."""
     loaded = import_target(ref)

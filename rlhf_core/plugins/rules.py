@@ -32,10 +32,10 @@ UNKNOWN_UNSEEN = (
 
 
 def summary_problems(selected: Selected) -> Iterator[str]:
-    """The summary is one line."""
+    """The summary is one line; a function may have none."""
     summary = selected.component.summary
-    if not summary.strip():
-        yield "say in one line what it is (summary, or a function's docstring)"
+    if not summary.strip() and selected.function is None:
+        yield "say in one line what it is: summary=…"
     elif "\n" in summary or len(summary) > MAX_SUMMARY:
         yield f"its summary is for one line of `rlhf plugins list`, at most {MAX_SUMMARY} characters"
 

@@ -198,7 +198,7 @@ class TrainerSession:
         if interrupted and not last:
             self._save_model()
             raise InterruptedRun(
-                f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint and the model are written",
+                f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written, and the model",
                 hint=f"continue with --output {self._folder.path} --resume auto",
             )
         return metrics
