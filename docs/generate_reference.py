@@ -26,8 +26,9 @@ from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS
 from rlhf_core.config.resolve import SHARED_OPTIONS
 from rlhf_core.environments import Endpoint, Environment, Outcome, Policy, Reply, Task
-from rlhf_core.plugins.discovery import Selected, discover, load_ref
-from rlhf_core.protocols import PromptSource, Reward, RolloutEngine
+from rlhf_core.hookspecs import MakerHooks, SetupHooks, TrainerHooks, Verdict
+from rlhf_core.plugins.discovery import Selected, discover, has_options, load_ref
+from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.request import RunRequest, Transport
 
@@ -43,6 +44,8 @@ TITLES = {
     "engines": "Engines",
     "prompts": "Prompt sources",
     "environments": "Environments",
+    "hooks": "Hooks with options",
+    "loggers": "Loggers",
 }
 CONTEXTS: dict[str, type] = {
     "algorithms": components.AlgorithmContext,
@@ -52,6 +55,8 @@ CONTEXTS: dict[str, type] = {
     "engines": components.EngineContext,
     "prompts": components.PromptsContext,
     "environments": components.EnvironmentContext,
+    "hooks": components.HookContext,
+    "loggers": components.LoggerContext,
 }
 RESULTS: dict[str, tuple[type, ...]] = {
     "algorithms": (RolloutAlgorithm, DatasetAlgorithm),
@@ -61,6 +66,8 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "engines": (RolloutEngine,),
     "prompts": (PromptSource,),
     "environments": (Environment, Task, Policy, Endpoint, Reply, Outcome),
+    "hooks": (SetupHooks, TrainerHooks, MakerHooks, Verdict),
+    "loggers": (Logger,),
 }
 CONTRACTS = {
     "algorithms": "AlgorithmContract` or `DatasetAlgorithmContract",
@@ -70,10 +77,13 @@ CONTRACTS = {
     "engines": "EngineContract",
     "prompts": "PromptsContract",
     "environments": "EnvironmentContract",
+    "hooks": "HooksContract",
+    "loggers": "LoggerContract",
 }
 
 _GIVEN_BACK = {
     "transports": "## What `build` gives back",
+    "hooks": "## What it gives back: an object with any of these hooks; and what two of them answer",
     "environments": "## What it gives back, and what that is given (or a class with `reset` and `step`, or with tools)",
 }
 
@@ -128,7 +138,7 @@ def installed(kind: str) -> Iterable[Selected]:
     ours = {
         line.split('"')[1] for path in manifests for line in path.read_text().splitlines() if line[:8] == 'name = "'
     }
-    return [load_ref(ref) for ref in discover(kind).values() if ref.distribution in ours]
+    return [load_ref(ref) for ref in discover(kind).values() if ref.distribution in ours and has_options(ref)]
 
 
 def plugin_part(selected: Selected, shared: type[BaseModel] | None) -> list[str]:

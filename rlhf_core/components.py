@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .types import SamplingParams
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 API_VERSION = 2
 """Version of the plugin API: raised when a plugin made for an older core would break (docs/plugins.md, Upgrading)."""
 
-Kind = Literal["algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments"]
+Kind = Literal[
+    "algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments", "hooks", "loggers"
+]
 KINDS: tuple[Kind, ...] = (
     "algorithms",
     "strategies",
@@ -33,6 +35,8 @@ KINDS: tuple[Kind, ...] = (
     "engines",
     "prompts",
     "environments",
+    "hooks",
+    "loggers",
 )
 
 
@@ -141,3 +145,25 @@ class EnvironmentContext:
     """Of the run; what an episode should depend on is its task's `seed` and `sample_seed`."""
     base_folder: Path
     """Relative paths in the options start here."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookContext:
+    """For `rlhf.hooks`: build returns an object with `rlhf_…` hooks, in each process where hooks are called.
+
+    It may also have `state_dict()`, of JSON values, and `load_state_dict(state)`: checkpoints keep the state of the
+    object on rank 0 of the trainer, and a resume gives it back before the first episode.
+    """
+
+    run_folder: Path
+    """The run folder, which exists; relative paths in the options start here."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggerContext:
+    """For `rlhf.loggers`: build returns a `Logger`, in the process that was started."""
+
+    run_folder: Path
+    """The run folder; relative paths in the options start here, and its name is the run's."""
+    run: Mapping[str, Any]
+    """The resolved run file, without its secrets."""

@@ -13,8 +13,8 @@ answers are made; with the transport `local` that is one process. Order within a
           make_experience_start … rollout_batch, reward … make_experience_end   (maker)
           epoch_start, batch_start, update_start, update_end, batch_end, verdict, epoch_end
           sync_start, sync_end
+          eval_start, eval_end, episode_verdict, metrics, checkpoint_saved
         episode_end
-        eval_start, eval_end, metrics, checkpoint_saved
       fit_end
     run_end
 
@@ -64,14 +64,17 @@ class FitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A guard's request after an update."""
+    """A guard's request after an update or an episode."""
 
-    action: Literal["skip", "stop", "rollback"]
-    """Skip the rest of the episode's updates; end the run; roll back to the last good checkpoint."""
+    action: Literal["skip", "stop", "rollback", "finish"]
+    """Skip the rest of the episode's updates; end the run as failed; roll back to the last good checkpoint; end the
+    run as done, with its model: after an update, once the episode is over."""
     guard: str
-    """Name of the guard."""
+    """Name of the guard; a hook plugin's is its own, by which the run file names it."""
     reason: str
-    """The problem, with its numbers."""
+    """What was found, with its numbers."""
+    hint: str | None = None
+    """What to change, for an error; the guard's own keys in the run file are named beside it."""
 
 
 class SetupHooks:
@@ -151,7 +154,15 @@ class TrainerHooks:
         """Whether training may continue after update `step`; called where the loop runs, None means yes.
 
         `metrics`: the values of the episode and of the update. `error`: why the update was not made (a
-        `DivergenceError`). Of several verdicts the most severe counts: stop, then rollback, then skip.
+        `DivergenceError`). Of several verdicts the most severe counts: stop, then rollback, finish, skip.
+        """
+
+    @hookspec
+    def rlhf_episode_verdict(self, step: int, episode: int, metrics: Metrics) -> Verdict | None:
+        """Whether training may continue after `episode`; called where the loop runs, None means yes.
+
+        `metrics`: the values on the episode's last line, `eval/*` among them where it was evaluated. Of several
+        verdicts the most severe counts; there is nothing left to `skip`.
         """
 
     @hookspec

@@ -141,6 +141,35 @@ class ExperienceChannel(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Logger(Protocol):
+    """Takes the numbers of a run somewhere: to a tracking server, a database, a file.
+
+    It opens what it needs at the first `log`, since a run may make no update. `log` may be called again after
+    `finish`, with updates that were logged before: after a resume or a rollback they are made anew.
+    """
+
+    def log(self, step: int, values: Mapping[str, float], /) -> None:
+        """The finite numbers of one line of `metrics.jsonl`, by their names there; `step` counts updates from 1."""
+        ...
+
+    def finish(self, failed: bool, /) -> None:
+        """Write what is queued and close; `failed`: the training ended with an error."""
+        ...
+
+
+class RewardStates(Protocol):
+    """What the rewards of a run keep over a resume, wherever they are. Its methods are collective over ranks."""
+
+    def states(self) -> list[dict[str, Any]]:
+        """One entry a process that scores: name of a reward -> its `state_dict()`. Empty where none keeps any."""
+        ...
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Give the rewards back what they kept."""
+        ...
+
+
 class WeightSync(Protocol):
     """The sender: brings a new policy version to the generating engines. Built with the source of the weights."""
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 
 from rlhf_core.distributed.interrupts import stop_signals
-from rlhf_core.errors import RlhfError, full_disk
+from rlhf_core.errors import InterruptedRun, RlhfError, full_disk
 
 from .lazy import LazyCommand, RootGroup
 from .output import echo, let_go, outliving
@@ -37,6 +37,7 @@ COMMANDS = {
     "eval": LazyCommand("rlhf_cli.commands.evaluate:evaluate", "Score a model's answers to a file of prompts."),
     "report": LazyCommand("rlhf_cli.commands.report:report", "Write the report of one or several runs."),
     "plan": LazyCommand("rlhf_cli.commands.plan:plan", "Estimate memory and time of a run before it is started."),
+    "export": LazyCommand("rlhf_cli.commands.export:export", "Make a plain model folder of a run or a checkpoint."),
     "samples": LazyCommand("rlhf_cli.commands.samples:samples", "Show what a run's policy answered."),
     "control": LazyCommand("rlhf_cli.commands.control:control", "Pause, stop or change a run that is going on."),
     "version": LazyCommand("rlhf_cli.commands.version:version", "Print the versions of the parts."),
@@ -85,11 +86,14 @@ def run(argv: Sequence[str] | None = None) -> int:
         error.show(shown)
         echo(shown.getvalue(), err=True, newline=False)
         return error.exit_code
+    except InterruptedRun as error:
+        _say(str(error), is_error=False)
+        return error.exit_code
     except RlhfError as error:
         _say(str(error))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        _say("interrupted")
+        _say("interrupted", is_error=False)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader left (`rlhf plugins list | head`): nothing to say, and nothing more may be flushed.
@@ -113,6 +117,6 @@ def _unexpected(error: Exception) -> int:
     return EXIT_FAILED
 
 
-def _say(message: str) -> None:
+def _say(message: str, *, is_error: bool = True) -> None:
     with outliving(sys.stderr):
-        echo(f"error: {message}" if message != "interrupted" else message, err=True)
+        echo(f"error: {message}" if is_error else message, err=True)

@@ -1,7 +1,8 @@
 """Tries one plugin in this process: imports it, builds its schema, and runs what its kind can do without a GPU.
 
-It is built with its default options. A plugin that needs an option without default (a path, a URL), or refuses the
-defaults here, is not broken but only not run; the verdict says why.
+It is held to the rules of its contract that need no run, and built with its default options. A plugin that needs an
+option without default (a path, a URL), or refuses the defaults here, is not broken but only not run; the verdict says
+why.
 """
 
 from __future__ import annotations
@@ -10,25 +11,31 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_core.components import KINDS
+from rlhf_core.components import KINDS, HookContext, LoggerContext
 from rlhf_core.config.resolve import check_options
 from rlhf_core.errors import PluginError, UserInputError
+from rlhf_core.hookspecs import PREFIX
 from rlhf_core.plugins.discovery import (
     PluginRef,
     Selected,
     check_clash,
     find_build,
+    has_options,
     import_target,
     install_line,
     load_ref,
     missing_modules,
 )
+from rlhf_core.plugins.rules import broken_rules
+from rlhf_core.protocols import Logger
 
-TrialStatus = Literal["ok", "not installed", "broken"]
+TrialStatus = Literal["ok", "not run", "not installed", "broken"]
 
 
 class TrialOutcome(NamedTuple):
@@ -46,7 +53,7 @@ def try_plugin(ref: PluginRef) -> TrialOutcome:
     """Import, schema, and a build and run with default options where possible."""
     try:
         check_clash(ref)
-        return _try_component(ref) if ref.kind in KINDS else _try_other(ref)
+        return _try_component(ref) if ref.kind in KINDS and has_options(ref) else _try_other(ref)
     except PluginError as error:
         return TrialOutcome("broken", error.message)
     except Wrong as error:
@@ -57,6 +64,8 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
     selected = load_ref(ref)
     check_options(selected)
     selected.component.config.model_json_schema()
+    for rule in broken_rules(selected):
+        raise Wrong(rule)
     missing = missing_modules(selected.component)
     if missing:
         return TrialOutcome("not installed", f"needs {', '.join(missing)}: {install_line(selected.component, missing)}")
@@ -65,11 +74,11 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
     try:
         config = selected.component.config()
     except ValidationError as error:
-        return TrialOutcome("ok", f"{summary} (not run: {_first_problem(error)})")
+        return TrialOutcome("not run", f"{summary} ({_first_problem(error)})")
     try:
         _TRIALS[ref.kind](selected, build, config)
     except UserInputError as error:
-        return TrialOutcome("ok", f"{summary} (not run: {error.message})")
+        return TrialOutcome("not run", f"{summary} ({error.message})")
     except (PluginError, Wrong):
         raise
     except Exception as error:  # a third-party plugin may raise anything
@@ -84,8 +93,8 @@ def _try_other(ref: PluginRef) -> TrialOutcome:
     from rlhf_core.hooks.relay import HookRelay
 
     if ref.kind in ("advantages", "policy_losses"):
-        bind_function(ref.kind, ref.name, where="plugins check")  # type: ignore[arg-type]
-        return TrialOutcome("ok", "")
+        function = bind_function(ref.kind, ref.name, where="plugins check")  # type: ignore[arg-type]
+        return TrialOutcome("ok", (inspect.getdoc(function) or "").partition("\n")[0])
     found = import_target(ref)
     if ref.kind == "endpoints":
         if not callable(found):
@@ -220,6 +229,22 @@ def _transport(selected: Selected, build: Callable[..., Any], config: BaseModel)
         raise Wrong(f"its build returned a {type(transport).__name__}, which has no run(request)")
 
 
+def _hook(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    from rlhf_core.hooks.relay import HookRelay
+
+    with TemporaryDirectory() as folder:
+        built = build(config, HookContext(run_folder=Path(folder)))
+        if not [name for name in dir(built) if name.startswith(PREFIX)]:
+            raise Wrong(f"its build returned a {type(built).__name__}, which has no hook")
+        HookRelay().register(built, name=selected.name)
+
+
+def _logger(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    """Build it only: logging might reach a server."""
+    with TemporaryDirectory() as folder:
+        _check_type(build(config, LoggerContext(run_folder=Path(folder), run={})), Logger)
+
+
 def _check_type(built: object, wanted: type) -> None:
     if not isinstance(built, wanted):
         raise Wrong(f"its build returned a {type(built).__name__}, which is no {wanted.__name__}")
@@ -233,4 +258,6 @@ _TRIALS: Mapping[str, Callable[[Selected, Callable[..., Any], BaseModel], None]]
     "strategies": _strategy,
     "engines": _engine,
     "transports": _transport,
+    "hooks": _hook,
+    "loggers": _logger,
 }

@@ -77,6 +77,8 @@ class PlainProgress:
     def summary_rows(self, run_folder: Path, summary: Metrics) -> list[tuple[str, str]]:
         """Name and value of each line of the summary."""
         rows = [("status", str(summary.get("status", "failed")))]
+        if finished := summary.get("finished"):
+            rows.append(("finished", f"{finished['guard']}: {finished['reason']}"))
         before, after = summary.get("eval_before"), summary.get("eval_after")
         if before is not None or after is not None:
             rows.append(("held-out score", f"{_text(before)} -> {_text(after)}"))

@@ -246,6 +246,7 @@ def tell_unread(run: ResolvedRun) -> None:
     """Say on stderr what of a file of code was not read, as it is known only when it is run."""
     named = [("algorithm", run.algorithm), ("prompts", run.prompts)]
     named += [(f"rewards.{index}", reward.selected) for index, reward in enumerate(run.rewards)]
+    named += [("hooks", hook) for hook in run.hooks]
     for place, selected in named:
         if selected.unread:
             told = ", ".join(selected.unread)

@@ -119,6 +119,14 @@ TEMPLATES: Mapping[str, Template] = {
         "hooks: {disable: [{{name}}]}   # it is on wherever it is installed",
         "The hooks are in `src/{{package}}/hooks.py`; `docs/hooks.md` of rlhf lists them all.",
     ),
+    "loggers": Template(
+        "logger",
+        "logger",
+        "plugin",
+        "{{snake}}",
+        "logging:\n  {{name}}: {path: {{name}}.txt}",
+        "Where the numbers go is in `src/{{package}}/logger.py`, its options in `config.py`.",
+    ),
 }
 """By kind, as in the entry-point group."""
 

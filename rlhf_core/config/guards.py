@@ -9,11 +9,11 @@ from pydantic import Field
 from .section import Count, Section
 
 Grave = Literal["skip", "stop", "rollback"]
-Action = Literal["warn", "skip", "stop", "rollback"]
+Action = Literal["warn", "skip", "stop", "rollback", "finish"]
 
 _ACTION = (
-    "warn: say so and go on; skip: leave out the rest of the episode's updates; stop: end the run; "
-    "rollback: go back to the last good checkpoint with a smaller learning rate."
+    "warn: say so and go on; skip: leave out the rest of the episode's updates; stop: end the run as failed; "
+    "rollback: go back to the last good checkpoint with a smaller learning rate; finish: end the run as done."
 )
 
 

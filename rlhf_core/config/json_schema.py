@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..errors import PluginError
-from ..plugins.discovery import FROM_FILES, Selected, check_clash, discover, load_ref
+from ..plugins.discovery import FROM_FILES, Selected, check_clash, discover, has_options, load_ref
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
 from .resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
 from .sections import EnvironmentEntry, PromptsConfig, RewardEntry, RunConfig
@@ -35,6 +35,8 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
         "description": "What a good answer is: the weighted sum of these.",
         "items": _choice(_installed("rewards", left_out), RewardEntry, definitions, any_name=True),
     }
+    _list_plugins(definitions["HooksConfig"], _installed("hooks", left_out), definitions, any_name=True)
+    _list_plugins(definitions["LoggingConfig"], _installed("loggers", left_out), definitions)
     prompts = _choice(_installed("prompts", []), PromptsConfig, definitions, any_name=True)
     definitions["EvalConfig"]["properties"]["prompts"] = {"anyOf": [prompts, {"type": "null"}]}
     document["required"] = ["model"]
@@ -48,10 +50,22 @@ def _installed(kind: str, left_out: list[PluginError]) -> list[Selected]:
     for ref in discover(kind).values():
         try:
             check_clash(ref)
-            found.append(load_ref(ref))
+            if has_options(ref):
+                found.append(load_ref(ref))
         except PluginError as error:
             left_out.append(PluginError(error.message, where=error.where or ref.label))
     return found
+
+
+def _list_plugins(section: Schema, plugins: Sequence[Selected], definitions: Schema, *, any_name: bool = False) -> None:
+    """Add the plugins to a section that lists them by name: each with its options, true or false."""
+    for plugin in plugins:
+        options = _take(plugin.component.config, definitions)
+        options = {key: options[key] for key in ("properties", "required") if key in options}
+        choice: list[Schema] = [{"type": "object", **options, "additionalProperties": False}, {"type": "boolean"}]
+        section["properties"][plugin.name] = {"description": plugin.component.summary, "anyOf": choice}
+    if any_name:
+        section["patternProperties"] = {r"\.py:\w+$": {"type": ["object", "boolean"]}}
 
 
 def _choice(

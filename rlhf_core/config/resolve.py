@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel
 
 from ..errors import PluginError
 from ..plugins.discovery import Selected, load
-from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
+from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
-from .command import commands_of
 from .cross_checks import check_curriculum, check_score, labels
+from .listed import listed_plugins, with_default_logger
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
+from .named_code import check_commands, check_model_code, check_named_files
 from .named_functions import NamesFunctions, check_functions, with_absolute_files
 from .problems import Problems
-from .processes import other_strategies, too_many
 from .resolved import ResolvedRun as ResolvedRun
-from .section import PolicyLossSection, TransportConfig
+from .section import TransportConfig
 from .sections import (
     EngineConfig,
     EnvironmentConfig,
     EnvironmentEntry,
     EvalSetOptions,
-    ModelConfig,
+    HooksConfig,
+    LoggingConfig,
     PromptsConfig,
     RewardEntry,
     RunConfig,
 )
 from .selected import Configured, SelectedEnvironment, SelectedEvalSet, SelectedReward
+from .transport_fit import fit_to_transport
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "algorithm": "ppo",
@@ -83,12 +85,14 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust
     eval_prompts = _eval_prompts(given, chosen["prompts"], problems, trust)
     environment = _environment(given, chosen["algorithm"], problems, trust)
     rewards = _rewards(given, chosen["algorithm"], problems, trust)
+    hooks = _listed("hooks", "hooks", given.get("hooks"), HooksConfig, problems, trust)
+    loggers = _listed("loggers", "logging", with_default_logger(given.get("logging")), LoggingConfig, problems, trust)
     if core is not None:
-        _check_model_code(core.model, problems, trust)
+        check_model_code(core.model, problems, trust)
     check_score("eval", given.get("eval"), labels(given, rewards), problems)
     check_curriculum(chosen["prompts"], chosen["algorithm"], labels(given, rewards), problems)
     eval_sets = resolve_eval_sets(given, chosen["prompts"], rewards, problems, trust)
-    _fit_to_transport(chosen, problems)
+    fit_to_transport(chosen, problems)
     problems.raise_if_any(where)
     assert core is not None
     plugins = {name: each for name, each in chosen.items() if each is not None}
@@ -104,23 +108,19 @@ def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust
         rewards=tuple(rewards),
         environment=environment,
         eval_sets=eval_sets,
+        hooks=hooks,
+        loggers=loggers,
         **plugins,
     )
 
 
-def _fit_to_transport(chosen: dict[str, Configured | None], problems: Problems) -> None:
-    """Hold the transport's own processes against the strategy; weigh late samples where it brings such."""
-    transport, strategy, algorithm = chosen["transport"], chosen["strategy"], chosen["algorithm"]
-    if transport is None:
-        return
-    assert isinstance(transport.config, TransportConfig)
-    own = transport.config.own_processes()
-    if own is not None and strategy is not None and (problem := too_many(strategy, own.trainers)):
-        hint = other_strategies(own.trainers)
-        problems.add(f"transport.{own.option}", f"{problem}, not {own.trainers}; {hint}")
-    late = transport.config.staleness_bound() > 0
-    if late and algorithm is not None and isinstance(algorithm.config, PolicyLossSection):
-        chosen["algorithm"] = replace(algorithm, config=algorithm.config.weighing_late_samples())
+def _listed(
+    kind: str, section: str, data: Any, core: type[BaseModel], problems: Problems, trust: FileTrust
+) -> tuple[Configured, ...]:
+    def check(path: str, name: str, options: dict[str, Any]) -> Configured | None:
+        return _plugin_section(kind, path, {**options, "name": name}, problems, trust, name_path=path)
+
+    return listed_plugins(section, data, tuple(core.model_fields), problems, check)
 
 
 def _shared_part(core: BaseModel, plugin: BaseModel) -> BaseModel:
@@ -138,6 +138,9 @@ def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | 
         if isinstance(data, dict):
             known = SHARED_OPTIONS[PLUGIN_SECTIONS[section]].model_fields
             core[section] = {key: value for key, value in data.items() if key in known}
+    for section, model in (("hooks", HooksConfig), ("logging", LoggingConfig)):
+        if isinstance(core.get(section), dict):
+            core[section] = {key: value for key, value in core[section].items() if key in model.model_fields}
     if isinstance(core.get("eval"), dict):
         evaluation = core["eval"]
         core["eval"] = {key: value for key, value in evaluation.items() if key not in ("prompts", "sets")}
@@ -146,18 +149,15 @@ def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | 
     return problems.validate(RunConfig, core, also_known=sorted(others))
 
 
-def _check_model_code(model: ModelConfig, problems: Problems, trust: FileTrust) -> None:
-    """Hold code that comes with a model against what may be run; a hub model's lies outside of every folder."""
-    if not model.trust_remote_code or not trust.runs or trust.allows_model(model.path):
-        return
-    hint = "if you trust the model, add --trust"
-    problems.add("model.trust_remote_code", f"code of {model.path} would be run, which no one here has named", hint)
-
-
 def _plugin_section(
-    kind: str, path: str, data: Any, problems: Problems, trust: FileTrust = EVERY_FILE
+    kind: str,
+    path: str,
+    data: Any,
+    problems: Problems,
+    trust: FileTrust = EVERY_FILE,
+    name_path: str | None = None,
 ) -> Configured | None:
-    """The plugin a section names, with the options that are the plugin's own."""
+    """The plugin a section names, with the options that are the plugin's own; `name_path`: where its name stands."""
     if not isinstance(data, dict):
         problems.add(path, f"should be a plugin's name, or a mapping with `name` and its options (given {data!r})")
         return None
@@ -169,42 +169,23 @@ def _plugin_section(
         selected = load(kind, name, trust=trust)
         check_options(selected)
     except PluginError as error:
-        problems.add_error(f"{path}.name", error)
+        problems.add_error(name_path or f"{path}.name", error)
         return None
     model = selected.component.config
     shared = options_of_core(selected)
     elsewhere = {"name", *(shared.model_fields if shared else ())}
     options = {key: value for key, value in data.items() if key not in elsewhere}
-    _check_named_files({key: value for key, value in data.items() if key != "name"}, path, problems, trust)
+    check_named_files({key: value for key, value in data.items() if key != "name"}, path, problems, trust)
     config = problems.validate(model, options, path, also_known=sorted(elsewhere))
     if config is None:
         return None
-    _check_commands(config, path, problems, trust)
+    check_commands(config, path, problems, trust)
     if isinstance(config, NamesFunctions):
         before = len(problems)
         check_functions(config, path, problems, trust)
         config = with_absolute_files(config) if len(problems) == before else config
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
     return Configured(**inherited, config=config)
-
-
-def _check_named_files(options: Mapping[str, Any], path: str, problems: Problems, trust: FileTrust) -> None:
-    """Hold files of code that a plugin's options name, such as functions for tools, against what may be run."""
-    for key, value in options.items() if trust.runs else ():
-        for file in sorted(referenced_files(value)):
-            try:
-                trust.check(file, f"{path}.{key}")
-            except PluginError as error:
-                problems.add_error(f"{path}.{key}", error)
-
-
-def _check_commands(config: BaseModel, path: str, problems: Problems, trust: FileTrust) -> None:
-    """Hold programs that a plugin's options name against what may be started."""
-    for key, command in commands_of(config) if trust.runs else ():
-        try:
-            trust.check_command(command, f"{path}.{key}")
-        except PluginError as error:
-            problems.add(f"{path}.{key}", error.message, error.hint)
 
 
 def check_options(selected: Selected) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from ..types import SamplingParams
 from .command import commands_of
+from .listed import listed_mapping
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
 from .section import OwnProcesses, TransportConfig
-from .sections import EvalSetOptions, RunConfig
+from .sections import DEFAULT_LOGGER, EvalSetOptions, RunConfig
 from .selected import Configured, SelectedEnvironment, SelectedEvalSet, SelectedReward
 
 
@@ -30,6 +31,10 @@ class ResolvedRun:
     """None where a prompt has one answer."""
     eval_sets: tuple[SelectedEvalSet, ...] = ()
     """Sets beside that of the section `eval` itself."""
+    hooks: tuple[Configured, ...] = ()
+    """Hook plugins with options that the run lists."""
+    loggers: tuple[Configured, ...] = ()
+    """Where the metrics go, beside `metrics.jsonl`."""
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -78,6 +83,7 @@ class ResolvedRun:
         """The programs, with their arguments, that options of its plugins name."""
         parts = [getattr(self, name) for name in PLUGIN_SECTIONS]
         parts += [self.eval_prompts, self.environment and self.environment.selected, *self.rewards]
+        parts += [*self.hooks, *self.loggers]
         for each in self.eval_sets:
             parts += [each.prompts, *(each.rewards or ())]
         return frozenset(tuple(command) for part in parts if part for _, command in commands_of(part.config))
@@ -88,6 +94,8 @@ class ResolvedRun:
         if core["eval"] is not None:
             core["eval"]["prompts"] = self.eval_prompts.to_mapping() if self.eval_prompts else None
             core["eval"]["sets"] = {each.name: each.to_mapping() for each in self.eval_sets}
+        core["hooks"].update(listed_mapping(self.hooks))
+        core["logging"].update({DEFAULT_LOGGER: False} | listed_mapping(self.loggers))
         own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
         for section in ("prompts", "engine"):
             own[section] = {"name": own[section].pop("name"), **core.pop(section), **own[section]}

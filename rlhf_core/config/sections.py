@@ -282,18 +282,20 @@ class CheckpointConfig(Section):
     best_is: Literal["highest", "lowest"] = Field("highest", description="Which value of that metric is the best.")
 
 
-class LoggingConfig(Section):
-    """What is written besides metrics.jsonl."""
+DEFAULT_LOGGER = "tensorboard"
+"""The logger that is on, where it is installed, unless `logging` says otherwise."""
 
-    tensorboard: bool = Field(True, description="Write TensorBoard event files.")
-    wandb: bool = Field(False, description="Log to Weights & Biases.")
+
+class LoggingConfig(Section):
+    """What core reads of `logging`; the other keys are names of loggers."""
+
     samples: Literal["all", "none"] | Annotated[StrictInt, Field(ge=1)] = Field(
         "all", description="Samples written to samples.jsonl: all, none, or at most so many an episode."
     )
 
 
 class HooksConfig(Section):
-    """Installed hook plugins are on unless they are named here."""
+    """What core reads of `hooks`; the other keys are names of hook plugins with options, on where they are listed."""
 
     disable: list[str] = Field(default_factory=list, description="Names of hook plugins that stay off.")
 

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..components import LoggerContext
 from ..config.changes import Change, config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
 from ..plugins.trust import FileTrust, referenced_files
-from ..runfolder.checkpoint_state import RunState
+from ..runfolder.checkpoint_state import RunState, read_run_state
+from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
 from ..runfolder.manifest import collect_manifest, full_command
+from ..training.finish import finished_by, keys_of
 from ..training.guard_runner import ROLLBACK
 from ..util.held_signals import held_signals
 from ..util.redact import redact_mapping
@@ -52,6 +55,16 @@ class RunPlan:
     """What a resume changes."""
     origin: Path | None = None
     """Folder of the run that this one makes again."""
+
+
+def already_done(folder: RunFolder, plan: RunPlan) -> str | None:
+    """Why a resume has nothing to do: a guard or hook ended the run as done, and is set as it was. None: it has."""
+    if plan.checkpoint is None or folder.read_json(folder.summary).get("status") != "done":
+        return None
+    ended = finished_by(read_run_state(plan.checkpoint), plan.resolved)
+    if ended is None or not folder.model.is_dir():
+        return None
+    return f"already done: {ended.guard}: {ended.reason}; to go on, change {keys_of(ended.guard, plan.resolved)}"
 
 
 def begin_record(folder: RunFolder, plan: RunPlan) -> None:
@@ -210,8 +223,16 @@ def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
         eval_before=said.get("eval_before"),
         eval_after=said.get("eval_after"),
         wall_s=said.get("wall_s", 0.0) + (seconds if is_running else 0.0),
-        extra={"rollbacks": len(folder.events(ROLLBACK))},
+        extra={"rollbacks": len(folder.events(ROLLBACK)), "model": where_model(folder, error)},
     )
+
+
+def where_model(folder: RunFolder, error: BaseException | None) -> str | None:
+    """What the summary says of the trained policy: its folder, or the command that makes it; None: there is none."""
+    if error is None or isinstance(error, InterruptedRun):
+        return folder.model.name if folder.model.is_dir() else None
+    has_checkpoint = bool(CheckpointStore(folder.checkpoints, keep=1).steps())
+    return f"rlhf export {folder.path} --to DIR" if has_checkpoint else None
 
 
 @contextmanager
@@ -257,15 +278,12 @@ class FirstScore:
             self.score = metrics.get("eval/score")
 
 
-def register_run_hooks(relay: HookRelay, resolved: ResolvedRun) -> None:
-    """TensorBoard and W&B where asked for, the performance evaluator and the report always."""
-    from ..loggers import PerformanceEvaluator, TensorBoardLogger, WandbLogger
+def register_run_hooks(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
+    """The loggers of the run; the performance evaluator and the report always."""
+    from ..loggers import PerformanceEvaluator, register_loggers
 
-    options = resolved.run.logging
     # Registered first, run last: pluggy calls the newest first, and the report reads what the others wrote.
     relay.register(ReportWriter(), name="report")
     relay.register(PerformanceEvaluator(announce=logger.info), name="performance")
-    if options.tensorboard:
-        relay.register(TensorBoardLogger(), name="tensorboard")
-    if options.wandb:
-        relay.register(WandbLogger(), name="wandb")
+    context = LoggerContext(run_folder=run_folder, run=redact_mapping(resolved.to_mapping()))
+    register_loggers(relay, resolved.loggers, context)

@@ -20,8 +20,9 @@ from ..config.resolve import ResolvedRun, resolve
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
-from ..hooks.installed import load_hook_plugins
+from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
+from ..hookspecs import MakerHooks
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
@@ -38,6 +39,7 @@ from .resume import find_checkpoint, resume_changes, resumed_folder
 from .run_record import (
     FirstScore,
     RunPlan,
+    already_done,
     begin_record,
     failed_when_refused,
     owned,
@@ -46,6 +48,7 @@ from .run_record import (
     told_in_summary,
     told_where_it_fails,
     undone_when_refused,
+    where_model,
 )
 
 logger = logging.getLogger("rlhf")
@@ -63,6 +66,8 @@ class TrainResult:
     """What `summary.json` says."""
     metrics: list[dict[str, Any]]
     """The lines of `metrics.jsonl`."""
+    already_done: str | None = None
+    """Why a resume had nothing to do: what ended the run before its last episode, and what to change to go on."""
 
 
 def train(
@@ -162,6 +167,8 @@ def train_in(
 ) -> TrainResult:
     """Train in a run folder that this process owns; the other arguments are those of `train`."""
     plan = _planned(folder, prepared, resume, origin)
+    if prepared.environment.world_size == 1 and (why := already_done(folder, plan)) is not None:
+        return replace(read_result(folder.path), already_done=why)
     earlier = None if plan.checkpoint is None else read_run_state(plan.checkpoint)
     with ExitStack() as stack:
         stack.enter_context(failed_when_refused() if plan.is_resumed else undone_when_refused(folder))
@@ -258,6 +265,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     environment = resolved.environment
     rewards = [*resolved.rewards, *(reward for each in resolved.eval_sets for reward in each.rewards or ())]
     others = [reward.selected for reward in rewards] + ([environment.selected] if environment else [])
+    others += [*resolved.hooks, *resolved.loggers]
     for selected in (resolved.strategy, resolved.engine, resolved.transport, *others):
         if selected.unread is None:
             resolve_build(selected)
@@ -312,9 +320,13 @@ def _choose_output(output: Path | None, resume: str | None, resolved: ResolvedRu
 
 def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) -> None:
     """Run in this process, as the rank it is; `folder` is owned by it or by its launcher."""
+    resolved = prepared.resolved
+    register_listed(prepared.relay, resolved.hooks, folder.path, resolved.run.hooks.disable)
+    if prepared.environment.rank != 0:
+        prepared.relay.limit_to(MakerHooks)
     with InterruptFlag() as interrupted:
         request = RunRequest(
-            resolved=prepared.resolved,
+            resolved=resolved,
             folder=folder,
             hooks=prepared.relay,
             inputs=prepared.inputs,
@@ -322,7 +334,7 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
             interrupted=interrupted,
         )
         if prepared.environment.rank != 0:
-            _transport(prepared.resolved).run(request)
+            _transport(resolved).run(request)
         else:
             run_as_main(request)
 
@@ -331,7 +343,7 @@ def run_as_main(request: RunRequest) -> None:
     """Run, and keep the folder's account of it: metrics, log, summary, report."""
     resolved, folder, relay = request.resolved, request.folder, request.hooks
     watch = FileWatch(folder)
-    register_run_hooks(relay, resolved)
+    register_run_hooks(relay, resolved, folder.path)
     earlier = read_run_state(request.resume) if request.resume is not None else None
     first = FirstScore(None if earlier is None else earlier.eval_before)
     relay.register(first, name="first-score")
@@ -339,15 +351,20 @@ def run_as_main(request: RunRequest) -> None:
     wall_before = 0.0 if earlier is None else earlier.wall_s
     status: RunStatus = "failed"
     eval_after: float | None = None
+    extra: dict[str, Any] = {}
+    ended: BaseException | None = None
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
             result = _transport(resolved).run(request)
             watch.check()
             first.score, eval_after, status = result.eval_before, result.eval_after, "done"
-        except (InterruptedRun, KeyboardInterrupt):
-            status = "interrupted"
+            if result.finished is not None:
+                extra["finished"] = {"guard": result.finished.guard, "reason": result.finished.reason}
+        except (InterruptedRun, KeyboardInterrupt) as error:
+            status, ended = "interrupted", error
             raise
         except Exception as error:
+            ended = error
             status = "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
             logger.debug("the run failed", exc_info=error)
             error.run_log = folder.log  # type: ignore[attr-defined]
@@ -360,7 +377,11 @@ def run_as_main(request: RunRequest) -> None:
                         eval_before=first.score,
                         eval_after=eval_after,
                         wall_s=wall_before + time.perf_counter() - started,
-                        extra={"rollbacks": len(folder.events(ROLLBACK))},
+                        extra={
+                            "rollbacks": len(folder.events(ROLLBACK)),
+                            "model": where_model(folder, ended),
+                            **extra,
+                        },
                     )
                     span.set("summary", summary)
 

@@ -29,9 +29,16 @@ class OutOfBound(Guard):
     """A metric is above a bound, or below one."""
 
     def __init__(
-        self, name: str, action: Action, metric: str, *, high: float = math.inf, low: float = -math.inf
+        self,
+        name: str,
+        action: Action,
+        metric: str,
+        *,
+        high: float = math.inf,
+        low: float = -math.inf,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(name, action)
+        super().__init__(name, action, hint)
         self._metric = metric
         self._low = low
         self._high = high

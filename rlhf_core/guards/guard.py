@@ -16,9 +16,11 @@ logger = logging.getLogger("rlhf")
 class Guard(ABC):
     """A hook plugin that watches the updates of a run."""
 
-    def __init__(self, name: str, action: Action) -> None:
+    def __init__(self, name: str, action: Action, hint: str | None = None) -> None:
+        """`hint`: what to change where the guard ends a run."""
         self.name = name
         self._action = action
+        self._hint = hint
         self._warned_episode: int | None = None
 
     @abstractmethod
@@ -34,7 +36,7 @@ class Guard(ABC):
         if problem is None:
             return None
         if self._action != "warn":
-            return Verdict(action=self._action, guard=self.name, reason=problem)
+            return Verdict(action=self._action, guard=self.name, reason=problem, hint=self._hint)
         if self._warned_episode != episode:
             logger.warning("guard %s, update %d (episode %d): %s", self.name, step, episode + 1, problem)
             self._warned_episode = episode

@@ -84,6 +84,7 @@ class HookRelay:
         self._config: Mapping[str, Any] = {}
         self._tap: Callable[[str, dict[str, Any]], None] | None = None
         self._tapped: frozenset[str] = frozenset()
+        self._events = frozenset(self._callers)
 
     @property
     def events(self) -> frozenset[str]:
@@ -91,9 +92,14 @@ class HookRelay:
         return frozenset(self._callers)
 
     @property
-    def plugins(self) -> tuple[str, ...]:
-        """Names of the registered plugins, in order of registration."""
-        return tuple(name for name, plugin in self._manager.list_name_plugin() if plugin is not None)
+    def plugins(self) -> dict[str, object]:
+        """Name -> registered plugin, in order of registration."""
+        return {name: plugin for name, plugin in self._manager.list_name_plugin() if plugin is not None}
+
+    def limit_to(self, spec: type) -> None:
+        """Call from now on the hooks of one class of `hookspecs` only: those of this process's part in the run."""
+        self._events = frozenset(name.removeprefix(PREFIX) for name in vars(spec) if name.startswith(PREFIX))
+        self._refresh()
 
     def register(self, plugin: object, *, name: str | None = None, distribution: str | None = None) -> str:
         """Add a plugin: an object or module with `rlhf_…` hooks, a class of one, or a seed-style callback.
@@ -142,8 +148,8 @@ class HookRelay:
         A transport whose loop runs elsewhere loads the installed ones there, and replays events for these here.
         """
         relay = HookRelay()
-        for name, plugin in self._manager.list_name_plugin():
-            if plugin is not None and name not in self._installed:
+        for name, plugin in self.plugins.items():
+            if name not in self._installed:
                 relay.register(plugin, name=name)
         return relay
 
@@ -269,7 +275,7 @@ class HookRelay:
 
     def _refresh(self) -> None:
         heard = {event for event, caller in self._callers.items() if caller.get_hookimpls()}
-        self._listening = heard | self._tapped
+        self._listening = (heard & self._events) | self._tapped
 
     def _remove(self, plugin: object) -> None:
         """Undo a registration that failed half-way."""

@@ -1,10 +1,9 @@
-"""Hook plugins that record a run: TensorBoard, Weights & Biases, and the performance evaluator.
+"""Where the numbers of a run go: loggers (plugins of the kind `loggers`), and the performance evaluator.
 
 They use the public hooks only. `metrics.jsonl` is not among them: it is always written.
 """
 
 from .performance import PerformanceEvaluator
-from .tensorboard import TensorBoardLogger
-from .wandb import WandbLogger
+from .relay import default_logger, register_loggers
 
-__all__ = ["PerformanceEvaluator", "TensorBoardLogger", "WandbLogger"]
+__all__ = ["PerformanceEvaluator", "default_logger", "register_loggers"]

@@ -241,12 +241,12 @@ def _zero_rates(owner: object, is_rate: Callable[[str], bool]) -> None:
             setattr(owner, name, 0.0)
 
 
-def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokenizer: Any, path: Path) -> None:
+def save_plain_model(
+    model: nn.Module, weights: dict[str, torch.Tensor], tokenizer: Any, path: Path, adapter: Path | None = None
+) -> None:
     """Write a folder that plain transformers loads: `weights` are the full state of `model` (LoRA merged here).
 
-    Atomic; what was at `path` is replaced.
-
-    With LoRA the adapter itself is written too, to `adapter/` beside `path`.
+    Atomic; what was at `path` is replaced. With LoRA the adapter itself is written too, to the folder `adapter`.
 
     Raises:
         CheckpointError: the disk does not take it; nothing half written is left.
@@ -254,10 +254,8 @@ def save_plain_model(model: nn.Module, weights: dict[str, torch.Tensor], tokeniz
     from safetensors import SafetensorError
 
     if is_lora(model):
-        from peft.utils import get_peft_model_state_dict
-
-        adapter_state = get_peft_model_state_dict(model, state_dict=weights)
-        _save_adapter(model, adapter_state, path.parent / "adapter")
+        if adapter is not None:
+            save_adapter(model, weights, adapter)
         base = model.get_base_model()  # type: ignore[operator]
         weights = merged_weights(model, weights)
     else:
@@ -332,9 +330,12 @@ def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[s
     return merged
 
 
-def _save_adapter(model: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+def save_adapter(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a folder that PEFT loads: the adapter of a LoRA `model`, of whose full state `weights` are."""
+    from peft.utils import get_peft_model_state_dict
     from safetensors.torch import save_file
 
+    state = get_peft_model_state_dict(model, state_dict=weights)
     path.mkdir(parents=True, exist_ok=True)
     save_file({n: t.contiguous() for n, t in state.items()}, path / "adapter_model.safetensors", {"format": "pt"})
     config = next(iter(model.peft_config.values())).to_dict()  # type: ignore[operator]

@@ -26,7 +26,7 @@ from .functions import class_component, function_component, load_function_file
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
-GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "hooks", "endpoints", "commands")
+GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands")
 """What can be plugged in; the entry-point group is `rlhf.` and this."""
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
@@ -77,6 +77,14 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "openenv": "rlhf-openenv",
         "verifiers": "rlhf-env-verifiers",
     },
+    "hooks": {"early-stop": "rlhf-core", "profiler": "rlhf-profiler"},
+    "loggers": {
+        "tensorboard": "rlhf-loggers",
+        "wandb": "rlhf-loggers",
+        "csv": "rlhf-loggers",
+        "mlflow": "rlhf-logger-mlflow",
+        "trackio": "rlhf-logger-trackio",
+    },
     "advantages": {
         "group-normalised": "rlhf-group",
         "group-whitened": "rlhf-group",
@@ -109,6 +117,7 @@ _SINGULAR = {
     "advantages": "advantage estimator",
     "policy_losses": "policy loss",
     "hooks": "hook plugin",
+    "loggers": "logger",
     "endpoints": "endpoint server",
     "commands": "command",
 }
@@ -251,10 +260,11 @@ def _broken(label: str, target: str, error: BaseException) -> PluginError:
 FROM_FILES: Mapping[str, str | None] = {
     "rewards": "the rollouts",
     "environments": None,
+    "hooks": None,
     "algorithms": "the context",
     "prompts": "the context",
 }
-"""Kinds that `FILE.py:NAME` can name -> what its function takes by position; an environment is a class."""
+"""Kinds that `FILE.py:NAME` can name -> what its function takes by position; None: it is a class."""
 
 
 def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: FileTrust = EVERY_FILE) -> Selected:
@@ -279,17 +289,22 @@ def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
     name = reference.rpartition(":")[2]
     spoken = _SINGULAR[kind]
     where = f'{spoken} "{reference}"'
-    wanted: Literal["function", "class"] = "class" if kind == "environments" else "function"
+    wanted: Literal["function", "class"] = "class" if FROM_FILES[kind] is None else "function"
     if not trust.runs:
         options = read_options(reference, where=where, kind=wanted, takes=FROM_FILES[kind])
         component = Component(summary=options.summary, config=options.model, build="")
         return Selected(kind, f"{options.path}:{name}", component, options.path.name, "file", unread=options.unread)
     path, found = load_function_file(reference, trust, spoken=spoken, kind=wanted)
     if isinstance(found, type):
-        component = class_component(found, where=where)
+        component = class_component(found, where=where, is_environment=kind == "environments")
     else:
         component = function_component(found, where=reference, takes=FROM_FILES[kind])
     return Selected(kind, f"{path}:{name}", component, path.name, "file", found)
+
+
+def has_options(ref: PluginRef) -> bool:
+    """Whether it is more than a module or object of hooks, which is on when it is installed. Imports it."""
+    return ref.kind != "hooks" or isinstance(import_target(ref), Component)
 
 
 def load_ref(ref: PluginRef) -> Selected:
@@ -304,6 +319,12 @@ def load_ref(ref: PluginRef) -> Selected:
     if ref.kind == "environments" and isinstance(loaded, type):
         component = class_component(loaded, where=ref.label, build=ref.target)
         return Selected(ref.kind, ref.name, component, ref.distribution, ref.version, loaded)
+    if ref.kind == "hooks":
+        raise PluginError(
+            "is on when it is installed, and has no options",
+            where=ref.label,
+            hint=f"remove it, or turn it off with hooks: {{disable: [{ref.name}]}}",
+        )
     others = {"rewards": " or a function", "environments": " or a class"}
     wanted = "a rlhf_core.Component" + others.get(ref.kind, "")
     raise PluginError(f"{ref.target} is a {type(loaded).__name__}, not {wanted}", where=ref.label)

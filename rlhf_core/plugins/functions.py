@@ -122,12 +122,13 @@ def function_component(
     return Component(summary=summary, config=options_model(function, where, takes=takes), build=build)
 
 
-def class_component(kind: type, *, where: str, build: str = "") -> Component:
-    """A component for the class of an environment; its options are the constructor's keyword-only parameters.
+def class_component(kind: type, *, where: str, build: str = "", is_environment: bool = True) -> Component:
+    """A component for the class of an environment or a hook; its options are the constructor's keyword-only parameters.
 
-    Raises `PluginError` where it is not an environment in any form.
+    Raises `PluginError` for an environment that is one in no form.
     """
-    check_shape(kind, where)
+    if is_environment:
+        check_shape(kind, where)
     summary = (inspect.getdoc(kind) or "").strip().partition("\n")[0]
     constructor: Callable[..., None] = vars(kind).get("__init__", kind.__init__)  # type: ignore[misc]
     has_options = constructor is not object.__init__

@@ -48,7 +48,7 @@ def referenced_files(value: Any) -> frozenset[Path]:
         return frozenset() if match is None else frozenset([_real(_absolute(match["path"]))])
     parts: Iterable[Any] = ()
     if isinstance(value, Mapping):
-        parts = value.values()
+        parts = (*value, *value.values())
     elif isinstance(value, list | tuple):
         parts = value
     return frozenset(path for part in parts for path in referenced_files(part))

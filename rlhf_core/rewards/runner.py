@@ -264,6 +264,11 @@ class RewardRunner:
                 self._left_behind.append(thread)
             raise
 
+    @property
+    def reward(self) -> Callable[..., Any] | None:
+        """The reward in this process, options bound; None where it has processes of its own."""
+        return self._function
+
     def take_counts(self) -> RewardCounts:
         """Return the counts and reset them."""
         with self._lock:

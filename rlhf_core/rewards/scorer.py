@@ -7,13 +7,14 @@ overlaps generation. `RewardCombiner` (the trainer's part) makes one score of th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -23,6 +24,7 @@ from ..errors import ConfigError
 from ..plugins.discovery import Selected, resolve_build
 from ..plugins.recipe import Recipe
 from ..types import Rollout
+from ..util.kept_state import load_state_of, state_of
 from .cache import ScoreCache
 from .combiner import Combined, RewardCombiner
 from .runner import RewardRunner, RewardSpec
@@ -143,6 +145,14 @@ class RewardScorer:
                 if value or key in ("calls", "seconds"):
                     metrics[f"reward_calls/{runner.spec.name}/{key}"] = value
         return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Name -> state of the rewards that keep one, in this process: not of those in processes of their own."""
+        return state_of({runner.spec.name: runner.reward for runner in self._runners})
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Give the rewards back what `state_dict` gave."""
+        load_state_of({runner.spec.name: runner.reward for runner in self._runners}, states)
 
     def close(self) -> None:
         """End threads, processes and the cache. Scores still waited for end with `RewardError`."""

@@ -14,6 +14,7 @@ from ..util.tensor_trees import load_tree, save_tree
 
 _STATE = "state.json"
 _CHANNEL = "channel.safetensors"
+_PLUGINS = "plugins.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class RunState:
     best_step: int | None = None
     best_value: float | None = None
     """The best checkpoint so far and its metric, where `checkpoint.best` names one."""
+    finished: dict[str, Any] | None = None
+    """Why the run was done before its last episode: `guard`, `reason`, and the `options` that led to it."""
 
 
 def save_run_state(
@@ -50,8 +53,9 @@ def save_run_state(
     channel: Mapping[str, Any] | None,
     trained: Mapping[str, Trained],
     strategy: Strategy,
+    plugins: Mapping[str, Any] | None = None,
 ) -> None:
-    """Collective. Write models, optimizers, schedules and counters into `folder`."""
+    """Collective. Write models, optimizers, schedules and counters into `folder`; `plugins`: what plugins keep."""
     for role, model in trained.items():
         strategy.save_model(model.model, folder / role)
         strategy.save_optimizer(model.optimizer, folder / f"{role}-optimizer")
@@ -62,6 +66,8 @@ def save_run_state(
         (folder / _STATE).write_text(json.dumps(asdict(state), indent=1))
         if channel is not None:
             save_tree(folder / _CHANNEL, channel)
+        if plugins:
+            save_tree(folder / _PLUGINS, plugins)
 
     strategy.run_on_main(write_counters)
 
@@ -93,3 +99,9 @@ def load_channel_state(folder: Path) -> dict[str, Any] | None:
     """Prompt cursor, ledger and finished groups; None for a run fed by a dataset."""
     path = folder / _CHANNEL
     return load_tree(path) if path.exists() else None
+
+
+def load_plugin_state(folder: Path) -> dict[str, Any]:
+    """What plugins kept in the checkpoint, {} where none did."""
+    path = folder / _PLUGINS
+    return load_tree(path) if path.exists() else {}

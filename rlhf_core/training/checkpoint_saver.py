@@ -13,9 +13,17 @@ from ..config.sections import CheckpointConfig
 from ..hooks.relay import HookRelay
 from ..protocols import ExperienceChannel
 from ..rewards.scorer import RewardCombiner
-from ..runfolder.checkpoint_state import RunState, load_channel_state, load_run_state, read_run_state, save_run_state
+from ..runfolder.checkpoint_state import (
+    RunState,
+    load_channel_state,
+    load_plugin_state,
+    load_run_state,
+    read_run_state,
+    save_run_state,
+)
 from ..runfolder.checkpoints import CheckpointStore, find_damage, write_error
 from ..strategy import Strategy, Trained
+from .plugin_state import PluginState
 
 
 class CheckpointSaver:
@@ -32,6 +40,7 @@ class CheckpointSaver:
         channel: ExperienceChannel | None,
         hooks: HookRelay,
         config: CheckpointConfig,
+        plugins: PluginState | None = None,
     ) -> None:
         self._store = store
         self._config = config
@@ -42,6 +51,7 @@ class CheckpointSaver:
         self._combiner = combiner
         self._channel = channel
         self._hooks = hooks
+        self._plugins = plugins
 
     def improves(self, metrics: Mapping[str, float]) -> float | None:
         """The value of `checkpoint.best` if it is the best so far, else None; rank 0's values decide."""
@@ -60,10 +70,11 @@ class CheckpointSaver:
         if best is not None:
             state = replace(state, best_step=best[0], best_value=best[1])
         channel = None if self._channel is None else self._channel.state_dict()
+        plugins = None if self._plugins is None else self._plugins.state_dict()
         self._strategy.run_on_main(lambda: _discard(self._store.begin(step)))
         partial = self._store.partial(step)
         try:
-            save_run_state(partial, state, channel, self._trained, self._strategy)
+            save_run_state(partial, state, channel, self._trained, self._strategy, plugins)
         except OSError as error:
             self._abandon(step)
             raise write_error(partial, error) from error
@@ -84,6 +95,8 @@ class CheckpointSaver:
         channel_state = load_channel_state(path)
         if self._channel is not None and channel_state is not None:
             self._channel.load_state_dict(channel_state)
+        if self._plugins is not None:
+            self._plugins.load_state_dict(load_plugin_state(path))
         best = self._best_left(state) if self._strategy.is_main else None
         self._best = self._strategy.broadcast_object(best)
         if self._strategy.is_main:

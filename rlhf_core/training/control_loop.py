@@ -89,6 +89,6 @@ class ControlLoop:
             return f"a checkpoint is written at the end of episode {episode + 1}"
         if command.kind == "stop":
             self.stop_asked = True
-            return f"stops at the end of episode {episode + 1}, with a checkpoint"
+            return f"stops at the end of episode {episode + 1}, with a checkpoint and the model"
         assert command.key is not None and command.value is not None
         return self._setters[command.key](command.value)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from ..config.resolve import ResolvedRun
 from ..errors import GuardStop
-from ..guards import GuardsConfig, make_guards
+from ..guards import make_guards
 from ..hooks.relay import HookRelay
 from ..hookspecs import Verdict
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.folder import RunFolder
 from ..strategy import Strategy
 from ..util.jsonl import read_lines
+from .finish import keys_of
 from .loop import BatchSource, EpisodeBatches, SkippedUpdate
 
 logger = logging.getLogger("rlhf")
@@ -23,7 +25,7 @@ B = TypeVar("B")
 P = TypeVar("P")
 ROLLBACK = "rollback"
 """Kind of the event in the manifest."""
-_GRAVITY = {"skip": 1, "rollback": 2, "stop": 3}
+_GRAVITY = {"skip": 1, "finish": 2, "rollback": 3, "stop": 4}
 
 
 class RollBack(Exception):
@@ -37,29 +39,36 @@ class RollBack(Exception):
 
 
 class GuardRunner:
-    """Fires `rlhf_verdict` on rank 0 after each update and applies the verdict on every rank."""
+    """Fires `rlhf_verdict` and `rlhf_episode_verdict` on rank 0 and applies the verdicts on every rank."""
 
-    def __init__(self, strategy: Strategy, hooks: HookRelay, config: GuardsConfig, folder: RunFolder) -> None:
+    def __init__(self, strategy: Strategy, hooks: HookRelay, resolved: ResolvedRun, folder: RunFolder) -> None:
         self._strategy = strategy
         self._hooks = hooks
-        self._config = config
+        self._resolved = resolved
+        self._config = config = resolved.run.guards
         self._folder = folder
         self._skip_rest = False
         self.rollbacks = 0
         """Rollbacks of the run so far."""
+        self._finish: Verdict | None = None
         self._guards = make_guards(config) if strategy.is_main else []
         for guard in self._guards:
             hooks.register(guard, name=f"guard {guard.name}")
 
     def restart(self) -> None:
         """Reset the guards at a start, resume or rollback, with the past lines of `metrics.jsonl`."""
+        self._finish = None
         for guard in self._guards:
             guard.restart(read_lines(self._folder.metrics))
 
     def after_update(self, step: int, episode: int, metrics: Mapping[str, float]) -> None:
-        """Collective. Raises `GuardStop` or `RollBack`; a skip ends the episode's updates."""
-        verdict = self._ask(step, episode, metrics, None)
+        """Collective. Raises `GuardStop` or `RollBack`; a skip, or a finish, ends the episode's updates."""
+        verdict = self._ask("verdict", step=step, episode=episode, metrics=metrics, error=None)
         if verdict is None:
+            return
+        if verdict.action == "finish":
+            self._finish = verdict
+            self._skip_rest = True
             return
         if verdict.action == "skip":
             logger.warning(
@@ -74,13 +83,20 @@ class GuardRunner:
         self, step: int, episode: int, metrics: Mapping[str, float], error: Exception
     ) -> SkippedUpdate:
         """Collective. Called when no rank made the update: raises `error`, unless a guard decides otherwise."""
-        verdict = self._ask(step, episode, metrics, error)
-        if verdict is None or verdict.action == "stop":
+        verdict = self._ask("verdict", step=step, episode=episode, metrics=metrics, error=error)
+        if verdict is None or verdict.action in ("stop", "finish"):
             raise error
         if verdict.action == "skip":
             logger.warning("guard %s: update %d is skipped: %s", verdict.guard, step, verdict.reason)
             return SkippedUpdate(verdict.reason)
         raise RollBack(verdict, step=step, episode=episode) from error
+
+    def after_episode(self, step: int, episode: int, metrics: Mapping[str, float]) -> Verdict | None:
+        """Collective. The verdict that ends the run as done after this episode, or None. Raises as `after_update`."""
+        verdict = self._ask("episode_verdict", step=step, episode=episode, metrics=metrics)
+        if verdict is not None and verdict.action in ("stop", "rollback"):
+            self._leave(verdict, step, episode)
+        return verdict if verdict is not None and verdict.action == "finish" else self._finish
 
     def allow_rollback(self, request: RollBack, target: Path | None) -> None:
         """Count a rollback. Raises `GuardStop` where there is no checkpoint, or too many were made."""
@@ -130,16 +146,17 @@ class GuardRunner:
         raise GuardStop(
             f"{verdict.reason} (update {step}, episode {episode + 1})",
             where=f"guard {verdict.guard}",
-            hint="--resume auto goes on from the newest checkpoint, best with a smaller optimizer.lr; "
-            f"guards.{verdict.guard} says what is watched",
+            hint=f"set by {keys_of(verdict.guard, self._resolved)}; "
+            + (f"{verdict.hint}; " if verdict.hint else "")
+            + "--resume auto goes on from the newest checkpoint",
         )
 
-    def _ask(self, step: int, episode: int, metrics: Mapping[str, float], error: Exception | None) -> Verdict | None:
+    def _ask(self, event: str, **facts: Any) -> Verdict | None:
         import torch
 
         verdict: Verdict | None = None
-        if self._strategy.is_main and self._hooks.listens("verdict"):
-            answers = self._hooks.fire("verdict", step=step, episode=episode, metrics=metrics, error=error)
+        if self._strategy.is_main and self._hooks.listens(event):
+            answers = self._hooks.fire(event, **facts)
             verdict = max(answers, key=lambda each: _GRAVITY[each.action], default=None)
         if self._strategy.world_size == 1:
             return verdict

@@ -72,13 +72,20 @@ class Trainer(Generic[B]):
         self._recorder = recorder
         self.num_updates = num_updates
         """Updates so far, over the whole run."""
+        self._is_finished = False
+
+    def finish(self) -> None:
+        """Let the current episode be the last."""
+        self._is_finished = True
 
     def fit(self, info: FitInfo) -> None:
-        """Train on episodes `info.first_episode` up to `info.num_episodes`."""
+        """Train on episodes `info.first_episode` up to `info.num_episodes`, or up to the one that `finish` names."""
         with self._hooks.span("fit", info=info):
             for episode in range(info.first_episode, info.num_episodes):
                 with self._hooks.span("episode", episode=episode) as span:
                     span.set("metrics", self._run_episode(episode))
+                if self._is_finished:
+                    return
 
     def _run_episode(self, episode: int) -> Metrics:
         data = self._source.episode(episode)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..algorithm import Algorithm
 from ..config.resolve import ResolvedRun
 from ..hooks.relay import HookRelay
+from ..hookspecs import Verdict
 from ..prompts.stream import PromptStream
-from ..protocols import ExperienceChannel, WeightSync
+from ..protocols import ExperienceChannel, RewardStates, WeightSync
 from ..runfolder.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class FitResult:
     eval_after: float | None
     step: int
     """Updates of the whole run."""
+    finished: Verdict | None = None
+    """Who asked for the end, and why, where it came before the last episode."""
 
 
 class Transport(Protocol):
@@ -79,3 +82,5 @@ class SessionParts:
     evaluator: Evaluator | None
     interrupted: Callable[[], bool]
     """Whether the user has asked the run to stop."""
+    rewards: RewardStates | None = None
+    """What the rewards keep over a resume."""

@@ -14,7 +14,7 @@ from ..build import TrainerModels, updates_per_episode
 from ..config.resolve import ResolvedRun
 from ..errors import DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
-from ..hookspecs import FitInfo
+from ..hookspecs import FitInfo, Verdict
 from ..models.loading import save_plain_model
 from ..rewards.scorer import RewardCombiner
 from ..rollout.weight_sync import SHARD_BYTES
@@ -28,9 +28,11 @@ from .build_source import DatasetItems, build_rollout_source
 from .checkpoint_saver import CheckpointSaver
 from .control_loop import ControlLoop
 from .evaluation import HeldOutEvaluation
+from .finish import finish_facts, finished_by
 from .guard_runner import GuardRunner, RollBack
 from .live_options import LiveOptions
 from .loop import BatchSource, Metrics, Trainer
+from .plugin_state import PluginState
 from .publisher import PolicyPublisher
 from .record import EpisodeRecord
 from .request import FitResult, SessionParts
@@ -77,9 +79,10 @@ class TrainerSession:
             channel=parts.channel,
             hooks=hooks,
             config=resolved.run.checkpoint,
+            plugins=PluginState(hooks, parts.rewards, strategy),
         )
         self._live_options = LiveOptions(resolved.run.optimizer, models.trained, algorithm)
-        self._guard_runner = GuardRunner(strategy, hooks, resolved.run.guards, folder)
+        self._guard_runner = GuardRunner(strategy, hooks, resolved, folder)
         self._control = ControlLoop(folder, strategy, self._live_options.setters, parts.interrupted)
         self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type)
         self._updater = Updater(
@@ -106,6 +109,7 @@ class TrainerSession:
         self._episode = 0
         self._record: EpisodeRecord | None = None
         self._num_samples: int | None = 0
+        self._finished: Verdict | None = None
         self._trainer: Trainer[TrainBatch] | None = None
 
     def fit(self, resume: Path | None = None) -> FitResult:
@@ -145,7 +149,7 @@ class TrainerSession:
         if self._evaluation.last_step != self._trainer.num_updates:
             self._eval_after = self._evaluate(self._trainer.num_updates).get("eval/score")
         self._save_model()
-        return FitResult(self._eval_before, self._eval_after, self._trainer.num_updates)
+        return FitResult(self._eval_before, self._eval_after, self._trainer.num_updates, self._finished)
 
     # Recorder: called by the loop.
 
@@ -169,24 +173,33 @@ class TrainerSession:
         self._algorithm.end_episode()
         self._publisher.publish(self._publisher.version + 1, self._record.timer)
         metrics = self._record.end_episode(self._strategy)
+        num_updates = self._trainer.num_updates
         last = episode + 1 == run.train.episodes
         interrupted = self._control.agree(self._parts.interrupted() or self._control.stop_asked)
         results: Mapping[str, float] = {}
         # Also when interrupted: after a resume its scores could not be put on the line they belong to.
         if run.eval is not None and (last or _due(episode, run.eval.every_episodes)):
-            results = self._evaluate(self._trainer.num_updates)
+            results = self._evaluate(num_updates)
             self._record.evaluation(results)
-            self._eval_after = results.get("eval/score") if last else None
+        self._finished = self._guard_runner.after_episode(num_updates, episode, {**metrics, **results})
+        if self._finished is not None:
+            last = True
+            self._trainer.finish()
+            if not results:
+                results = self._evaluate(num_updates)
+                self._record.evaluation(results)
+        self._eval_after = results.get("eval/score") if last else None
         best = self._saver.improves({**metrics, **results})
         asked = self._control.checkpoint_asked
         due = best is not None or last or interrupted or asked or _due(episode, run.checkpoint.every_episodes)
         self._record.flush(durable=due)
         if due:
-            self.save(episode, self._trainer.num_updates, best)
+            self.save(episode, num_updates, best)
             self._control.checkpoint_asked = False
         if interrupted and not last:
+            self._save_model()
             raise InterruptedRun(
-                f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written",
+                f"stopped after episode {episode + 1} of {run.train.episodes}; a checkpoint is written, and the model",
                 hint=f"continue with --output {self._folder.path} --resume auto",
             )
         return metrics
@@ -206,6 +219,7 @@ class TrainerSession:
                 settings=self._live_options.settings,
                 rollbacks=self._guard_runner.rollbacks,
                 num_samples=0 if self._record is None else self._record.num_samples,
+                finished=None if self._finished is None else finish_facts(self._finished, self._resolved),
             ),
             best_value,
         )
@@ -224,7 +238,9 @@ class TrainerSession:
             self._guard_runner.rollbacks = state.rollbacks
             if self._strategy.is_main and (changed := self._live_options.describe()):
                 logger.warning("as it was changed before the checkpoint: %s", changed)
-            return state.next_episode, state.step
+            self._finished = finished_by(state, self._resolved)
+            episodes = self._resolved.run.train.episodes
+            return state.next_episode if self._finished is None else episodes, state.step
         self._publisher.publish(0)
         before = self._evaluate(0)
         self._eval_before = before.get("eval/score")
@@ -310,7 +326,10 @@ class TrainerSession:
             if self._strategy.is_main:
                 weights.update({name: tensor.detach().cpu() for name, tensor in shard.items()})
         inner = self._strategy.unwrap(self._models.policy)
-        self._strategy.run_on_main(lambda: save_plain_model(inner, weights, self._models.tokenizer, self._folder.model))
+        tokenizer, folder = self._models.tokenizer, self._folder
+        self._strategy.run_on_main(
+            lambda: save_plain_model(inner, weights, tokenizer, folder.model, adapter=folder.adapter)
+        )
 
     def _fit_info(self, first_episode: int) -> FitInfo:
         train = self._resolved.run.train

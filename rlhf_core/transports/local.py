@@ -26,6 +26,7 @@ from ..rewards.scorer import RewardScorer
 from ..rollout.channel import LocalChannel
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
+from ..rollout.reward_states import RankedRewardStates
 from ..rollout.success import success_of
 from ..rollout.weight_sync import NoReceiver, build_engine_beside
 from ..strategy import Strategy
@@ -88,12 +89,14 @@ class _LocalParts:
         prompts = inputs.prompts
         channel, evaluator = None, None
         sync: WeightSync = NoReceiver()
+        rewards: RankedRewardStates | None = None
         if self._resolved.generates:
             engine, sync = self._engine()
             scorer = build_scorer(
                 self._resolved, self._strategy.device, cache_folder=self._request.folder.path / "reward-cache"
             )
             self._stack.callback(scorer.close)
+            rewards = RankedRewardStates(scorer, self._strategy)
             if isinstance(self._algorithm, RolloutAlgorithm):
                 channel = self._channel(engine, scorer, prompts)
             if self._resolved.evaluates:
@@ -107,6 +110,7 @@ class _LocalParts:
             sync=sync,
             evaluator=evaluator,
             interrupted=self._request.interrupted,
+            rewards=rewards,
         )
 
     def _engine(self) -> tuple[RolloutEngine, WeightSync]:

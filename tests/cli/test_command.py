@@ -45,7 +45,7 @@ def calls(monkeypatch):
             made.append((kind, args, options))
             if options["dry_run"]:
                 return None
-            return SimpleNamespace(run_folder="runs/x", summary={"eval_before": 0.25, "eval_after": 0.75}, metrics=[])
+            return SimpleNamespace(run_folder="runs/x", summary={"eval_after": 0.75}, metrics=[], already_done=None)
 
         return start
 
@@ -129,7 +129,7 @@ def test_a_model_of_ones_own_needs_no_warm_start(calls):
     ("error", "code", "text"),
     [
         (RewardError("got nan", where="brevity", hint="mend it"), 1, "error: brevity: got nan\n  -> mend it\n"),
-        (InterruptedRun("stopped at step 3"), 130, "error: stopped at step 3\n"),
+        (InterruptedRun("stopped at step 3"), 130, "stopped at step 3\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )

@@ -76,8 +76,8 @@ def test_what_a_reward_answers_is_looked_at(rewards):
 
 def test_one_that_needs_more_than_is_made_up_is_not_broken(rewards):
     status, detail = try_plugin(rewards["needy"])
-    assert status == "ok"
-    assert "not run: made-up answers: KeyError: 'tests'" in detail
+    assert status == "not run"
+    assert "made-up answers: KeyError: 'tests'" in detail
 
 
 COMPONENTS = """
@@ -117,8 +117,8 @@ def test_components_of_every_kind(install, kind):
     install("acme", {f"rlhf.{kind}": targets}, {"acme_components": COMPONENTS, "acme_builds": BUILDS})
     found = discover(kind)
     verdicts = {name: try_plugin(found[f"acme-{name}"]) for name in names}
-    assert verdicts["asks"] == ("ok", "Asks. (not run: needs the option path)")
-    assert verdicts["refuses"] == ("ok", "Refuses. (not run: there is no GPU here)")
+    assert verdicts["asks"] == ("not run", "Asks. (needs the option path)")
+    assert verdicts["refuses"] == ("not run", "Refuses. (there is no GPU here)")
     assert verdicts["raises"] == ("broken", "running it: RuntimeError: boom")
     if kind == "rewards":
         assert "'int' object is not callable" in verdicts["other"].detail
@@ -157,7 +157,7 @@ def test_environments_are_played(install):
     found = discover("environments")
     verdicts = {name: try_plugin(found[f"acme-{name}"]) for name in names}
     assert verdicts["fine"] == ("ok", "Says it once more.")
-    assert verdicts["needy"].status == "ok" and "not run: a task without a prompt" in verdicts["needy"].detail
+    assert verdicts["needy"].status == "not run" and "a task without a prompt" in verdicts["needy"].detail
     assert verdicts["brittle"].status == "broken" and "step raised ValueError" in verdicts["brittle"].detail
     assert verdicts["nothing"] == ("broken", "Nothing is no environment: it has no reset")
 
@@ -166,3 +166,20 @@ def test_a_hook_plugin_without_hooks_is_broken(install, capsys):
     install("acme", {"rlhf.hooks": {"acme-deaf": "acme_deaf"}}, {"acme_deaf": "def other(): pass"})
     assert run(["plugins", "check", "hooks/acme-deaf"]) == 1
     assert "it has no hook" in capsys.readouterr().out
+
+
+SLOPPY = """
+from pydantic import BaseModel
+from rlhf_core.components import Component
+
+class Loose(BaseModel):
+    path: str = "x"
+
+loose = Component("Loose.", Loose, "acme_sloppy:build")
+"""
+
+
+def test_one_that_fails_its_contract_is_broken(install):
+    install("acme", {"rlhf.hooks": {"acme-loose": "acme_sloppy:loose"}}, {"acme_sloppy": SLOPPY})
+    status, detail = try_plugin(discover("hooks")["acme-loose"])
+    assert status == "broken" and "a misspelled option goes unseen" in detail

@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_there_is_a_template_for_every_kind():
-    assert set(TEMPLATES) == {*KINDS, "advantages", "policy_losses", "hooks"}
+    assert set(TEMPLATES) == {*KINDS, "advantages", "policy_losses"}
 
 
 @pytest.mark.parametrize("spelling", ["reward", "rewards", "Reward"])

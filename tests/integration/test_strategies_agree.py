@@ -13,8 +13,10 @@ from run_files import samples
 from running import Forked, ended, ranks, run_all, wait_until
 from safetensors.torch import load_file
 from strategy_runs import REWARD, ROLLED_BACK, make_runs, run_file, train_one
+from transformers import AutoModelForCausalLM
 
 from rlhf_core import train
+from rlhf_core.entry.export import export_model
 
 PROCESSES = ["ddp", "low-level-zero", "fsdp", "gemini"]
 EXACT = ["ddp", "low-level-zero", "fsdp"]
@@ -174,3 +176,12 @@ def test_model_folder_is_plain_transformers(runs: Path, name: str) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(runs / name / "model")
     assert sum(p.numel() for p in model.parameters()) == 335_520
+
+
+@pytest.mark.parametrize("name", ["single", *PROCESSES])
+def test_a_checkpoint_of_any_strategy_is_exported(runs: Path, tmp_path: Path, name: str) -> None:
+    export_model(runs / name, tmp_path / "exported")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
+    trained = AutoModelForCausalLM.from_pretrained(runs / name / "model").state_dict()
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[key], trained[key]) for key in trained)

@@ -23,7 +23,7 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
     """Send a command to a running run. It is executed between two updates and recorded in the run's manifest.
 
     pause and resume hold the run and continue it; checkpoint writes one at the end of the episode; stop ends the run
-    there, with a checkpoint, as Ctrl-C does. set changes lr, critic_lr (peak learning rates) or kl_coef.
+    there, with a checkpoint and the model, as Ctrl-C does. set changes lr, critic_lr (peak learning rates) or kl_coef.
 
     \b
     Examples:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def check(name: str | None) -> int:
     """Try every plugin (or those of that name), each in a separate process, without a GPU.
 
-    It is imported, its schema is made, and it is built and run with its default options where it has them. Exits 1
-    where one is broken. A missing optional dependency is reported but is not a failure.
+    It is imported, held to the rules of its kind, and built and run with its default options where it has them: one
+    that needs options is "not run". Exits 1 where one is broken. A missing optional dependency is reported but is not a
+    failure.
 
     \b
     Examples:

@@ -97,6 +97,8 @@ def train(
         # Core was given a mapping; the user gave a file.
         where = request.where if error.where == MAPPING_SOURCE else error.where
         raise ConfigError(error.message, where=where, hint=error.hint) from error
+    if result is not None and result.already_done is not None:
+        echo(result.already_done)
     if result is None and verbosity != "quiet":
         echo(f"ok: {request.where} can run; nothing was written")
 

@@ -19,6 +19,7 @@ from .dataset_algorithm import DatasetAlgorithmContract
 from .engine import EngineContract
 from .environment import EnvironmentContract
 from .hooks import HooksContract
+from .logger import LoggerContract
 from .policy_loss import PolicyLossContract
 from .prompts import PromptsContract
 from .reward import RewardContract
@@ -33,6 +34,7 @@ __all__ = [
     "EngineContract",
     "EnvironmentContract",
     "HooksContract",
+    "LoggerContract",
     "PolicyLossContract",
     "PromptsContract",
     "RewardContract",

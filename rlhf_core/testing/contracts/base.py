@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from ...components import Component, Kind
 from ...config.resolve import check_options
 from ...plugins.discovery import Selected, discover, find, install_line, load, missing_modules
+from ...plugins.rules import UNKNOWN_UNSEEN, accepts_unknown, summary_problems, undescribed
 
-MAX_SUMMARY = 160
 _HEAVY = ("torch", "transformers", "ray", "vllm", "colossalai", "peft")
 _LOADED_BY = """
 import json, sys
@@ -80,32 +80,19 @@ class ComponentContract:
         find(self.kind, self.plugin)
 
     def test_summary_is_one_line(self, selected: Selected) -> None:
-        summary = selected.component.summary
-        assert summary.strip(), f"{selected.label}: say in one line what it is (summary, or a function's docstring)"
-        assert "\n" not in summary and len(summary) <= MAX_SUMMARY, (
-            f"{selected.label}: its summary is for one line of `rlhf plugins list`, at most {MAX_SUMMARY} characters"
-        )
+        for problem in summary_problems(selected):
+            pytest.fail(f"{selected.label}: {problem}")
 
     def test_unknown_options_are_refused(self, selected: Selected, given: dict[str, Any]) -> None:
-        try:
-            selected.component.config.model_validate({**given, "no_such_option": 1})
-        except ValidationError as error:
-            if any(problem["loc"] == ("no_such_option",) for problem in error.errors()):
-                return
-        pytest.fail(
-            f"{selected.label}: a misspelled option goes unseen; derive its config from rlhf_core.Section "
-            '(or set model_config = ConfigDict(extra="forbid"))'
-        )
+        if accepts_unknown(selected, given):
+            pytest.fail(f"{selected.label}: {UNKNOWN_UNSEEN}")
 
     def test_options_leave_cores_names_alone(self, selected: Selected) -> None:
         check_options(selected)
 
     def test_options_are_described(self, selected: Selected) -> None:
-        if selected.function is not None:
-            return  # a function's options are described by its docstring
-        fields = selected.component.config.model_fields
-        silent = [name for name, field in fields.items() if not field.description]
-        assert not silent, f"{selected.label}: add Field(…, description=…) to {', '.join(silent)}"
+        for problem in undescribed(selected):
+            pytest.fail(f"{selected.label}: {problem}")
 
     def test_options_come_back_from_a_run_folder(self, selected: Selected, config: BaseModel) -> None:
         """`config.yaml` of a run holds the resolved options; a resume reads them again."""

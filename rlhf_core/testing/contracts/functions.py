@@ -10,7 +10,7 @@ import pytest
 
 from ...config.named_functions import FunctionKind, bind_function
 from ...plugins.discovery import find
-from .base import MAX_SUMMARY
+from ...plugins.rules import MAX_SUMMARY
 
 
 class FunctionContract:

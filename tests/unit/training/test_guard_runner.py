@@ -2,11 +2,13 @@
 
 import pytest
 
+from rlhf_core.config import resolve
 from rlhf_core.errors import DivergenceError, GuardStop
 from rlhf_core.guards import GuardsConfig
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import Verdict
 from rlhf_core.runfolder.checkpoint_state import RunState
+from rlhf_core.testing.runs import tiny_run
 from rlhf_core.training.guard_runner import ROLLBACK, GuardRunner, RollBack
 from rlhf_core.training.loop import EpisodeBatches
 
@@ -27,7 +29,8 @@ def make_runner(folder, make_rank):
         hooks = HookRelay()
         for guard in guards:
             hooks.register(guard)
-        return GuardRunner(rank or make_rank(), hooks, config or GuardsConfig(), folder)
+        resolved = resolve(tiny_run({"guards": (config or GuardsConfig()).model_dump(mode="json")}))
+        return GuardRunner(rank or make_rank(), hooks, resolved, folder)
 
     return make
 

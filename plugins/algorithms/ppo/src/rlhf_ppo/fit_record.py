@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from rlhf_core.components import LoggerContext
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.loggers import TensorBoardLogger, WandbLogger
+from rlhf_core.loggers import default_logger
 from rlhf_core.runfolder import MetricsWriter
 from rlhf_core.training import EpisodeRecord
 from rlhf_core.util import read_lines
@@ -29,9 +30,9 @@ def open_record(
         return EpisodeRecord(None, None, stack)
     folder = _folder(Path(log_dir), step)
     folder.mkdir(parents=True, exist_ok=True)
-    names = [hooks.register(TensorBoardLogger(folder), name="tensorboard")]
-    if use_wandb:
-        names.append(hooks.register(WandbLogger(folder=folder), name="wandb"))
+    context = LoggerContext(run_folder=folder, run={})
+    loggers = ("tensorboard", "wandb") if use_wandb else ("tensorboard",)
+    names = [hooks.register(default_logger(name, context), name=name) for name in loggers]
     for name in names:
         stack.callback(hooks.unregister, name)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config import ResolvedRun, resolve
-from rlhf_core.hooks import HookRelay, load_hook_plugins
+from rlhf_core.hooks import HookRelay, load_hook_plugins, register_listed
 from rlhf_core.hookspecs import PREFIX
 from rlhf_core.util import PrintableFormatter, set_up_host_memory
 
@@ -83,7 +83,9 @@ class ActorContext:
     def hooks(self, events: type) -> HookRelay:
         """Installed hook plugins; those of `events` that the driver subscribes to are also sent to it."""
         relay = HookRelay()
-        load_hook_plugins(relay, self.resolved.run.hooks.disable)
+        disable = self.resolved.run.hooks.disable
+        load_hook_plugins(relay, disable)
+        register_listed(relay, self.resolved.hooks, Path(self.spec.folder), disable)
         own = {name.removeprefix(PREFIX) for name in vars(events) if name.startswith(PREFIX)}
         relay.tap(self.sender.event, own & self.spec.listened)
         return relay

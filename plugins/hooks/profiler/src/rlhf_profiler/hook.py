@@ -1,0 +1,125 @@
+"""Traces episodes with torch's profiler; the regions of a trace follow the hooks of the run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.components import HookContext
+from rlhf_core.hookspecs import hookimpl
+
+from .plugin import ProfilerConfig
+
+logger = logging.getLogger("rlhf.profiler")
+
+
+class Profiler:
+    """Starts torch's profiler at the start of a chosen episode, and writes its trace at the end."""
+
+    def __init__(self, config: ProfilerConfig, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self._profile: Any = None
+        self._regions: list[tuple[str, Any]] = []
+        self._has_snapshot = False
+
+    @hookimpl
+    def rlhf_episode_start(self, episode: int) -> None:
+        if episode not in self._config.episodes:
+            return
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        has_gpu = torch.cuda.is_available()
+        self._profile = profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])],
+            record_shapes=self._config.shapes,
+            profile_memory=self._config.memory,
+            with_stack=self._config.stacks,
+        )
+        self._has_snapshot = self._config.memory and has_gpu
+        if self._has_snapshot:
+            torch.cuda.memory._record_memory_history()
+        self._profile.start()
+
+    @hookimpl
+    def rlhf_episode_end(self, episode: int) -> None:
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        while self._regions:
+            self._regions.pop()[1].__exit__(None, None, None)
+        profile.stop()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        trace = self._folder / f"episode-{episode}.json"
+        profile.export_chrome_trace(str(trace))
+        logger.info("episode %d is traced in %s", episode, trace)
+        if self._has_snapshot:
+            import torch
+
+            torch.cuda.memory._dump_snapshot(str(self._folder / f"episode-{episode}-memory.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    @hookimpl
+    def rlhf_rollout_batch_start(self) -> None:
+        self._open("rollout")
+
+    @hookimpl
+    def rlhf_rollout_batch_end(self) -> None:
+        self._close("rollout")
+
+    @hookimpl
+    def rlhf_reward_start(self) -> None:
+        self._open("reward")
+
+    @hookimpl
+    def rlhf_reward_end(self) -> None:
+        self._close("reward")
+        self._open("scoring")  # what is left of making experience
+
+    @hookimpl
+    def rlhf_make_experience_end(self) -> None:
+        self._close("scoring")
+
+    @hookimpl
+    def rlhf_update_start(self) -> None:
+        self._open("update")
+
+    @hookimpl
+    def rlhf_update_end(self) -> None:
+        self._close("update")
+
+    @hookimpl
+    def rlhf_sync_start(self) -> None:
+        self._open("sync")
+
+    @hookimpl
+    def rlhf_sync_end(self) -> None:
+        self._close("sync")
+
+    @hookimpl
+    def rlhf_eval_start(self) -> None:
+        self._open("evaluation")
+
+    @hookimpl
+    def rlhf_eval_end(self) -> None:
+        self._close("evaluation")
+
+    def _open(self, name: str) -> None:
+        if self._profile is None:
+            return
+        from torch.profiler import record_function
+
+        region: Any = record_function(f"rlhf/{name}")
+        region.__enter__()
+        self._regions.append((name, region))
+
+    def _close(self, name: str) -> None:
+        if self._regions and self._regions[-1][0] == name:
+            self._regions.pop()[1].__exit__(None, None, None)
+
+
+def build(config: ProfilerConfig, context: HookContext) -> Profiler:
+    """The hook of `hooks: {profiler: …}`."""
+    return Profiler(config, context.run_folder / config.folder)

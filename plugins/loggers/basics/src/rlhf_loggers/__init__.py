@@ -1,0 +1,1 @@
+"""Loggers of the rlhf framework: TensorBoard, Weights & Biases, CSV."""

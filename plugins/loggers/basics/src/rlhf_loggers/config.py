@@ -1,0 +1,29 @@
+"""Options of the loggers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhf_core.config import Section
+
+
+class TensorBoardConfig(Section):
+    """Options of `logging: {tensorboard: …}`."""
+
+
+class WandbConfig(Section):
+    """Options of `logging: {wandb: …}`."""
+
+    project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    mode: Literal["online", "offline", "disabled"] | None = Field(
+        None, description="offline writes into the run folder, for `wandb sync`; null is what WANDB_MODE says."
+    )
+
+
+class CsvConfig(Section):
+    """Options of `logging: {csv: …}`."""
+
+    path: str = Field("metrics.csv", min_length=1, description="The table; a relative path starts at the run folder.")

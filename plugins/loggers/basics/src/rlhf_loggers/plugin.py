@@ -1,0 +1,29 @@
+"""The components of this distribution."""
+
+from __future__ import annotations
+
+from rlhf_core import Component
+
+from .config import CsvConfig, TensorBoardConfig, WandbConfig
+
+tensorboard = Component(
+    summary="TensorBoard event files in the run folder.",
+    config=TensorBoardConfig,
+    build="rlhf_loggers.tensorboard:build",
+    requires=("tensorboard",),
+    install="pip install 'rlhf-loggers[tensorboard]', or set logging.tensorboard to false",
+)
+
+wandb = Component(
+    summary="A Weights & Biases run.",
+    config=WandbConfig,
+    build="rlhf_loggers.wandb:build",
+    requires=("wandb",),
+    install="pip install 'rlhf-loggers[wandb]'",
+)
+
+csv = Component(
+    summary="A CSV table with a row an update.",
+    config=CsvConfig,
+    build="rlhf_loggers.csv:build",
+)

@@ -1,0 +1,59 @@
+"""Weights & Biases: one W&B run for a run folder; a resumed run continues it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.components import LoggerContext
+
+from .config import WandbConfig
+
+_RUN_ID = "wandb-id"
+
+
+class WandbLogger:
+    """Opens its W&B run at the first update."""
+
+    def __init__(self, config: WandbConfig, context: LoggerContext) -> None:
+        self._config = config
+        self._context = context
+        self._run: Any = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._run is None:
+            self._run = self._open()
+        self._run.log(dict(values), step=step)
+
+    def finish(self, failed: bool) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish(exit_code=int(failed))
+
+    def _open(self) -> Any:
+        folder = self._context.run_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        run = import_module("wandb").init(
+            project=self._config.project,
+            name=self._config.run_name or folder.name,
+            dir=str(folder),
+            config=dict(self._context.run),
+            mode=self._config.mode or os.environ.get("WANDB_MODE"),
+            id=_read_id(folder),
+            resume="allow",
+        )
+        (folder / _RUN_ID).write_text(f"{run.id}\n", encoding="utf-8")
+        return run
+
+
+def _read_id(folder: Path) -> str | None:
+    path = folder / _RUN_ID
+    return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+
+def build(config: WandbConfig, context: LoggerContext) -> WandbLogger:
+    """The logger of `logging: {wandb: …}`."""
+    return WandbLogger(config, context)

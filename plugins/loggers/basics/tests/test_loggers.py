@@ -1,0 +1,113 @@
+"""The loggers of this distribution: core's contract, with what was written read back from the real files."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from rlhf_core import train
+from rlhf_core.components import LoggerContext
+from rlhf_core.errors import ConfigError
+from rlhf_core.plugins import discovery
+from rlhf_core.testing.contracts import LoggerContract
+from rlhf_core.testing.contracts.logger import Logged
+from rlhf_core.testing.runs import tiny_run
+from rlhf_loggers.config import WandbConfig
+from rlhf_loggers.wandb import WandbLogger
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+class TestCsv(LoggerContract):
+    """One table, without a row twice."""
+
+    plugin = "csv"
+
+    @classmethod
+    def logged(cls, run_folder: Path, config: BaseModel) -> Logged:
+        with (run_folder / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
+        names = [name for name in rows[0] if name != "step"]
+        return {name: {int(row["step"]): float(row[name]) for row in rows if row[name]} for name in names}
+
+
+class TestTensorBoard(LoggerContract):
+    """Event files, as TensorBoard itself reads them."""
+
+    plugin = "tensorboard"
+
+    @classmethod
+    def logged(cls, run_folder: Path, config: BaseModel) -> Logged:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+        found: dict[str, dict[int, float]] = {}
+        files = list((run_folder / "tensorboard").iterdir())
+        assert len(files) == 3, "each session writes a file of its own, which says from where it replaces"
+        for file in sorted(files, key=lambda path: path.stat().st_mtime_ns):
+            for event in EventFileLoader(str(file)).Load():
+                for value in event.summary.value:
+                    found.setdefault(value.tag, {})[event.step] = value.tensor.float_val[0]
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_offline_has_one_run_in_the_folder(tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'rlhf-loggers[wandb]'")
+    context = LoggerContext(run_folder=tmp_path, run={"algorithm": {"name": "ppo"}})
+    ids = []
+    try:
+        for step in (1, 2):
+            logger = WandbLogger(WandbConfig(mode="offline"), context)
+            logger.log(step, {"reward/mean": 0.25})
+            logger.finish(False)
+            ids.append((tmp_path / "wandb-id").read_text())
+    finally:
+        wandb.teardown()  # its service would run until the end of this process, and say then that it cannot be reached
+    assert ids[0] == ids[1]
+    content = b"".join(record.read_bytes() for record in (tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert b"reward/mean" in content
+
+
+def test_secrets_of_the_run_file_do_not_reach_a_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[LoggerContext] = []
+    monkeypatch.setattr("rlhf_loggers.csv.build", lambda config, context: seen.append(context) or _Nothing())
+    (tmp_path / "paid.py").write_text("def paid(rollouts, *, api_key: str = ''): return [1.0] * len(rollouts)")
+    reward = {"name": f"{tmp_path / 'paid.py'}:paid", "api_key": "hidden-value"}
+    train(tiny_run({"rewards": [reward], "logging": {"csv": True}, "train": {"episodes": 1}}), output=tmp_path / "run")
+    assert "hidden-value" not in str(seen[0].run) and "paid.py" in str(seen[0].run)
+
+
+class _Nothing:
+    def log(self, step: int, values: object) -> None:
+        """Take nothing."""
+
+    def finish(self, failed: bool) -> None:
+        """Close nothing."""
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_library_says_what_to_install(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = discovery.find_spec
+    monkeypatch.setattr(discovery, "find_spec", lambda each: None if each == name else there(each))
+    with pytest.raises(ConfigError, match=rf"logging\.{name}: .*not installed here\n.*rlhf-loggers\[{name}\]"):
+        train(tiny_run({"logging": {name: True}}), output=tmp_path / "run")
+    result = train(tiny_run({"logging": {}, "train": {"episodes": 1}}), output=tmp_path / "run")
+    assert result is not None and (result.run_folder / "tensorboard").exists() is False
+
+
+@pytest.mark.parametrize(
+    ("logging", "says"),
+    [
+        ({"tensorbord": True}, r'logging\.tensorbord: no logger "tensorbord" is installed; did you mean "tensorboard"'),
+        ({"csv": {"pth": "x"}}, r'logging\.csv\.pth: unknown key; did you mean "path"'),
+        ({"sample": "none"}, r'logging\.sample: .*did you mean "samples"'),
+    ],
+)
+def test_wrong_loggers_are_said_where_they_stand(logging: dict[str, object], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        train(tiny_run({"logging": logging}), output=tmp_path / "run")

@@ -1,0 +1,81 @@
+"""MLflow: one MLflow run for a run folder; a resumed run continues it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.components import LoggerContext
+
+from .plugin import MlflowConfig
+
+_RUN_ID = "mlflow-run-id"
+_MAX_PARAMETER_CHARACTERS = 6000
+_PARAMETERS_AT_ONCE = 100
+
+
+class MlflowLogger:
+    """Opens its MLflow run at the first update."""
+
+    def __init__(self, config: MlflowConfig, context: LoggerContext) -> None:
+        self._config = config
+        self._context = context
+        self._client: Any = None
+        self._run_id = ""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._client is None:
+            self._open()
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def finish(self, failed: bool) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.set_terminated(self._run_id, status="FAILED" if failed else "FINISHED")
+
+    def _open(self) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param, RunStatus
+
+        folder = self._context.run_folder
+        store = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or _own_store(folder)
+        self._client = MlflowClient(tracking_uri=store)
+        known = folder / _RUN_ID
+        if known.exists():
+            self._run_id = known.read_text(encoding="utf-8").strip()
+            self._client.update_run(self._run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+            return
+        found = self._client.get_experiment_by_name(self._config.experiment)
+        experiment = self._client.create_experiment(self._config.experiment) if found is None else found.experiment_id
+        run = self._client.create_run(experiment, run_name=self._config.run_name or folder.name)
+        self._run_id = run.info.run_id
+        parameters = [Param(key, text[:_MAX_PARAMETER_CHARACTERS]) for key, text in _flat(self._context.run)]
+        for start in range(0, len(parameters), _PARAMETERS_AT_ONCE):
+            self._client.log_batch(self._run_id, params=parameters[start : start + _PARAMETERS_AT_ONCE])
+        known.write_text(f"{self._run_id}\n", encoding="utf-8")
+
+
+def _own_store(folder: Path) -> str:
+    return f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+
+
+def _flat(run: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted key -> value as text, of a run file; lists stay whole."""
+    for key, value in run.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
+
+
+def build(config: MlflowConfig, context: LoggerContext) -> MlflowLogger:
+    """The logger of `logging: {mlflow: …}`."""
+    return MlflowLogger(config, context)

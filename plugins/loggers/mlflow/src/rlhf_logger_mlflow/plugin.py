@@ -1,0 +1,30 @@
+"""The component, and its options."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rlhf_core import Component
+from rlhf_core.config import Section
+
+
+class MlflowConfig(Section):
+    """Options of `logging: {mlflow: …}`."""
+
+    tracking_uri: str | None = Field(
+        None,
+        min_length=1,
+        description="Server or store, such as http://localhost:5000 or sqlite:///mlflow.db; null takes "
+        "MLFLOW_TRACKING_URI, or mlflow.db in the run folder.",
+    )
+    experiment: str = Field("rlhf", min_length=1, description="Experiment that the run belongs to.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+
+
+mlflow = Component(
+    summary="A run of an MLflow experiment.",
+    config=MlflowConfig,
+    build="rlhf_logger_mlflow.logger:build",
+    requires=("mlflow",),
+    install="pip install 'rlhf-logger-mlflow[mlflow]'",
+)

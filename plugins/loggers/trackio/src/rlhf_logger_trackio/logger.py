@@ -1,0 +1,49 @@
+"""Trackio: one Trackio run for a run folder; a resumed run continues it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from rlhf_core.components import LoggerContext
+
+from .plugin import TrackioConfig
+
+
+class TrackioLogger:
+    """Opens its Trackio run at the first update."""
+
+    def __init__(self, config: TrackioConfig, context: LoggerContext) -> None:
+        self._config = config
+        self._context = context
+        self._run: Any = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._run is None:
+            self._run = self._open()
+        self._run.log(dict(values), step=step)
+
+    def finish(self, failed: bool) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            with contextlib.redirect_stdout(io.StringIO()):  # it says where to look, amid a run's own lines
+                run.finish()
+
+    def _open(self) -> Any:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return import_module("trackio").init(
+                project=self._config.project,
+                name=self._config.run_name or self._context.run_folder.name,
+                space_id=self._config.space_id,
+                config=dict(self._context.run),
+                resume="allow",
+                embed=False,
+            )
+
+
+def build(config: TrackioConfig, context: LoggerContext) -> TrackioLogger:
+    """The logger of `logging: {trackio: …}`."""
+    return TrackioLogger(config, context)

@@ -1,0 +1,27 @@
+"""The component, and its options."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rlhf_core import Component
+from rlhf_core.config import Section
+
+
+class TrackioConfig(Section):
+    """Options of `logging: {trackio: …}`."""
+
+    project: str = Field("rlhf", min_length=1, description="Project that the run belongs to.")
+    run_name: str | None = Field(None, min_length=1, description="Name of the run; null takes the run folder's.")
+    space_id: str | None = Field(
+        None, min_length=1, description="Space on the Hugging Face hub to send the numbers to; null stays here."
+    )
+
+
+trackio = Component(
+    summary="A run of a Trackio project, on this machine.",
+    config=TrackioConfig,
+    build="rlhf_logger_trackio.logger:build",
+    requires=("trackio",),
+    install="pip install 'rlhf-logger-trackio[trackio]'",
+)

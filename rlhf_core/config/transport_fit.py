@@ -1,0 +1,25 @@
+"""What a run's transport asks of its strategy and algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .problems import Problems
+from .processes import other_strategies, too_many
+from .section import PolicyLossSection, TransportConfig
+from .selected import Configured
+
+
+def fit_to_transport(chosen: dict[str, Configured | None], problems: Problems) -> None:
+    """Hold the transport's own processes against the strategy; weigh late samples where it brings such."""
+    transport, strategy, algorithm = chosen["transport"], chosen["strategy"], chosen["algorithm"]
+    if transport is None:
+        return
+    assert isinstance(transport.config, TransportConfig)
+    own = transport.config.own_processes()
+    if own is not None and strategy is not None and (problem := too_many(strategy, own.trainers)):
+        hint = other_strategies(own.trainers)
+        problems.add(f"transport.{own.option}", f"{problem}, not {own.trainers}; {hint}")
+    late = transport.config.staleness_bound() > 0
+    if late and algorithm is not None and isinstance(algorithm.config, PolicyLossSection):
+        chosen["algorithm"] = replace(algorithm, config=algorithm.config.weighing_late_samples())

@@ -1,0 +1,85 @@
+"""The hook plugin `early-stop`: ends a run as done once a metric is good enough."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from ..components import Component, HookContext
+from ..config.section import Count, Section
+from ..hookspecs import Metrics, Verdict, hookimpl
+from ..util.did_you_mean import suggestion
+
+logger = logging.getLogger("rlhf")
+
+NAME = "early-stop"
+
+
+class EarlyStopConfig(Section):
+    """Options of `hooks: {early-stop: …}`."""
+
+    metric: str = Field("eval/score", min_length=1, description="Key of `metrics.jsonl` that is watched.")
+    above: float | None = Field(None, description="The run is done once the metric is above it.")
+    below: float | None = Field(None, description="The run is done once the metric is below it.")
+    patience: Count = Field(1, description="Measured episodes in a row in which that has to hold.")
+
+    @model_validator(mode="after")
+    def _has_one_bound(self) -> EarlyStopConfig:
+        if (self.above is None) == (self.below is None):
+            raise ValueError("needs one of `above` and `below`")
+        return self
+
+
+class EarlyStop:
+    """Asks to finish after `patience` measured episodes in a row whose metric is beyond the bound."""
+
+    def __init__(self, config: EarlyStopConfig) -> None:
+        self._config = config
+        self._held = 0
+        self._was_seen = False
+
+    @hookimpl
+    def rlhf_episode_verdict(self, episode: int, metrics: Metrics) -> Verdict | None:
+        config = self._config
+        value = metrics.get(config.metric)
+        if value is None:
+            self._tell_missing(metrics)
+            return None
+        self._was_seen = True
+        above = config.above is not None and value > config.above
+        below = config.below is not None and value < config.below
+        self._held = self._held + 1 if above or below else 0
+        if self._held < config.patience:
+            return None
+        bound = f"above {config.above:g}" if above else f"below {config.below:g}"
+        times = f" for {self._held} episodes" if config.patience > 1 else ""
+        return Verdict(action="finish", guard=NAME, reason=f"{config.metric} is {value:.4g}, {bound}{times}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": self._held}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._held = int(state["held"])
+
+    def _tell_missing(self, metrics: Metrics) -> None:
+        """Say once that there is no such metric; those of an evaluation are not measured in each episode."""
+        if self._was_seen or self._config.metric.startswith("eval/"):
+            return
+        self._was_seen = True
+        near = suggestion(self._config.metric, metrics)
+        logger.warning("hooks.%s.metric: this run has no %s%s", NAME, self._config.metric, near)
+
+
+def build(config: EarlyStopConfig, context: HookContext) -> EarlyStop:
+    """The hook of `hooks: {early-stop: …}`."""
+    return EarlyStop(config)
+
+
+early_stop = Component(
+    summary="Ends the run as done once a metric is above or below a bound.",
+    config=EarlyStopConfig,
+    build="rlhf_core.guards.early_stop:build",
+)

@@ -1,0 +1,42 @@
+"""Hands the metrics of a run to its loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..components import LoggerContext
+from ..config.selected import Configured
+from ..hooks.relay import HookRelay
+from ..hookspecs import Metrics, hookimpl
+from ..plugins.discovery import load, resolve_build
+from ..protocols import Logger
+from .scalars import scalars
+
+
+class LoggerHook:
+    """Calls a logger from the hooks of a run."""
+
+    def __init__(self, logger: Logger) -> None:
+        self._logger = logger
+
+    @hookimpl
+    def rlhf_metrics(self, line: Metrics) -> None:
+        self._logger.log(int(line["step"]), scalars(line))
+
+    @hookimpl
+    def rlhf_fit_end(self, error: BaseException | None) -> None:
+        self._logger.finish(error is not None)
+
+
+def register_loggers(relay: HookRelay, loggers: Sequence[Configured], context: LoggerContext) -> list[str]:
+    """Build and register a run's loggers; returns their names."""
+    return [
+        relay.register(LoggerHook(resolve_build(each)(each.config, context)), name=f"logger {each.name}")
+        for each in loggers
+    ]
+
+
+def default_logger(name: str, context: LoggerContext) -> LoggerHook:
+    """The installed logger of that name with its default options, as a hook. Raises `PluginError`."""
+    selected = load("loggers", name)
+    return LoggerHook(resolve_build(selected)(selected.component.config(), context))

@@ -1,0 +1,50 @@
+"""What hook plugins and rewards keep over a resume: `state_dict()` and `load_state_dict(state)`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import HookError, RlhfError
+
+logger = logging.getLogger("rlhf")
+
+
+def state_of(parts: Mapping[str, object]) -> dict[str, Any]:
+    """Name -> state of each part that has a `state_dict`: tensors and plain values, as a checkpoint stores them.
+
+    Raises `HookError` where one fails.
+    """
+    states: dict[str, Any] = {}
+    for name, part in parts.items():
+        if not _keeps_state(part):
+            continue
+        try:
+            states[name] = part.state_dict()  # type: ignore[attr-defined]
+        except Exception as error:
+            raise _failed(name, "state_dict", error) from error
+    return states
+
+
+def load_state_of(parts: Mapping[str, object], states: Mapping[str, Any]) -> None:
+    """Give each part back the state it had. Raises `HookError` where one fails; one that is new starts anew."""
+    for name, part in parts.items():
+        if name not in states or not _keeps_state(part):
+            continue
+        try:
+            part.load_state_dict(states[name])  # type: ignore[attr-defined]
+        except Exception as error:
+            raise _failed(name, "load_state_dict", error) from error
+    for name in states.keys() - parts.keys():
+        logger.warning("the checkpoint has a state of %s, which this run does not have", name)
+
+
+def _keeps_state(part: object) -> bool:
+    return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
+
+
+def _failed(name: str, method: str, error: Exception) -> RlhfError:
+    if isinstance(error, RlhfError):
+        return error
+    return HookError(f"{method} raised {type(error).__name__}: {error}", where=name)

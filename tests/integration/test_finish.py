@@ -1,0 +1,155 @@
+"""Runs that a hook or a guard ends as done: the model is there, and a resume goes no further."""
+
+import json
+
+import pytest
+from run_files import lines, metrics, samples, start, write_run
+
+from rlhf_cli.main import run
+from rlhf_core.errors import ConfigError, GuardStop
+from rlhf_core.hookspecs import Verdict
+
+TRAIN = {"episodes": 5, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
+BASE = {"train": TRAIN, "checkpoint": {"every_episodes": None}}
+AT_ONCE = {"early-stop": {"metric": "reward/mean", "below": 2.0, "patience": 2}}
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_early_stop_ends_a_run_as_done_with_its_model(tmp_path):
+    result = start({**BASE, "hooks": AT_ONCE, "eval": {"every_episodes": None, "num_prompts": 4}}, tmp_path / "run")
+    assert result.summary["status"] == "done"
+    assert result.summary["finished"]["guard"] == "early-stop"
+    assert result.summary["finished"]["reason"].startswith("reward/mean is 0, below 2 for 2 episodes")
+    assert [line["episode"] for line in result.metrics] == [0, 0, 1, 1]
+    assert result.metrics[-1]["eval/score"] == result.summary["eval_after"]
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert (tmp_path / "run" / "checkpoints" / "step-4").is_dir()
+
+
+def test_a_resume_of_it_has_nothing_to_do(tmp_path, capsys, own_logger):
+    file = write_run(tmp_path, {**BASE, "hooks": AT_ONCE})
+    assert run(["train", str(file), "--output", str(tmp_path / "run")]) == 0
+    assert "finished    early-stop: reward/mean is" in capsys.readouterr().out
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.json*")}
+    assert run(["train", "--output", str(tmp_path / "run"), "--resume", "auto"]) == 0
+    said = capsys.readouterr()
+    assert "already done: early-stop: reward/mean is" in said.out
+    assert "to go on, change hooks.early-stop (metric, above, below, patience)" in said.out
+    assert "error" not in said.err
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.json*")} == before
+
+
+def test_a_resume_with_another_bound_goes_on(tmp_path):
+    straight = start(BASE, tmp_path / "straight")
+    start({**BASE, "hooks": AT_ONCE}, tmp_path / "run")
+    other = {"early-stop": {"metric": "reward/mean", "above": 2.0}}
+    resumed = start({**BASE, "hooks": other}, tmp_path / "run", resume="auto")
+    assert resumed.already_done is None
+    assert metrics(resumed.run_folder) == metrics(straight.run_folder)
+    assert "finished" not in resumed.summary
+
+
+def test_a_resume_makes_the_model_that_was_not_written(tmp_path):
+    """Killed after the checkpoint, before the end."""
+    done = start({**BASE, "hooks": AT_ONCE}, tmp_path / "run")
+    (tmp_path / "run" / "model" / "model.safetensors").unlink()
+    told = {**summary(tmp_path / "run"), "status": "running"}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(told))
+    again = start({**BASE, "hooks": AT_ONCE}, tmp_path / "run", resume="auto")
+    assert (again.summary["status"], len(again.metrics)) == ("done", len(done.metrics))
+    assert again.summary["finished"]["guard"] == "early-stop"
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+class Finish:
+    def rlhf_verdict(self, step):
+        return Verdict(action="finish", guard="mine", reason="enough") if step == 3 else None
+
+
+def test_a_finish_after_an_update_ends_the_episode(tmp_path):
+    result = start(BASE, tmp_path / "run", hooks=[Finish()])
+    assert [line["episode"] for line in result.metrics] == [0, 0, 1]
+    assert result.summary["finished"] == {"guard": "mine", "reason": "enough"}
+    assert len(samples(result.run_folder)) == 16
+
+
+def test_a_guard_may_finish(tmp_path):
+    guards = {"plateau": {"action": "finish", "episodes": 1, "min_improvement": 9.0}}
+    result = start({**BASE, "guards": guards}, tmp_path / "run")
+    assert (result.summary["status"], result.summary["finished"]["guard"]) == ("done", "plateau")
+
+
+def test_a_stop_names_the_guard_and_its_keys(tmp_path):
+    with pytest.raises(GuardStop, match=r"set by guards\.kl \(action, bound\); lower optimizer\.lr"):
+        start({**BASE, "guards": {"kl": {"bound": 1e-9}}}, tmp_path / "run")
+    lines(tmp_path / "run" / "metrics.jsonl")
+
+
+HOOK = '''
+from rlhf_core.hookspecs import Verdict
+
+class Counter:
+    """Counts episodes over all sessions of a run."""
+
+    def __init__(self, *, stop_at: int = 3, action: str = "finish"):
+        self.stop_at, self.action, self.seen = stop_at, action, 0
+
+    def rlhf_episode_verdict(self, episode, metrics):
+        self.seen += 1
+        if self.seen >= self.stop_at:
+            return Verdict(action=self.action, guard="Counter", reason=f"{self.seen} episodes")
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+'''
+
+
+def test_a_hook_of_a_file_keeps_its_count_over_a_resume(tmp_path):
+    file = tmp_path / "counter.py"
+    file.write_text(HOOK)
+    name = f"{file}:Counter"
+    short = {**BASE, "train": {**TRAIN, "episodes": 2}, "hooks": {name: {"stop_at": 3}}}
+    first = start(short, tmp_path / "run")
+    assert "finished" not in first.summary
+    longer = {**BASE, "hooks": {name: {"stop_at": 3}}}
+    result = start(longer, tmp_path / "run", resume="auto")
+    assert result.summary["finished"] == {"guard": "Counter", "reason": "3 episodes"}
+    assert result.metrics[-1]["episode"] == 2
+
+
+def test_its_options_are_checked_and_written_down(tmp_path):
+    file = tmp_path / "counter.py"
+    file.write_text(HOOK)
+    with pytest.raises(ConfigError, match=r'unknown key; did you mean "stop_at"'):
+        start({**BASE, "hooks": {f"{file}:Counter": {"stopat": 3}}}, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r'no class "Contour"; did you mean "Counter"'):
+        start({**BASE, "hooks": {f"{file}:Contour": {}}}, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("hooks", "says"),
+    [
+        ({"early-stop": {"metric": "reward/mean"}}, "needs one of `above` and `below`"),
+        ({"early-stop": {"metrc": "x", "above": 1}}, r'hooks\.early-stop\.metrc: unknown key; did you mean "metric"'),
+        ({"early-stp": {"above": 1}}, r'hooks\.early-stp: no hook plugin "early-stp" is installed; did you mean'),
+        ({"disabel": ["x"]}, r'hooks\.disabel: .*did you mean "disable"'),
+        ({"early-stop": 3}, "should be a mapping of options"),
+    ],
+)
+def test_wrong_hooks_are_said_where_they_stand(tmp_path, hooks, says):
+    with pytest.raises(ConfigError, match=says):
+        start({**BASE, "hooks": hooks}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_listed_hook_may_be_disabled(tmp_path):
+    result = start({**BASE, "hooks": {**AT_ONCE, "disable": ["early_stop"]}}, tmp_path / "run")
+    assert "finished" not in result.summary
+    assert len(result.metrics) == 10
