@@ -66,9 +66,7 @@ class NamesFunctions(BaseModel, ABC):
 SectionT = TypeVar("SectionT", bound=NamesFunctions)
 
 
-def check_functions(
-    section: NamesFunctions, path: str, problems: Problems, trust: FileTrust = EVERY_FILE
-) -> None:
+def check_functions(section: NamesFunctions, path: str, problems: Problems, trust: FileTrust = EVERY_FILE) -> None:
     """Add a problem for each missing function and each unknown option; `path` is the section's.
 
     trust: whether a file is run for that, or its options are read from its source.
@@ -169,7 +167,7 @@ def with_absolute_files(section: SectionT) -> SectionT:
     for option, use in section.functions().items():
         name, options = split_choice(use.choice, option)
         if is_file_reference(name) and option in type(section).model_fields:
-            path, attribute = split_reference(name, f"{_SPOKEN[use.kind]} \"{name}\"")
+            path, attribute = split_reference(name, f'{_SPOKEN[use.kind]} "{name}"')
             found[option] = {"name": f"{path}:{attribute}", **options} if options else f"{path}:{attribute}"
     return section.model_copy(update=found)
 

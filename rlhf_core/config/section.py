@@ -34,7 +34,9 @@ class PolicyLossSection(Section):
     )
     entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
     kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = Field("k1", description="Estimator of the KL per token.")
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = Field(
+        "k1", description="Estimator of the KL per token."
+    )
     kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
     importance_cap: float | None = Field(
         None,

@@ -134,9 +134,7 @@ class PolicyObjective:
         metrics["kl/per_sample"] = float(total) / whole.scalars.num_samples
         return kl
 
-    def corrected(
-        self, episode: Experience, advantages: Tensor, whole: Whole, metrics: dict[str, float]
-    ) -> Experience:
+    def corrected(self, episode: Experience, advantages: Tensor, whole: Whole, metrics: dict[str, float]) -> Experience:
         """The episode with these advantages [R, A] times importance weights, and with a mask of what counts.
 
         Multiplied into the advantages, as every loss is proportional to them. Collective.

@@ -43,7 +43,9 @@ def sapo(new: Row, old: Row, advantage: float, tau_positive: float = 1.0, tau_ne
     return [-(4 / tau) / (1 + math.exp(-tau * (ratio - 1))) * advantage for ratio in ratios]
 
 
-def gmpo(new: Row, old: Row, advantage: float, clip_eps: float = 0.4, clip_eps_high: float | None = None) -> list[float]:
+def gmpo(
+    new: Row, old: Row, advantage: float, clip_eps: float = 0.4, clip_eps_high: float | None = None
+) -> list[float]:
     """Equation 4, once for each token: its mean over them is the sequence's own."""
     high = clip_eps if clip_eps_high is None else clip_eps_high
     sign = 1.0 if advantage > 0 else -1.0
@@ -56,7 +58,12 @@ def gmpo(new: Row, old: Row, advantage: float, clip_eps: float = 0.4, clip_eps_h
 
 
 def dppo(
-    new: Row, old: Row, advantage: float, divergence: str = "tv", clip_eps: float = 0.2, clip_eps_high: float | None = None
+    new: Row,
+    old: Row,
+    advantage: float,
+    divergence: str = "tv",
+    clip_eps: float = 0.2,
+    clip_eps_high: float | None = None,
 ) -> list[float]:
     """Differentiated with the weight held: the ratio at `HELD`."""
     high = clip_eps if clip_eps_high is None else clip_eps_high
@@ -131,11 +138,15 @@ def test_dppo_by_hand() -> None:
     assert found.clipped[0].tolist() == [False, True, False], "the last one moved against its advantage"
     assert found.losses[0].tolist() == pytest.approx([-2.0 * math.log(0.2), 0.0, 1.6 * math.log(0.8)])
     # KL of (0.5, 0.5) to (0.8, 0.2): 0.5 log(0.5 / 0.8) + 0.5 log(0.5 / 0.2) = 0.223
-    kl = [loss_of("dppo", {"divergence": "kl", "clip_eps": bound}, one_row(new, old, [1.0] * 3)) for bound in (0.22, 0.23)]
+    kl = [
+        loss_of("dppo", {"divergence": "kl", "clip_eps": bound}, one_row(new, old, [1.0] * 3)) for bound in (0.22, 0.23)
+    ]
     assert [each.clipped[0].tolist() for each in kl] == [[False, True, True], [False, False, False]]
 
 
 def test_the_weight_of_dppo_is_truncated() -> None:
     batch = one_row([math.log(0.15)], [math.log(0.001)], [1.0])
     assert loss_of("dppo", {}, batch).losses.item() == pytest.approx(-20.0 * math.log(0.15))
-    assert loss_of("dppo", {"max_ratio": 500.0}, batch).losses.item() == pytest.approx(-150.0 * math.log(0.15), rel=1e-5)
+    assert loss_of("dppo", {"max_ratio": 500.0}, batch).losses.item() == pytest.approx(
+        -150.0 * math.log(0.15), rel=1e-5
+    )

@@ -63,7 +63,11 @@ def test_an_option_takes_effect(
         assert len(rows) == 6
         losses.append([[row.get(name) for name in ("loss/policy", "loss/value", "policy/entropy")] for row in rows])
     # On one engine in one process importance weights are 1; dual_clip and the clip need a far policy.
-    assert losses[0] != losses[1] or "dual_clip" in options or any(name.startswith(("importance", "divergence")) for name in options)
+    assert (
+        losses[0] != losses[1]
+        or "dual_clip" in options
+        or any(name.startswith(("importance", "divergence")) for name in options)
+    )
 
 
 def test_importance_weights_compare_trainer_and_engine(
