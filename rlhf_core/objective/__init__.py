@@ -1,4 +1,4 @@
-"""What algorithms that learn from sampled answers share: named advantages, a named policy loss, KL, off-policy weights."""
+"""What algorithms with a named policy loss share: named advantages, KL, entropy, long and off-policy answers."""
 
 import lazy_loader
 

@@ -15,7 +15,9 @@ from quick_ray import quick_workers
 from running import PATIENCE_SECONDS
 
 from rlhf_core import report, train
+from rlhf_core.config.named_functions import KL_ESTIMATORS
 from rlhf_core.models.builtin import build_builtin
+from rlhf_core.plugins.discovery import discover
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"name": "grpo", "importance_cap": 2.0, "dynamic_sampling": True},
@@ -31,7 +33,50 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "simpo": {"name": "simpo"},
     "reward-model": {"name": "reward-model", "centring_coef": 0.01},
 }
-ROLLOUTS = ("grpo", "rloo", "reinforce", "distill")
+ROLLOUTS = ("grpo", "rloo", "reinforce", "distill", "with")
+
+WEIGHTS: list[dict[str, Any]] = [
+    {"importance_cap": 1.1},
+    {"importance_cap": 1.5, "importance_level": "sequence"},
+    {"importance_token_range": [0.8, 1.2]},
+    {"importance_sequence_range": [0.9, 1.1]},
+    {"importance_outlier_range": [0.7, 1.4]},
+    {"divergence_bound": 0.02, "divergence_level": "token", "divergence_estimator": "k2"},
+    {"divergence_bound": 0.01},
+    {"divergence_bound": 0.05, "divergence_level": "sequence-sum"},
+    {"divergence_bound": 0.03, "divergence_level": "sequence-max", "divergence_estimator": "k2"},
+    {"mask_truncated": True, "overlong_buffer_tokens": 3, "entropy_target": 9.0, "entropy_coef": 0.01},
+]
+"""What is done about off-policy, long and truncated answers."""
+
+
+def with_every_function() -> dict[str, dict[str, Any]]:
+    """So many algorithms that each estimator, loss, KL and weight is in one of them, with another of each kind."""
+    losses, advantages = (
+        sorted(ref.name for ref in discover(kind).values()) for kind in ("policy_losses", "advantages")
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for number in range(max(len(each) for each in (losses, advantages, KL_ESTIMATORS, WEIGHTS))):
+        own = {
+            "policy_loss": losses[number % len(losses)],
+            "advantage": advantages[number % len(advantages)],
+            "kl_estimator": KL_ESTIMATORS[number % len(KL_ESTIMATORS)],
+        }
+        extra = {"critic_lam": 0.5} if number % 2 else {}
+        name = "-".join(["with", *own.values(), str(number)])
+        found[name] = {
+            "name": "ppo" if number % 2 else "grpo",
+            **own,
+            **WEIGHTS[number % len(WEIGHTS)],
+            **extra,
+            "kl_coef": 0.05,
+            "kl_in": "reward" if number % 3 == 0 else "loss",
+        }
+    return found
+
+
+ALGORITHMS |= with_every_function()
+
 
 DEPLOYMENTS: dict[str, dict[str, Any]] = {
     "single": {"strategy": {"name": "single"}},

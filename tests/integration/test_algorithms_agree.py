@@ -1,4 +1,8 @@
-"""The same run file but one word, for two processes or detached on Ray: equal metrics for every algorithm."""
+"""The same run file but one word, for two processes or detached on Ray: equal metrics for every algorithm.
+
+Each advantage estimator, policy loss, KL estimator and weight is in one of them. `make test` has an update of each on
+ranks that are threads; the runs of most are slow.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from typing import Any
 
 import algorithm_runs
 import pytest
+import torch
 from algorithm_runs import ALGORITHMS, make_runs
+from one_update import one_update
 from running import Forked, ranks, run_all
 
 TIMED = ("time/", "tokens_per_second/", "memory/", "reward_calls/")
@@ -53,6 +59,17 @@ def other_detached(runs: Path, other_runs: None, ray_worker_source: None) -> Non
 def lines(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if not key.startswith(TIMED)} for line in found]
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name.startswith(algorithm_runs.ROLLOUTS)])
+def test_ranks_update_as_one(name: str) -> None:
+    options = {"kl_coef": 0.05, **ALGORITHMS[name]}
+    ((sums, gradient, metrics),) = one_update(options, 1)
+    assert gradient.abs().max() > 0
+    for ours, theirs, told in one_update(options, 3):
+        assert ours == pytest.approx(sums, rel=1e-4, abs=1e-5)
+        torch.testing.assert_close(theirs, gradient, rtol=1e-4, atol=1e-6)
+        assert told == pytest.approx(metrics, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", EVERY)

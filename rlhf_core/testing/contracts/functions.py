@@ -1,4 +1,4 @@
-"""The contract of functions that algorithms call by name: found once, with options that have defaults, and told in a line."""
+"""The contract of functions that algorithms call by name: found once, options with defaults, told in a line."""
 
 from __future__ import annotations
 
@@ -39,6 +39,4 @@ class FunctionContract:
     def test_its_docstring_begins_with_a_summary(self, function: Callable[[Any], Any]) -> None:
         line = (inspect.getdoc(inspect.unwrap(function)) or "").strip().partition("\n")[0]
         assert line, f"{self.plugin}: say in one line what it computes, and whose it is"
-        assert len(line) <= MAX_SUMMARY, (
-            f"{self.plugin}: its first line is for a table, at most {MAX_SUMMARY} characters"
-        )
+        assert len(line) <= MAX_SUMMARY, f"{self.plugin}: its first line has more than {MAX_SUMMARY} characters"

@@ -99,8 +99,8 @@ def pass_at_k(episode: EpisodeScalars, *, divide_by_std: bool = True) -> Tensor:
     num_best = torch.zeros_like(nothing).index_add(0, group, is_best.double())[group]
     gain = torch.where(is_best & (num_best == 1) & others.isfinite(), reward - others, 0.0)[sample]
     if divide_by_std:
-        options = {"sample_ids": episode.row_sample_ids}
-        centred = normalised(episode.totals, episode.group_ids, divide_by_std=False, **options)
-        scaled = normalised(episode.totals, episode.group_ids, **options)  # centred / (deviation + 1e-6)
+        ids = episode.row_sample_ids
+        centred = normalised(episode.totals, episode.group_ids, sample_ids=ids, divide_by_std=False)
+        scaled = normalised(episode.totals, episode.group_ids, sample_ids=ids)  # centred / (deviation + 1e-6)
         gain = torch.where(gain > 0, gain * scaled / centred, 0.0)
     return gain.float()

@@ -99,7 +99,7 @@ def dppo(
     """No gradient for tokens whose probability moved too far in the advantage's direction (DPPO, Qi 2026, section 4).
 
     divergence: of "this token or another", from the old policy to the new: total variation, or KL in nats (equations
-    13 and 14); clip_eps bounds it where A < 0, clip_eps_high where A > 0. max_ratio: the truncated weight (section 5.4).
+    13 and 14); clip_eps bounds it where A < 0, clip_eps_high where A > 0. max_ratio truncates the weight (section 5.4).
     """
     import torch
 
