@@ -73,6 +73,33 @@ def rlhf_rollout_batch_end(num_samples):
     strike("maker-hangs", signal.SIGSTOP)
 
 
+SENT = []
+
+
+def rlhf_send_end(num_groups):
+    """What was sent before has been taken by now."""
+    SENT.append(num_groups)
+    strike(f"maker-sent-{len(SENT)}")
+
+
+def rlhf_fit_start(info):
+    import ray
+    from rlhf_ray import stored_episode
+
+    plain = stored_episode.fetch_items
+
+    def fetch_items(groups, rows, *, timeout_seconds):
+        if is_struck("maker-dies-when-taken"):
+            (maker,) = [each for each in ray.util.list_named_actors(all_namespaces=True) if each["name"] == "maker-0"]
+            ray.kill(ray.get_actor(**maker))
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not plain(groups, rows, timeout_seconds=timeout_seconds)[1]:
+                time.sleep(0.1)
+        return plain(groups, rows, timeout_seconds=timeout_seconds)
+
+    stored_episode.fetch_items = fetch_items
+
+
 def rlhf_maker_loop_start(maker):
     from rlhf_ray.holder_weights import StagedWeights
 

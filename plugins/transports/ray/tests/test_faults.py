@@ -35,6 +35,27 @@ def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
     assert log.count("is started anew") == 2
 
 
+@pytest.mark.parametrize("fault", ["maker-sent-3", pytest.param("maker-dies-when-taken", marks=pytest.mark.slow)])
+def test_samples_that_go_with_their_maker_are_made_again_as_they_were(
+    fault: str,
+    tmp_path: Path,
+    run_file: RunFile,
+    faults: Callable[[str], Path],
+    check_samples: Callable[[Path], None],
+) -> None:
+    """It dies when its first groups wait to be trained on, or when a trainer has just been told where they are."""
+    local = train(run_file(), output=tmp_path / "local")
+    faults(fault)
+    result = train(run_file(max_staleness=0, prompts_per_lease=2), output=tmp_path / "ray")
+    assert result is not None and local is not None
+    check_samples(tmp_path / "ray")
+    said = "are made again" if fault == "maker-dies-when-taken" else "of its prompts will be made again"
+    assert said in (tmp_path / "ray" / "run.log").read_text()
+    for ours, theirs in zip(result.metrics, local.metrics, strict=True):
+        assert ours["loss/policy"] == pytest.approx(theirs["loss/policy"], abs=1e-5)
+        assert ours["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=1e-6)
+
+
 @pytest.mark.slow
 def test_a_trainer_that_dies_inside_a_sync_ends_the_run_with_its_cause_and_a_resume_goes_on(
     tmp_path: Path,
