@@ -81,7 +81,12 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     },
     "policy_losses": {"clip": "rlhf-group", "gspo": "rlhf-group", "cispo": "rlhf-group"},
     "endpoints": {"openai": "rlhf-serve"},
-    "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},
+    "commands": {
+        "dashboard": "rlhf-dashboard",
+        "ray": "rlhf-ray",
+        "serve": "rlhf-serve",
+        "serve-reward": "rlhf-reward-http",
+    },
 }
 """Distribution that brings each plugin of this project: only for telling a user what to install."""
 

@@ -1,0 +1,75 @@
+"""Build the site of these pages into build/site: `python docs/build_site.py`.
+
+Pages link to files all over the repository, so everything that is a page, or that a page links to, is laid out under
+build/site-pages as it lies in the repository, and Sphinx makes the site of that, with docs/conf.py. A link that leads
+nowhere, an anchor that is not there and a page that no menu names are errors.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build"
+PAGES = BUILD / "site-pages"
+PATTERNS = (
+    "*.md",
+    "docs/**/*.md",
+    "docs/images/*.png",
+    "plugins/*/*/README.md",
+    "examples/*/README.md",
+    "recipes/**/*.md",
+    "recipes/**/*.png",
+    "benchmarks/**/*.md",
+)
+"""What the site holds; pages that only work beside the sources are linked to by their path."""
+_DEADLINE_SECONDS = 600.0
+
+
+def sources() -> Iterator[Path]:
+    """The files of the site."""
+    for pattern in PATTERNS:
+        yield from (path for path in sorted(ROOT.glob(pattern)) if not path.is_relative_to(BUILD))
+
+
+def index() -> str:
+    """The first page: the README, then the menu of docs/menu.yaml, then every page that it does not name."""
+    menu: dict[str, list[str]] = yaml.safe_load((ROOT / "docs" / "menu.yaml").read_text(encoding="utf-8"))
+    named = {page for pages in menu.values() for page in pages}
+    left = [name for name in (path.relative_to(ROOT).as_posix() for path in sources()) if name.endswith(".md")]
+    left = [name for name in left if name not in named and name != "README.md"]
+    if inside := [name for name in left if name.startswith("docs/")]:
+        raise SystemExit(f"docs/menu.yaml names no {', '.join(inside)}: add a line where a reader would look for it")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return readme + "".join(_toctree(title, pages) for title, pages in {**menu, "Repository": left}.items())
+
+
+def _toctree(title: str, pages: list[str]) -> str:
+    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", *pages, "```", ""])
+
+
+def main() -> int:
+    """Lay out the pages and build the site; the exit status of Sphinx."""
+    for path in sources():
+        target = PAGES / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != path.read_bytes():  # what is as it was is not read again
+            shutil.copyfile(path, target)
+    for page in PAGES.rglob("*.md"):
+        if not (ROOT / page.relative_to(PAGES)).exists():
+            page.unlink()
+    (PAGES / "README.md").unlink()
+    (PAGES / "index.md").write_text(index(), encoding="utf-8")
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", str(ROOT / "docs"), "-d", str(BUILD / "doctrees")]
+    command += ["--quiet", "--fail-on-warning", "--keep-going", str(PAGES), str(BUILD / "site")]
+    return subprocess.run(command, timeout=_DEADLINE_SECONDS, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
