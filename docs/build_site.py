@@ -7,13 +7,13 @@ nowhere, an anchor that is not there and a page that no menu names are errors.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from reference_api import api_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
@@ -47,7 +47,9 @@ def index() -> str:
     if inside := [name for name in left if name.startswith("docs/")]:
         raise SystemExit(f"docs/menu.yaml names no {', '.join(inside)}: add a line where a reader would look for it")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    return readme + "".join(_toctree(title, pages) for title, pages in {**menu, "Repository": left}.items())
+    modules = [f"docs/reference/api/{name}" for name in api_pages("")]
+    whole = {**menu, "Public names by module": modules, "Repository": left}
+    return readme + "".join(_toctree(title, pages) for title, pages in whole.items())
 
 
 def _toctree(title: str, pages: list[str]) -> str:
@@ -56,16 +58,18 @@ def _toctree(title: str, pages: list[str]) -> str:
 
 def main() -> int:
     """Lay out the pages and build the site; the exit status of Sphinx."""
-    for path in sources():
-        target = PAGES / path.relative_to(ROOT)
+    wanted = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources()}
+    wanted |= {f"docs/reference/api/{name}": text.encode() for name, text in api_pages("").items()}
+    wanted["index.md"] = index().encode()
+    del wanted["README.md"]
+    for name, content in wanted.items():
+        target = PAGES / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists() or target.read_bytes() != path.read_bytes():  # what is as it was is not read again
-            shutil.copyfile(path, target)
-    for page in PAGES.rglob("*.md"):
-        if not (ROOT / page.relative_to(PAGES)).exists():
-            page.unlink()
-    (PAGES / "README.md").unlink()
-    (PAGES / "index.md").write_text(index(), encoding="utf-8")
+        if not target.exists() or target.read_bytes() != content:  # what is as it was is not read again
+            target.write_bytes(content)
+    for path in PAGES.rglob("*"):
+        if path.is_file() and path.relative_to(PAGES).as_posix() not in wanted:
+            path.unlink()
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", str(ROOT / "docs"), "-d", str(BUILD / "doctrees")]
     command += ["--quiet", "--fail-on-warning", "--keep-going", str(PAGES), str(BUILD / "site")]
     return subprocess.run(command, timeout=_DEADLINE_SECONDS, check=False).returncode

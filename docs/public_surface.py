@@ -52,6 +52,24 @@ def surface() -> dict[str, dict[str, str]]:
     return found
 
 
+def defined_in(module: str, name: str) -> tuple[ast.stmt, ast.stmt | None]:
+    """The statement that defines a public name of a module, wherever it lies, and the one behind it."""
+    base = CORE.parent.joinpath(*module.split("."))
+    stub = base / "__init__.pyi"
+    path = stub if stub.exists() else base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    return _defining(path, name)
+
+
+def _defining(path: Path, name: str) -> tuple[ast.stmt, ast.stmt | None]:
+    body = _body(path)
+    for node, after in itertools.zip_longest(body, body[1:]):
+        is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+        if is_definition or (isinstance(node, ast.Assign | ast.AnnAssign) and _target(node) == name):
+            return node, after
+    (origin,) = (origin for imported, origin in _imports(path) if imported == name)
+    return _defining(origin, name)
+
+
 def _exported(room: Path) -> dict[str, str]:
     """The names that a package's stub re-exports, or those of its `__all__`."""
     stub = room / "__init__.pyi"

@@ -29,6 +29,11 @@ class Run:
     summary: Mapping[str, Any]
     performance: Mapping[str, Any]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it goes on, or was killed: its summary is then that of its start."""
+        return self.summary.get("status") == "running"
+
     def renamed(self, name: str) -> Run:
         """The same run under a unique name."""
         return replace(self, name=name)

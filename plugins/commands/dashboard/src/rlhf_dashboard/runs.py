@@ -91,7 +91,7 @@ class Runs:
             "model": _name(config.get("model"), "path"),
             "eval_before": summary.get("eval_before"),
             "eval_after": summary.get("eval_after"),
-            "wall_s": summary.get("wall_s"),
+            "wall_s": None if summary.get("status") == "running" else summary.get("wall_s"),
             "last": dict(last[-1]) if last else {},
             "changed": max(_changed(folder.metrics), _changed(folder.summary), _changed(folder.config)),
         }

@@ -52,7 +52,7 @@
   };
 
   const drawCurves = () => {
-    const runs = state.rows.filter((row) => curves.has(row.id)).map((row) => {
+    const runs = state.rows.filter((row) => curves.has(row.id) && state.chosen.has(row.id)).map((row) => {
       const before = Charts.isNumber(row.eval_before) ? [{ step: 0, "eval/score": row.eval_before }] : [];
       return { name: row.name, color: state.chosen.get(row.id), lines: [...before, ...curves.get(row.id).lines] };
     });
@@ -86,8 +86,8 @@
   };
 
   const refreshCurves = async () => {
-    let changed = [...curves.keys()].length !== state.chosen.size;
-    for (const id of state.chosen.keys()) {
+    let changed = curves.size !== state.chosen.size;
+    for (const id of [...state.chosen.keys()]) {
       const before = curves.get(id);
       const gained = await gain(id, "metrics", before ? before.mark : "");
       changed ||= gained.anew || gained.lines.length > 0 || !before;
@@ -121,12 +121,12 @@
       }
       at("said").textContent = state.rows.length ? `${state.rows.length} runs, read at ${new Date().toLocaleTimeString()}` : "No runs yet.";
       const shape = JSON.stringify([state.rows, [...state.chosen], state.shown]);
-      if (shape !== drawn) at("runs").replaceChildren(Panels.runs(state.rows, state.chosen, state.shown, choose, show));
       const other = shape !== drawn;
-      drawn = shape;
-      const hasNewLines = await refreshCurves();
-      if (hasNewLines || other) drawCurves();
+      drawn = ""; // until all of it is drawn: what fails below is drawn at the next turn
+      if (other) at("runs").replaceChildren(Panels.runs(state.rows, state.chosen, state.shown, choose, show));
+      if ((await refreshCurves()) || other) drawCurves();
       if ((await refreshRun()) || other) drawRun();
+      drawn = shape;
       document.body.dataset.state = "ready";
     } catch (error) {
       const wantsKey = error instanceof WrongKey;

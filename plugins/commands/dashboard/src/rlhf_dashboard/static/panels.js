@@ -78,8 +78,10 @@ const Panels = (() => {
   };
   const events = (found) => {
     if (!found.length) return element("p", "hint", "No guard, rollback, resume or warning so far.");
-    return table([["time", true], ["what", true], ["", true]],
+    const made = table([["time", true], ["what", true], ["", true]],
       [...found].reverse().map((event) => [text(event.time), text(event.kind), told(event)]));
+    made.className = "told";
+    return made;
   };
 
   const list = (value) => (Array.isArray(value) ? value.filter((each) => each && typeof each === "object") : []);
