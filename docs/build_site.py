@@ -1,4 +1,4 @@
-"""Build the site of these pages into build/site: `python docs/build_site.py`.
+"""Build the site of these pages into build/site: `python docs/build_site.py [--check]`.
 
 Pages link to files all over the repository, so everything that is a page, or that a page links to, is laid out under
 build/site-pages as it lies in the repository, and Sphinx makes the site of that, with docs/conf.py. A link that leads
@@ -7,6 +7,7 @@ nowhere, an anchor that is not there and a page that no menu names are errors.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,9 @@ def _toctree(title: str, pages: list[str]) -> str:
 
 def main() -> int:
     """Lay out the pages and build the site; the exit status of Sphinx."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="resolve every link, and write no site")
+    builder = "dummy" if parser.parse_args().check else "html"
     wanted = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources()}
     wanted |= {f"docs/reference/api/{name}": text.encode() for name, text in api_pages("").items()}
     wanted["index.md"] = index().encode()
@@ -70,7 +74,8 @@ def main() -> int:
     for path in PAGES.rglob("*"):
         if path.is_file() and path.relative_to(PAGES).as_posix() not in wanted:
             path.unlink()
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", str(ROOT / "docs"), "-d", str(BUILD / "doctrees")]
+    command = [sys.executable, "-m", "sphinx", "-b", builder, "-c", str(ROOT / "docs"), "-d", str(BUILD / "doctrees")]
+    command += ["--fresh-env"]  # a page that is not read again would not warn again
     command += ["--quiet", "--fail-on-warning", "--keep-going", str(PAGES), str(BUILD / "site")]
     return subprocess.run(command, timeout=_DEADLINE_SECONDS, check=False).returncode
 

@@ -134,4 +134,3 @@ def _code(text: str) -> str:
 def _table(headers: list[str], rows: list[list[str]]) -> str:
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-

@@ -102,16 +102,15 @@ def errors_page(note: str) -> str:
         "# Every error",
         note,
         "What goes wrong is one of these. Each names where, what, and what to type next; the command prints it without "
-        "a traceback (which is in `run.log`), and ends with the exit code given here. In Python they are raised as they "
-        "are.",
+        "a traceback (which is in `run.log`), and ends with the exit code given here. In Python they are raised.",
     ]
     rows = [
         [f"`{name}`", f"`{module}`", f"`{base}`", str(code), says] for name, module, base, code, says in error_classes()
     ]
     parts.append(table(["error", "module", "is a", "exit code", "meaning"], rows))
     parts.append(
-        "Other errors of the system are passed on under these names where their cause is known (a full disk, a port that "
-        "is taken). Ctrl-C ends a run with exit code 130."
+        "Errors of the system are passed on under these names where their cause is known (a full disk, a port that is "
+        "taken). Ctrl-C ends a run with exit code 130."
     )
     return "\n\n".join(parts) + "\n"
 

@@ -152,9 +152,8 @@ def test_every_public_name_is_described(monkeypatch: pytest.MonkeyPatch) -> None
     for module, names in surface.items():
         page = pages[f"{module}.md"]
         for name in names:
-            head, found, part = page.partition(f"\n## `{name}`\n")
+            _, found, part = page.partition(f"\n## `{name}`\n")
             missing += [] if found else [f"{module}.{name}"]
             words = re.sub(r"```.*?```", "", part.partition("\n## ")[0], flags=re.DOTALL)
             untold += [] if words.strip() else [f"{module}.{name}"]
     assert not missing and not untold, f"without a part: {missing}; without a word: {untold}"
-
