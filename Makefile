@@ -16,7 +16,7 @@ VERIFIERS_MANIFESTS := pyproject.toml plugins/environments/verifiers/pyproject.t
 VERIFIERS_STAMP := $(VERIFIERS)/.setup-$(firstword $(shell cat $(VERIFIERS_MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers train test soak lint format docs bench
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers train test soak lint format docs site bench dist
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
@@ -92,3 +92,9 @@ docs: setup  ## write docs/reference anew from the code
 
 bench: setup  ## the quickstart on three seeds, as a table (see benchmarks/README.md)
 	$(BIN)/python benchmarks/quickstart.py
+
+dist: setup  ## wheels and source distributions of everything, in dist/
+	$(BIN)/python release/build.py
+
+site: setup  ## the pages as a site, in build/site
+	$(BIN)/python docs/build_site.py

@@ -1,7 +1,7 @@
 """Write docs/reference/*.md from the code: `python docs/generate_reference.py [--check]`.
 
-One page a kind: what core hands to `build`, what comes back, and the options of every plugin in this repository; and
-plugin-api.md, what a plugin may import.
+One page a kind: what core hands to `build`, what comes back, and the options of every plugin in this repository;
+plugin-api.md, what a plugin may import; and every key of a run file, hook, error and command.
 `tests/architecture/test_reference.py` fails when a committed page is not what this writes.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from public_surface import surface
 from pydantic import BaseModel
+from reference_lists import commands_page, config_page, errors_page, hooks_page, table
 
 from rlhf_cli.schema_text import option_rows
 from rlhf_core import components
@@ -90,7 +91,12 @@ _GIVEN_BACK = {
 
 def pages() -> dict[Path, str]:
     """Every page's path and text."""
-    return {FOLDER / f"{kind}.md": page(kind) for kind in KINDS} | {FOLDER / "plugin-api.md": api_page()}
+    lists = {"config": config_page, "hook-events": hooks_page, "errors": errors_page, "commands": commands_page}
+    return (
+        {FOLDER / f"{kind}.md": page(kind) for kind in KINDS}
+        | {FOLDER / "plugin-api.md": api_page()}
+        | {FOLDER / f"{name}.md": made(NOTE) for name, made in lists.items()}
+    )
 
 
 def api_page() -> str:
@@ -198,22 +204,16 @@ def method_row(name: str, value: Any) -> list[str]:
     return [text, "required" if required else "", meaning]
 
 
-def table(headers: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def main() -> int:
     """Write the pages, or with --check say which are not up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page would change")
     check = parser.parse_args().check
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    made = pages()
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if not check:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(pages()[path], encoding="utf-8")
+            path.write_text(made[path], encoding="utf-8")
         print(f"{'not up to date' if check else 'wrote'}: {path.relative_to(ROOT)}")
     return int(check and bool(stale))
 

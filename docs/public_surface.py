@@ -33,7 +33,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
     "entry.serving": ("ChosenModel", "ServedModel", "choose_model", "serve_model"),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
-EAGER = ("functional", "loggers", "sandbox")
+EAGER = ("functional", "loggers", "report", "sandbox")
 """Rooms that import all they have, so their `__init__` needs no stub."""
 TESTING = ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite")
 
@@ -50,6 +50,24 @@ def surface() -> dict[str, dict[str, str]]:
         path = CORE / "testing" / name
         found[f"rlhf_core.testing.{name}"] = _exported(path) if path.is_dir() else _defined(path.with_suffix(".py"))
     return found
+
+
+def defined_in(module: str, name: str) -> tuple[ast.stmt, ast.stmt | None]:
+    """The statement that defines a public name of a module, wherever it lies, and the one behind it."""
+    base = CORE.parent.joinpath(*module.split("."))
+    stub = base / "__init__.pyi"
+    path = stub if stub.exists() else base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    return _defining(path, name)
+
+
+def _defining(path: Path, name: str) -> tuple[ast.stmt, ast.stmt | None]:
+    body = _body(path)
+    for node, after in itertools.zip_longest(body, body[1:]):
+        is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+        if is_definition or (isinstance(node, ast.Assign | ast.AnnAssign) and _target(node) == name):
+            return node, after
+    (origin,) = (origin for imported, origin in _imports(path) if imported == name)
+    return _defining(origin, name)
 
 
 def _exported(room: Path) -> dict[str, str]:

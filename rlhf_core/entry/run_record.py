@@ -26,6 +26,7 @@ from ..runfolder.manifest import collect_manifest, full_command
 from ..training.finish import finished_by, keys_of
 from ..training.guard_runner import ROLLBACK
 from ..util.held_signals import held_signals
+from ..util.jsonl import write_json
 from ..util.redact import redact_mapping
 from .resume import find_checkpoint
 from .seal import seal
@@ -267,15 +268,18 @@ class ReportWriter:
 
 
 class FirstScore:
-    """Keeps the score taken before training, for the summary of a run that does not come to its end."""
+    """Keeps the score taken before training, for the summary of a run that goes on or does not come to its end."""
 
-    def __init__(self, score: float | None) -> None:
+    def __init__(self, score: float | None, folder: RunFolder) -> None:
         """`score`: of the run that is continued."""
         self.score = score
+        self._folder = folder
 
     def rlhf_eval_end(self, step: int, metrics: Mapping[str, float] | None) -> None:
         if step == 0 and metrics is not None:
             self.score = metrics.get("eval/score")
+            summary = self._folder.read_json(self._folder.summary)
+            write_json(self._folder.summary, {**summary, "eval_before": self.score})
 
 
 def register_run_hooks(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:

@@ -345,7 +345,7 @@ def run_as_main(request: RunRequest) -> None:
     watch = FileWatch(folder)
     register_run_hooks(relay, resolved, folder.path)
     earlier = read_run_state(request.resume) if request.resume is not None else None
-    first = FirstScore(None if earlier is None else earlier.eval_before)
+    first = FirstScore(None if earlier is None else earlier.eval_before, folder)
     relay.register(first, name="first-score")
     started = time.perf_counter()
     wall_before = 0.0 if earlier is None else earlier.wall_s

@@ -102,7 +102,12 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "dppo": "rlhf-group",
     },
     "endpoints": {"openai": "rlhf-serve"},
-    "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},
+    "commands": {
+        "dashboard": "rlhf-dashboard",
+        "ray": "rlhf-ray",
+        "serve": "rlhf-serve",
+        "serve-reward": "rlhf-reward-http",
+    },
 }
 """Distribution that brings each plugin of this project: only for telling a user what to install."""
 

@@ -13,7 +13,10 @@ from pathlib import Path
 from ..errors import UserInputError
 from ..util.atomic import write_bytes
 from .data import Run, read_run
-from .page import render
+from .known import known_line, known_sample, known_values
+from .page import asset, render
+
+__all__ = ["build_report", "known_line", "known_sample", "known_values", "sample_card_script"]
 
 logger = logging.getLogger("rlhf.report")
 
@@ -48,6 +51,11 @@ def build_report(run_folders: Sequence[Path], output: Path | None = None) -> Pat
         write_bytes(page.parent / f"plot-{name}.png", png)
     write_bytes(page, render(runs, plots, note=note).encode("utf-8", "replace"))
     return page
+
+
+def sample_card_script() -> str:
+    """The report's script that makes an element of a sample, for pages of plugins: `SampleCard.make(sample)`."""
+    return asset("sample_card.js")
 
 
 def _named(runs: Sequence[Run]) -> list[Run]:

@@ -36,7 +36,7 @@ def cards(run: Run) -> str:
         _last_card(run, "KL", "kl/mean", "nats, last episode"),
         _last_card(run, "Response length", "response/length_mean", "tokens, last episode"),
         _count_card(run),
-        _card("Wall time", duration(run.summary.get("wall_s")), "whole run"),
+        _card("Wall time", None if run.is_running else duration(run.summary.get("wall_s")), "whole run"),
         _card("Samples per second", number(run.performance.get("samples_per_second")), "whole fit"),
         _last_card(run, "Log-prob gap", "rollout/logprob_gap_max", "nats, trainer against engine"),
     ]
@@ -58,7 +58,7 @@ def comparison(runs: Sequence[Run]) -> str:
             number(run.last("kl/mean")),
             number(run.last("response/length_mean")),
             number(run.last("step")),
-            duration(run.summary.get("wall_s")),
+            None if run.is_running else duration(run.summary.get("wall_s")),
         )
         cells = "".join(f"<td>{escape(value or '–')}</td>" for value in values)
         rows.append(f"<tr><td>{escape(run.name)}</td>{cells}</tr>\n")

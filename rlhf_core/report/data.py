@@ -10,7 +10,7 @@ from typing import Any
 from ..runfolder.folder import RunFolder
 from ..util.jsonl import read_lines
 from ..util.redact import redact_mapping
-from .known import known_line, known_sample, known_values
+from .known import is_number, known_line, known_sample, known_values
 from .samples import SampleChoice, choose_samples
 
 
@@ -21,7 +21,7 @@ class Run:
     path: Path
     name: str
     lines: Sequence[Mapping[str, Any]]
-    """`metrics.jsonl`, in order of `step`."""
+    """`metrics.jsonl`, in order of `step`; before it the evaluation before training, as step 0."""
     samples: SampleChoice
     config: Mapping[str, Any]
     """The run file without secrets."""
@@ -30,6 +30,11 @@ class Run:
     performance: Mapping[str, Any]
     before: Mapping[str, Any] = field(default_factory=dict)
     """The evaluation before training, as a line of step 0."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it goes on, or was killed: its summary is then that of its start."""
+        return self.summary.get("status") == "running"
 
     def renamed(self, name: str) -> Run:
         """The same run under a unique name."""
@@ -53,14 +58,17 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read a run folder. Raises UserInputError where it holds none, DataError where a file is broken."""
     folder = RunFolder.read(Path(path))
+    summary = known_values(folder.read_json(folder.summary))
+    before = summary.get("eval_before")
+    start: list[Mapping[str, Any]] = [{"step": 0, "eval/score": before}] if is_number(before) else []
     return Run(
         path=folder.path,
         name=folder.path.resolve().name,
-        lines=[line for line in map(known_line, read_lines(folder.metrics)) if line is not None],
+        lines=[*start, *(line for line in map(known_line, read_lines(folder.metrics)) if line is not None)],
         samples=choose_samples(read_samples(folder)),
         config=redact_mapping(folder.read_config()),
         manifest=folder.read_json(folder.manifest),
-        summary=known_values(folder.read_json(folder.summary)),
+        summary=summary,
         performance=known_values(folder.read_json(folder.performance)),
         before=known_line({**folder.read_json(folder.evaluation_before), "step": 0}) or {},
     )

@@ -25,6 +25,8 @@ class Figure:
     log_scale: bool = False
     from_zero: bool = False
     """Whether the axis starts at zero: for counts, shares and sizes."""
+    even_if_zero: bool = False
+    """Whether it is drawn where every value is zero, too: that a reward is never given has to be seen."""
     scale: float = 1.0
     """Values are multiplied by it."""
 
@@ -51,11 +53,13 @@ FIGURES: tuple[Figure, ...] = (
             "reward/score_*",
             "reward/normali*",
         ),
+        even_if_zero=True,
     ),
     Figure(
         name="eval",
         title="Held-out evaluation",
-        caption="On prompts kept from training; shaded: 95% interval over the prompts.",
+        caption="On prompts kept from training; step 0 is before it; shaded: 95% interval over the prompts.",
+        even_if_zero=True,
         keys=("eval/score", "eval/*"),
         without=(
             *("*num_prompts", "*num_scored", "*length_mean", "*truncated_fraction", "*_low", "*_high", "*@*"),

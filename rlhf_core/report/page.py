@@ -27,7 +27,7 @@ from .reward_table import reward_table
 
 def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None = None) -> str:
     """The whole document. `plots`: figure name -> PNG; `note`: shown in place of missing plots."""
-    style, script = _asset("style.css"), _asset("samples.js")
+    style, script = asset("style.css"), asset("sample_card.js") + asset("samples.js")
     has_samples = any(run.samples.groups for run in runs)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     parts = [
@@ -69,7 +69,8 @@ def _policy(script: str) -> str:
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of this package's `assets`."""
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 

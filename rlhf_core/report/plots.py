@@ -63,11 +63,11 @@ class Series(NamedTuple):
 
 
 def draw(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Figure name -> PNG, for figures whose metrics at least one run has."""
+    """Figure name -> PNG, for figures whose metrics at least one run has, and not as zeros only."""
     drawn = {}
     for figure in figures_for([*chain.from_iterable(run.keys() for run in runs)]):
         series = collect(figure, runs)
-        if series:
+        if series and (figure.even_if_zero or any(any(each.values) for each in series)):
             drawn[figure.name] = _png(figure, series, stacked=figure.stacked and len(runs) == 1)
     return drawn
 
@@ -132,14 +132,19 @@ def _png(figure: Figure, series: Sequence[Series], *, stacked: bool) -> bytes:
 
 
 def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> None:
-    for label, color, steps, values, band in series:
+    for index, (label, color, steps, values, band) in enumerate(series):
         if band is not None:
             axes.fill_between(steps, *band, color=color, alpha=0.15, linewidth=0)
+        # The first curve is on top; one that it covers whole shows as a band on both sides of it.
+        points = set(zip(steps, values, strict=True))
+        covered = sum(points <= set(zip(other.steps, other.values, strict=True)) for other in series[:index])
+        width, order = 1.8 + 3.2 * covered, 2 + 0.9 * (1 - index / len(series))
         marker = "o" if len(steps) <= 12 else ""
         if len(steps) > _SMOOTH_ABOVE:
-            axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.9)
+            axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.9, zorder=order)
             values = smooth(values, len(values) / 20)
-        axes.plot(steps, values, color=color, label=label, linewidth=1.8, marker=marker, markersize=4)
+        look: dict[str, Any] = {"linewidth": width, "alpha": 0.5 if covered else 1.0, "zorder": order}
+        axes.plot(steps, values, color=color, label=label, marker=marker, markersize=4 + 2 * covered, **look)
     if log_scale and all(value > 0 for each in series for value in each.values):
         axes.set_yscale("log")
 

@@ -5,6 +5,8 @@ from .jsonl import write_json as write_json
 from .plain_files import is_own as is_own
 from .printable import PrintableFormatter as PrintableFormatter
 from .printable import printable as printable
+from .redact import redact_mapping as redact_mapping
+from .redact import redact_text as redact_text
 from .rng import derive_seed as derive_seed
 from .rng import permutation as permutation
 from .server_limits import ServerLimits as ServerLimits

@@ -82,6 +82,17 @@ def test_distribution_is_well_formed(folder: Path) -> None:
         assert "scripts" not in project
 
 
+def test_every_manifest_has_the_version_of_the_file_version() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "release" / "version.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_only_script_is_rlhf() -> None:
     names = {manifest(folder)["project"]["name"] for folder in FOLDERS}
     scripts = {

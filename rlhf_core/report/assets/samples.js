@@ -1,5 +1,5 @@
 "use strict";
-// The sample browser. Text of the run reaches the page through textContent only, never as markup.
+// The sample browser. Needs sample_card.js before it.
 (() => {
   const data = JSON.parse(document.getElementById("sample-data").textContent);
   const root = document.getElementById("sample-list");
@@ -9,42 +9,8 @@
   };
   const state = { run: 0, group: null, query: "" };
 
-  const element = (tag, className, text) => {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    if (text !== undefined) made.textContent = text;
-    return made;
-  };
-  const short = (value) => (Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(3))));
+  const { make: card, element } = SampleCard;
 
-  const said = (call) => (call.error ? "bad call: " + call.error : call.name + " " + JSON.stringify(call.arguments));
-  const turn = (each) => {
-    const ofPolicy = each.role === "policy";
-    const box = element("div", "turn " + (ofPolicy ? "by-policy" : "by-environment"));
-    const rewarded = typeof each.reward === "number" ? ", reward " + short(each.reward) : "";
-    box.append(element("div", "who", (ofPolicy ? "policy" : "environment") + rewarded));
-    box.append(element("div", "text " + (ofPolicy ? "completion" : "prompt"), each.text));
-    for (const call of each.tool_calls || []) box.append(element("div", "text call", said(call)));
-    return box;
-  };
-  const card = (sample) => {
-    const box = element("article", "sample");
-    box.append(element("div", "text prompt", sample.prompt));
-    if (Array.isArray(sample.turns)) box.append(...sample.turns.map(turn));
-    else box.append(element("div", "text completion", sample.completion));
-    const chips = element("div", "chips");
-    if (typeof sample.score === "number") chips.append(element("span", "chip score", "score " + short(sample.score)));
-    for (const [name, value] of Object.entries(sample.rewards || {})) {
-      if (typeof value === "number") chips.append(element("span", "chip", name + " " + short(value)));
-    }
-    if ("policy_version" in sample) chips.append(element("span", "chip", "policy " + sample.policy_version));
-    if ("num_tokens" in sample) chips.append(element("span", "chip", sample.num_tokens + " tokens"));
-    if (sample.finish_reason === "length") chips.append(element("span", "chip", "cut"));
-    if (sample.branch) chips.append(element("span", "chip", "branch " + sample.branch));
-    if ("sample_id" in sample) chips.append(element("span", "chip", "#" + sample.sample_id));
-    box.append(chips);
-    return box;
-  };
   const whole = (sample) =>
     [sample.prompt, sample.completion, ...(sample.turns || []).map((each) => each.text)].join("\n").toLowerCase();
   const matches = (sample) => !state.query || whole(sample).includes(state.query);

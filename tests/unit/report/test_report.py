@@ -9,12 +9,15 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.report import build_report
+from rlhf_core.report.data import read_run
+from rlhf_core.report.plots import _draw_lines
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u2028&amp;"
 
@@ -62,7 +65,7 @@ def test_one_run_has_all_plots_cards_and_samples(tmp_path: Path, make_run):
     folder = make_run(tmp_path / "run")
     page = build(folder)
     plots = {path.stem for path in folder.glob("plot-*.png")}
-    expected = "reward eval kl loss clip entropy value gradient length truncated staleness logprob-gap time memory"
+    expected = "reward eval kl loss clip entropy value gradient length truncated logprob-gap time memory"
     assert plots == {f"plot-{name}" for name in (*expected.split(), "throughput", "lr", "approx-kl")}
     assert all(width > 600 and height > 300 for width, height in map(png_size, folder.glob("plot-*.png")))
     assert len(page.tags("figure")) == len(plots)
@@ -72,6 +75,37 @@ def test_one_run_has_all_plots_cards_and_samples(tmp_path: Path, make_run):
     assert set(page.samples[0]["groups"]) == {"best", "worst", "random", "first", "last"}
     assert {sample["policy_version"] for sample in page.samples[0]["groups"]["first"]} == {0}
     assert {sample["policy_version"] for sample in page.samples[0]["groups"]["last"]} == {59}
+
+
+def test_a_plot_of_zeros_is_left_out_unless_it_is_of_the_score(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(
+            json.dumps({"step": step, "reward/mean": 0.0, "staleness/mean": 0.0, "kl/mean": 0.1 * step}) + "\n"
+            for step in (1, 2)
+        )
+    )
+    assert {figure["id"] for figure in build(tmp_path).tags("figure")} == {"reward", "kl"}
+
+
+def test_the_evaluation_before_training_is_the_first_point_of_its_plot(tmp_path: Path, make_run):
+    run = read_run(make_run(tmp_path / "run", episodes=20))
+    steps, values = run.series("eval/score")
+    assert (steps[0], values[0]) == (0, 0.455)
+    assert len(steps) == 3
+    assert run.series("reward/mean")[0][0] == 1
+
+
+def test_a_curve_that_another_one_covers_is_seen():
+    lines = []
+    axes = SimpleNamespace(plot=lambda *_, label, linewidth, zorder, **__: lines.append((label, linewidth, zorder)))
+    series = [
+        ("score", "#000", [0, 1, 2], [0.1, 0.2, 0.4]),
+        ("exact-match", "#00f", [1, 2], [0.2, 0.4]),
+        ("other", "#f00", [1, 2], [0.2, 0.3]),
+    ]
+    _draw_lines(axes, series, log_scale=False)
+    (_, width, order), (_, wide, below), (_, other, _) = lines
+    assert order > below and wide > width == other
 
 
 def test_it_asks_nothing_of_any_network(tmp_path: Path, make_run):
@@ -154,12 +188,31 @@ def test_a_report_needs_neither_torch_nor_transformers(tmp_path: Path, make_run)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+def dumped(page: Path, folder: Path) -> str:
+    """What a browser makes of the page."""
+    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
+    command += [f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True).stdout
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
 def test_in_a_browser_the_samples_appear_as_text_and_nothing_of_theirs_runs(tmp_path: Path, make_run):
-    page = build_report([make_run(tmp_path / "run", episodes=2, completion=EVIL)])
-    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
-    assert "<title>run · rlhf report</title>" in done.stdout
-    assert re.search(r'class="text completion">&lt;/script&gt;&lt;script&gt;', done.stdout)
-    assert done.stdout.count('<article class="sample">') == 8
+    shown = dumped(build_report([make_run(tmp_path / "run", episodes=2, completion=EVIL)]), tmp_path)
+    assert "<title>run · rlhf report</title>" in shown
+    assert re.search(r'class="text completion">&lt;/script&gt;&lt;script&gt;', shown)
+    assert shown.count('<article class="sample">') == 8
+
+
+CHAT = "<|im_start|>system\nBe <b>brief</b>.<|im_end|>\n<|im_start|>user\nSay hi<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser")
+def test_in_a_browser_chat_markup_is_shown_by_its_roles(tmp_path: Path, make_run):
+    folder = make_run(tmp_path / "run", episodes=1, completion="hi<|im_end|>")
+    lines = [json.loads(line) | {"prompt": CHAT} for line in folder.joinpath("samples.jsonl").read_text().splitlines()]
+    folder.joinpath("samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = dumped(build_report([folder]), tmp_path)
+    assert '<div class="who">system</div><div class="text prompt">Be &lt;b&gt;brief&lt;/b&gt;.</div>' in shown
+    assert '<div class="who">user</div><div class="text prompt">Say hi</div>' in shown
+    assert '<div class="text completion">hi</div>' in shown
+    assert shown.count('class="raw-button"') == 4

@@ -1,0 +1,84 @@
+"""Build the site of these pages into build/site: `python docs/build_site.py [--check]`.
+
+Pages link to files all over the repository, so everything that is a page, or that a page links to, is laid out under
+build/site-pages as it lies in the repository, and Sphinx makes the site of that, with docs/conf.py. A link that leads
+nowhere, an anchor that is not there and a page that no menu names are errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from reference_api import api_pages
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build"
+PAGES = BUILD / "site-pages"
+PATTERNS = (
+    "*.md",
+    "docs/**/*.md",
+    "docs/images/*.png",
+    "plugins/*/*/README.md",
+    "examples/*/README.md",
+    "recipes/**/*.md",
+    "recipes/**/*.png",
+    "benchmarks/**/*.md",
+)
+"""What the site holds; pages that only work beside the sources are linked to by their path."""
+_DEADLINE_SECONDS = 600.0
+
+
+def sources() -> Iterator[Path]:
+    """The files of the site."""
+    for pattern in PATTERNS:
+        yield from (path for path in sorted(ROOT.glob(pattern)) if not path.is_relative_to(BUILD))
+
+
+def index() -> str:
+    """The first page: the README, then the menu of docs/menu.yaml, then every page that it does not name."""
+    menu: dict[str, list[str]] = yaml.safe_load((ROOT / "docs" / "menu.yaml").read_text(encoding="utf-8"))
+    named = {page for pages in menu.values() for page in pages}
+    left = [name for name in (path.relative_to(ROOT).as_posix() for path in sources()) if name.endswith(".md")]
+    left = [name for name in left if name not in named and name != "README.md"]
+    if inside := [name for name in left if name.startswith("docs/")]:
+        raise SystemExit(f"docs/menu.yaml names no {', '.join(inside)}: add a line where a reader would look for it")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    modules = [f"docs/reference/api/{name}" for name in api_pages("")]
+    whole = {**menu, "Public names by module": modules, "Repository": left}
+    return readme + "".join(_toctree(title, pages) for title, pages in whole.items())
+
+
+def _toctree(title: str, pages: list[str]) -> str:
+    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", *pages, "```", ""])
+
+
+def main() -> int:
+    """Lay out the pages and build the site; the exit status of Sphinx."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="resolve every link, and write no site")
+    builder = "dummy" if parser.parse_args().check else "html"
+    wanted = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources()}
+    wanted |= {f"docs/reference/api/{name}": text.encode() for name, text in api_pages("").items()}
+    wanted["index.md"] = index().encode()
+    del wanted["README.md"]
+    for name, content in wanted.items():
+        target = PAGES / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != content:  # what is as it was is not read again
+            target.write_bytes(content)
+    for path in PAGES.rglob("*"):
+        if path.is_file() and path.relative_to(PAGES).as_posix() not in wanted:
+            path.unlink()
+    command = [sys.executable, "-m", "sphinx", "-b", builder, "-c", str(ROOT / "docs"), "-d", str(BUILD / "doctrees")]
+    command += ["--fresh-env"]  # a page that is not read again would not warn again
+    command += ["--quiet", "--fail-on-warning", "--keep-going", str(PAGES), str(BUILD / "site")]
+    return subprocess.run(command, timeout=_DEADLINE_SECONDS, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`rlhf dashboard`: a read-only page about the runs of a folder."""

@@ -1,0 +1,96 @@
+"use strict";
+// Curves of metrics as SVG: a chart a metric, a curve a run. Nothing of a run becomes markup.
+const Charts = (() => {
+  const { element, short } = SampleCard;
+  const WIDTH = 400, HEIGHT = 150, LEFT = 54, RIGHT = 8, TOP = 8, BOTTOM = 18;
+  const MOST_POINTS = 1500;
+  const svg = (tag, attributes, text) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+  // The points of a metric, thinned evenly; its last one stays.
+  const points = (lines, metric) => {
+    const found = lines.filter((line) => isNumber(line[metric]) && isNumber(line.step)).map((line) => [line.step, line[metric]]);
+    const every = Math.ceil(found.length / MOST_POINTS);
+    return every <= 1 ? found : found.filter((_, index) => index % every === 0 || index === found.length - 1);
+  };
+  const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+  const label = (value) => (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3) ? value.toExponential(1) : short(value));
+
+  // series: [{ name, color, points }].
+  const chart = (metric, series) => {
+    const box = element("div", "chart");
+    box.dataset.metric = metric;
+    box.append(element("div", "name", metric));
+    const value = element("div", "value");
+    const drawn = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Curve of " + metric });
+    box.append(value, drawn);
+    const all = series.flatMap((each) => each.points);
+    let [left, right] = extent(all.map(([step]) => step));
+    let [low, high] = extent(all.map(([, y]) => y));
+    if (left === right) [left, right] = [left - 1, right + 1];
+    if (low === high) [low, high] = [low - (Math.abs(low) || 1) * 0.5, high + (Math.abs(high) || 1) * 0.5];
+    const x = (step) => LEFT + ((step - left) / (right - left)) * (WIDTH - LEFT - RIGHT);
+    const y = (each) => TOP + ((high - each) / (high - low)) * (HEIGHT - TOP - BOTTOM);
+    for (const at of [low, (low + high) / 2, high]) {
+      drawn.append(svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(at), y2: y(at) }));
+      drawn.append(svg("text", { x: LEFT - 5, y: y(at) + 4, "text-anchor": "end" }, label(at)));
+    }
+    drawn.append(svg("text", { x: LEFT, y: HEIGHT - 4 }, "step " + short(left)));
+    drawn.append(svg("text", { x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, short(right)));
+    for (const each of [...series].reverse()) {
+      const path = each.points.map(([step, at], index) => `${index ? "L" : "M"}${x(step).toFixed(1)} ${y(at).toFixed(1)}`);
+      drawn.append(svg("path", { d: path.join(""), class: "s" + each.color }));
+      if (each.points.length <= 12) {
+        for (const [step, at] of each.points) drawn.append(svg("circle", { cx: x(step), cy: y(at), r: 2.6, class: "f" + each.color }));
+      }
+    }
+    const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, x1: 0, x2: 0, visibility: "hidden" });
+    drawn.append(cursor);
+    const say = (near) => {
+      const said = series.map((each) => {
+        const at = near === null ? each.points.at(-1)
+          : each.points.reduce((best, point) => (Math.abs(point[0] - near) < Math.abs(best[0] - near) ? point : best));
+        return (series.length > 1 ? each.name + " " : "") + label(at[1]) + (near === null ? "" : ` at ${at[0]}`);
+      });
+      value.textContent = said.join(" · ");
+    };
+    say(null);
+    drawn.addEventListener("pointermove", (event) => {
+      const place = drawn.getBoundingClientRect();
+      const at = ((event.clientX - place.left) / place.width) * WIDTH;
+      if (at < LEFT || at > WIDTH - RIGHT) return;
+      cursor.setAttribute("x1", at);
+      cursor.setAttribute("x2", at);
+      cursor.setAttribute("visibility", "visible");
+      say(left + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (right - left));
+    });
+    drawn.addEventListener("pointerleave", () => { cursor.setAttribute("visibility", "hidden"); say(null); });
+    return box;
+  };
+
+  const FIRST = ["reward", "eval", "kl", "loss", "policy", "response", "environment"];
+  const HIDDEN = new Set(["step", "episode", "policy_version"]);
+  const ALWAYS = new Set(["reward/mean", "eval/score"]);
+  const rank = (group) => (FIRST.includes(group) ? FIRST.indexOf(group) : FIRST.length);
+
+  // runs: [{ name, color, lines }] -> group of metrics -> charts of those that were ever other than zero.
+  const groups = (runs) => {
+    const names = new Set(runs.flatMap((run) => run.lines.flatMap((line) => Object.keys(line))));
+    const found = new Map();
+    const ordered = [...names].filter((name) => !HIDDEN.has(name)).sort();
+    for (const metric of [...ordered.filter((name) => ALWAYS.has(name)), ...ordered.filter((name) => !ALWAYS.has(name))]) {
+      const series = runs.map((run) => ({ name: run.name, color: run.color, points: points(run.lines, metric) }))
+        .filter((each) => each.points.length);
+      if (!series.length || (!ALWAYS.has(metric) && series.every((each) => each.points.every(([, value]) => value === 0)))) continue;
+      const group = metric.split("/")[0];
+      found.set(group, [...(found.get(group) || []), [metric, series]]);
+    }
+    return [...found].sort(([one], [other]) => rank(one) - rank(other) || (one < other ? -1 : 1));
+  };
+  return { groups, chart, isNumber, opened: (group) => rank(group) < FIRST.length };
+})();

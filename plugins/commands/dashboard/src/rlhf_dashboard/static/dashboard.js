@@ -1,0 +1,151 @@
+"use strict";
+// Asks the server again and again, and draws what is new. The key comes behind `#key=`, which no server sees.
+(() => {
+  const { element } = SampleCard;
+  const at = (id) => document.getElementById(id);
+  const EVERY_MS = 2000, MOST_CHOSEN = 6, SHOWN_SAMPLES = 24, KEPT_SAMPLES = 200;
+  const state = { key: "", rows: [], chosen: new Map(), shown: null, touched: false, open: new Map() };
+  const curves = new Map(); // id -> { lines, mark }
+  let kept = { id: null, samples: [], mark: "" };
+  let details = null;
+
+  const take = () => {
+    const given = new URLSearchParams(location.hash.slice(1)).get("key");
+    if (given) {
+      sessionStorage.setItem("key", given);
+      history.replaceState(null, "", location.pathname);
+    }
+    state.key = sessionStorage.getItem("key") || "";
+  };
+  class WrongKey extends Error {}
+  const ask = async (path) => {
+    const answer = await fetch("/api/" + path, { headers: { Authorization: "Bearer " + state.key } });
+    if (answer.status === 401) throw new WrongKey();
+    if (!answer.ok) throw new Error("the server said " + answer.status);
+    return answer.json();
+  };
+
+  const gain = async (id, what, mark) => {
+    const gained = { lines: [], anew: false, mark };
+    for (let more = true; more; ) {
+      const found = await ask(`runs/${id}/${what}?mark=${encodeURIComponent(gained.mark)}`);
+      if (found.anew) [gained.lines, gained.anew] = [[], true];
+      gained.lines.push(...found.lines);
+      gained.mark = found.mark;
+      more = found.more;
+    }
+    return gained;
+  };
+
+  const freeColor = () => [...Array(MOST_CHOSEN).keys()].find((color) => ![...state.chosen.values()].includes(color));
+  const choose = (id, on) => {
+    state.touched = true;
+    if (on && state.chosen.size < MOST_CHOSEN) state.chosen.set(id, freeColor());
+    if (!on) { state.chosen.delete(id); curves.delete(id); }
+    refresh();
+  };
+  const show = (id) => {
+    state.touched = true;
+    state.shown = id;
+    if (!state.chosen.has(id)) choose(id, true);
+    else refresh();
+  };
+
+  const drawCurves = () => {
+    const runs = state.rows.filter((row) => curves.has(row.id) && state.chosen.has(row.id)).map((row) => {
+      const before = Charts.isNumber(row.eval_before) ? [{ step: 0, "eval/score": row.eval_before }] : [];
+      return { name: row.name, color: state.chosen.get(row.id), lines: [...before, ...curves.get(row.id).lines] };
+    });
+    const sections = Charts.groups(runs).map(([group, metrics]) => {
+      const box = element("details");
+      box.open = state.open.has(group) ? state.open.get(group) : Charts.opened(group);
+      box.append(element("summary", "", group));
+      const charts = element("div", "charts");
+      const draw = () => charts.replaceChildren(...metrics.map(([metric, series]) => Charts.chart(metric, series)));
+      if (box.open) draw();
+      box.addEventListener("toggle", () => { state.open.set(group, box.open); if (box.open && !charts.firstChild) draw(); });
+      box.append(charts);
+      return box;
+    });
+    at("curves").replaceChildren(...sections);
+  };
+
+  const drawRun = () => {
+    const row = state.rows.find((each) => each.id === state.shown);
+    if (!row || !details) { at("run").replaceChildren(); return; }
+    const newest = kept.samples.slice(-SHOWN_SAMPLES).reverse();
+    const actors = Panels.actors(details.actors);
+    at("run").replaceChildren(
+      element("h2", "", row.name),
+      ...(actors ? [element("h3", "", "Actors"), actors] : []),
+      element("h3", "", "Rewards by name"), Panels.rewards(kept.samples),
+      element("h3", "", "Events"), Panels.events(details.events),
+      element("h3", "", "Newest samples"), Panels.samples(newest),
+      element("h3", "", "Settings"), ...Panels.settings(details),
+    );
+  };
+
+  const refreshCurves = async () => {
+    let changed = curves.size !== state.chosen.size;
+    for (const id of [...state.chosen.keys()]) {
+      const before = curves.get(id);
+      const gained = await gain(id, "metrics", before ? before.mark : "");
+      changed ||= gained.anew || gained.lines.length > 0 || !before;
+      curves.set(id, { lines: gained.anew || !before ? gained.lines : [...before.lines, ...gained.lines], mark: gained.mark });
+    }
+    return changed;
+  };
+  const refreshRun = async () => {
+    if (!state.shown) return false;
+    if (kept.id !== state.shown) kept = { id: state.shown, samples: [], mark: "" };
+    const gained = await gain(state.shown, "samples", kept.mark);
+    const all = gained.anew ? gained.lines : [...kept.samples, ...gained.lines];
+    kept = { id: state.shown, samples: all.slice(-KEPT_SAMPLES), mark: gained.mark };
+    const found = await ask("runs/" + state.shown);
+    const changed = gained.lines.length > 0 || JSON.stringify(found) !== JSON.stringify(details);
+    details = found;
+    return changed;
+  };
+
+  let busy = false;
+  let drawn = "";
+  const refresh = async () => {
+    if (busy) return;
+    busy = true;
+    try {
+      state.rows = (await ask("runs")).runs;
+      at("ask").hidden = true;
+      if (!state.touched && state.rows.length && !state.shown) {
+        state.shown = state.rows[0].id;
+        state.chosen.set(state.shown, freeColor());
+      }
+      at("said").textContent = state.rows.length ? `${state.rows.length} runs, read at ${new Date().toLocaleTimeString()}` : "No runs yet.";
+      const shape = JSON.stringify([state.rows, [...state.chosen], state.shown]);
+      const other = shape !== drawn;
+      drawn = ""; // until all of it is drawn: what fails below is drawn at the next turn
+      if (other) at("runs").replaceChildren(Panels.runs(state.rows, state.chosen, state.shown, choose, show));
+      if ((await refreshCurves()) || other) drawCurves();
+      if ((await refreshRun()) || other) drawRun();
+      drawn = shape;
+      document.body.dataset.state = "ready";
+    } catch (error) {
+      const wantsKey = error instanceof WrongKey;
+      at("ask").hidden = !wantsKey;
+      at("said").textContent = wantsKey ? "The server asks for its key." : `Not up to date: ${error.message}`;
+      document.body.dataset.state = wantsKey ? "locked" : "lost";
+    } finally {
+      busy = false;
+    }
+  };
+
+  at("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    sessionStorage.setItem("key", at("key").value);
+    take();
+    refresh();
+  });
+  addEventListener("hashchange", () => { take(); refresh(); });
+  take();
+  refresh();
+  setInterval(refresh, EVERY_MS);
+})();

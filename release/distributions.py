@@ -1,0 +1,28 @@
+"""The distributions of this repository: the core at the root, and one in each plugin's folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSION_FILE = ROOT / "VERSION"
+_NAME = re.compile(r'^name = "([^"]+)"$', re.MULTILINE)
+
+
+def folders() -> list[Path]:
+    """Where a `pyproject.toml` of a distribution lies; the root is first."""
+    return [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
+
+
+def name_of(folder: Path) -> str:
+    """The distribution's name. Raises `SystemExit` for a manifest without one."""
+    found = _NAME.search((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    if found is None:
+        raise SystemExit(f"{folder / 'pyproject.toml'}: [project] has no name")
+    return found[1]
+
+
+def version() -> str:
+    """What the file VERSION holds."""
+    return VERSION_FILE.read_text(encoding="utf-8").strip()
