@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .types import BufferItem, Experience
 
-_TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns", "turn_rewards")
+_TOKEN_FIELDS = ("reference_log_probs", "trainer_log_probs", "values", "advantages", "returns", "marks", "turn_rewards")
 """Optional [A] float32 fields, named alike in `BufferItem` and `Experience`."""
 
 
@@ -156,6 +156,7 @@ def _item(experience: Experience, row: int) -> BufferItem:
         score=scalar(experience.scores),
         advantages=tokens(experience.advantages),
         returns=tokens(experience.returns),
+        marks=tokens(experience.marks),
         branch=0 if experience.branches is None else int(experience.branches[row]),
         turn_rewards=tokens(experience.turn_rewards),
     )

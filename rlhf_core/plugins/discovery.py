@@ -88,6 +88,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "sapo": "rlhf-group",
         "gmpo": "rlhf-group",
         "dppo": "rlhf-group",
+        "clip-cov": "rlhf-group",
+        "kl-cov": "rlhf-group",
     },
     "endpoints": {"openai": "rlhf-serve"},
     "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},
