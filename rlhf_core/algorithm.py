@@ -171,6 +171,21 @@ def needs_of(estimator: Callable[..., Any]) -> Needs:
     return declared
 
 
+def marks(choose: Callable[..., Tensor]) -> Callable[[FunctionT], FunctionT]:
+    """Declare that a policy loss (`rlhf.policy_losses`) treats some tokens otherwise, which are chosen once an episode.
+
+    `choose(tokens: EpisodeTokens, *, …)` gives [R, A] bool; its options are those of the loss by the same name.
+    The loss then finds it as `PolicyLossInput.marked`: statistics of an episode are for here, since a loss sees a
+    micro-batch only.
+    """
+
+    def declare(function: FunctionT) -> FunctionT:
+        function.choose = choose  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeOutput:
     """An episode prepared for updates."""

@@ -20,6 +20,7 @@ _TOKEN_FIELDS = (
     "values",
     "advantages",
     "returns",
+    "marks",
     "turn_rewards",
 )
 """Optional fields of a row's tokens ([A] or [A, K]; float32, or int32 ids), alike in `BufferItem` and `Experience`."""
@@ -167,6 +168,7 @@ def _item(experience: Experience, row: int) -> BufferItem:
         score=scalar(experience.scores),
         advantages=tokens(experience.advantages),
         returns=tokens(experience.returns),
+        marks=tokens(experience.marks),
         branch=0 if experience.branches is None else int(experience.branches[row]),
         turn_rewards=tokens(experience.turn_rewards),
     )

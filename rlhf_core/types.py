@@ -168,6 +168,8 @@ class BufferItem:
     """[A] float32, set by the algorithm."""
     returns: Tensor | None = None
     """[A] float32, set by the algorithm where it has a critic."""
+    marks: Tensor | None = None
+    """[A] float32, 1 on tokens that the policy loss has chosen over the episode; set by the algorithm where it does."""
     branch: int = 0
     """Index of this row in its episode; (sample_id, branch) is unique in the run."""
     turn_rewards: Tensor | None = None
@@ -236,6 +238,8 @@ class Experience:
     advantages: Tensor | None = None
     """[B, A] float32."""
     returns: Tensor | None = None
+    """[B, A] float32."""
+    marks: Tensor | None = None
     """[B, A] float32."""
     branches: Tensor | None = None
     """[B] int64; None where every episode is one row."""

@@ -21,6 +21,7 @@ from .entropy_control import EntropyController
 from .kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, clamp_log_ratio, kl_estimate
 from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .losses import (
+    EpisodeTokens,
     PolicyLoss,
     PolicyLossInput,
     RatioLevel,
@@ -61,6 +62,7 @@ __all__ = [
     "Aggregation",
     "DivergenceBound",
     "EntropyController",
+    "EpisodeTokens",
     "FixedKLController",
     "GroupSpread",
     "KLController",

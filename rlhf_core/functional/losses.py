@@ -6,6 +6,7 @@ replaced under a False mask before any arithmetic, so that nothing there reaches
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,25 @@ class PolicyLossInput:
     """[B, A], importance weights multiplied in."""
     mask: Tensor
     """[B, A] bool, True = counts in the loss."""
+    marked: Tensor | None = None
+    """[B, A] bool, the tokens that the loss has chosen over the whole episode (`rlhf_core.algorithm.marks`); None for a
+    loss that chooses none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTokens:
+    """The tokens from which a policy loss chooses: those of the rows here, and sums over all of the episode's."""
+
+    log_probs: Tensor
+    """[R, A] nats of the policy before the first step; 0 outside the mask."""
+    advantages: Tensor
+    """[R, A] as the loss will be given them; 0 outside the mask."""
+    mask: Tensor
+    """[R, A] bool."""
+    draws: Tensor
+    """[R, A] float64 in (0, 1): noise that depends on the sample and the token only."""
+    all_tokens: Callable[[Tensor], Tensor]
+    """[R, A] -> [T] float64: the values at all True positions of the masks of all ranks, in one order. Collective."""
 
 
 @dataclass(frozen=True, slots=True)

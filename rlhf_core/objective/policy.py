@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import LossTerm, Metric
@@ -14,6 +15,7 @@ from ..errors import ConfigError
 from ..functional import (
     DivergenceBound,
     EntropyController,
+    EpisodeTokens,
     PolicyLoss,
     PolicyLossInput,
     aggregate_count,
@@ -25,6 +27,7 @@ from ..functional import (
     policy_metrics,
     sum_and_mean_over_ranks,
     sums_of_samples,
+    uniforms,
 )
 from ..models import policy_forward
 from ..types import Experience
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..models.forward import PolicyOutput
+
+
+_DRAWS = 0x436F76
+"""Seed of the noise of `EpisodeTokens`: samples have numbers of their own in a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,15 @@ class PolicyObjective:
             advantages = advantages * weights
         if self.config.mask_truncated:
             mask = mask & ~episode.truncated.unsqueeze(-1)
-        return replace(episode, advantages=advantages, action_mask=mask)
+        found = replace(episode, advantages=advantages, action_mask=mask)
+        loss = self.functions["policy_loss"]
+        choose = getattr(loss, "choose", None)
+        if choose is None:
+            return found
+        known = signature(choose).parameters
+        options = {name: value for name, value in getattr(loss, "keywords", {}).items() if name in known}
+        chosen = choose(episode_tokens(found, whole), **options)
+        return replace(found, marks=(chosen & mask).float())
 
     def _measure_entropy(
         self, controller: EntropyController, episode: Experience, whole: Whole, metrics: dict[str, float]
@@ -210,7 +225,9 @@ class PolicyObjective:
         assert output.entropy is not None
         # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
         old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
-        loss = self.functions["policy_loss"](PolicyLossInput(output.log_probs, old, batch.advantages, mask))
+        marked = None if batch.marks is None else batch.marks > 0
+        given = PolicyLossInput(output.log_probs, old, batch.advantages, mask, marked)
+        loss = self.functions["policy_loss"](given)
         if not isinstance(loss, PolicyLoss):
             raise TypeError(f"the policy loss returned a {type(loss).__name__}, not a PolicyLoss")
         sums = {"policy": self._sum(loss.losses, mask)}
@@ -223,6 +240,33 @@ class PolicyObjective:
 
     def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
         return aggregate_sum(values, mask, self.config.aggregation, self._norm_length)
+
+
+def episode_tokens(rows: Experience, whole: Whole) -> EpisodeTokens:
+    """What a policy loss chooses from, of rows with their advantages."""
+    import torch
+
+    assert rows.advantages is not None
+    mask = rows.action_mask
+    old = rows.action_log_probs if rows.trainer_log_probs is None else rows.trainer_log_probs
+    places = torch.arange(mask.shape[-1], device=mask.device)
+    branches = 0 if rows.branches is None else rows.branches.unsqueeze(-1)
+    lengths = whole.of_all(mask.sum(-1)).long()
+    firsts = whole.here(lengths.cumsum(0) - lengths).unsqueeze(-1)
+    index = (firsts + mask.long().cumsum(-1) - 1)[mask]
+
+    def all_tokens(values: Tensor) -> Tensor:
+        placed = torch.zeros(int(lengths.sum()), dtype=torch.float64, device=mask.device)
+        placed[index] = values[mask].double()
+        return whole.all_reduce(placed)
+
+    return EpisodeTokens(
+        log_probs=torch.where(mask, old, 0.0),
+        advantages=torch.where(mask, rows.advantages, 0.0),
+        mask=mask,
+        draws=uniforms(_DRAWS, rows.sample_ids.unsqueeze(-1), (branches << 32) + places),
+        all_tokens=all_tokens,
+    )
 
 
 def _check_overlong(config: PolicyObjectiveSection, longest: int | None) -> None:

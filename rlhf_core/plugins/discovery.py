@@ -100,6 +100,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "sapo": "rlhf-group",
         "gmpo": "rlhf-group",
         "dppo": "rlhf-group",
+        "clip-cov": "rlhf-group",
+        "kl-cov": "rlhf-group",
     },
     "endpoints": {"openai": "rlhf-serve"},
     "commands": {

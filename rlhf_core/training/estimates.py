@@ -28,6 +28,7 @@ _COMPUTED = (
     "turn_rewards",
     "advantages",
     "returns",
+    "marks",
 )
 """The fields of a row that are computed here, or may be replaced by an algorithm: those of its tokens."""
 Computed = dict[str, "Tensor | None"]

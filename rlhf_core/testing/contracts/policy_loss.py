@@ -87,6 +87,7 @@ class PolicyLossContract(FunctionContract):
             old=pad(batch.old_log_probs, (0, 3)),
             advantages=pad(batch.advantages, (0, 3)),
             mask=pad(batch.mask, (0, 3)),
+            marked=None if batch.marked is None else pad(batch.marked, (0, 3)),
         )
         torch.testing.assert_close(
             function(wide).losses[:, :-3], function(batch).losses, rtol=self.rtol, atol=1e-6, check_stride=False
@@ -129,13 +130,22 @@ def _batch(distance: float) -> PolicyLossInput:
     moved = (torch.rand(mask.shape, generator=generator) - 0.5) * 2 * distance
     advantages = torch.randn(mask.shape, generator=generator)
     log_probs = (old + moved).clamp(max=-1e-3) if distance < 10 else old + moved
-    return PolicyLossInput(log_probs.requires_grad_(), old, advantages, mask)
+    marked = (torch.rand(mask.shape, generator=generator) < 0.3) & mask if distance else None
+    return PolicyLossInput(log_probs.requires_grad_(), old, advantages, mask, marked)
 
 
 def _with(
-    batch: PolicyLossInput, *, log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor | None = None
+    batch: PolicyLossInput,
+    *,
+    log_probs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    mask: Tensor | None = None,
+    marked: Tensor | None = None,
 ) -> PolicyLossInput:
     from dataclasses import replace
+
+    marked = batch.marked if marked is None else marked
 
     return replace(
         batch,
@@ -143,6 +153,7 @@ def _with(
         old_log_probs=old,
         advantages=advantages,
         mask=batch.mask if mask is None else mask,
+        marked=marked,
     )
 
 
@@ -153,6 +164,7 @@ def _rows(batch: PolicyLossInput, rows: list[int]) -> PolicyLossInput:
         old=batch.old_log_probs[rows],
         advantages=batch.advantages[rows],
         mask=batch.mask[rows],
+        marked=None if batch.marked is None else batch.marked[rows],
     )
 
 
