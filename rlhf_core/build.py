@@ -88,7 +88,8 @@ def build_engine(
 
 def build_scorer(resolved: ResolvedRun, device: torch.device, *, cache_folder: Path | None = None) -> RewardScorer:
     """All rewards of the run behind the one policy; `device` is that of the process they run in."""
-    context = reward_context(device, seed=resolved.run.train.seed, model_path=resolved.run.model.path)
+    run = resolved.run
+    context = reward_context(device, seed=run.train.seed, model_path=run.model.path, folder=cache_folder)
     specs = [
         reward_spec(r.selected, r.config, context, r.call_options, name=r.name, weight=r.weight)
         for r in resolved.rewards
