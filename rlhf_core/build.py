@@ -101,7 +101,8 @@ def build_scorer(
 
     cache_folder: None where there is nowhere to remember scores.
     """
-    context = reward_context(device, seed=resolved.run.train.seed, model_path=resolved.run.model.path)
+    run = resolved.run
+    context = reward_context(device, seed=run.train.seed, model_path=run.model.path, folder=cache_folder)
     specs = [
         reward_spec(
             r.selected,

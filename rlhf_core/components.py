@@ -108,6 +108,8 @@ class RewardContext:
     model_path: str | None = None
     """Where the policy was loaded from: a reward may ask whether its tokenizer is the policy's. None where a reward
     is asked outside a run, with no policy there (`rlhf serve-reward`, the seed's classes)."""
+    folder: Path | None = None
+    """In a run folder, where a reward may keep files of its own; the makers of one machine share it. None without."""
 
 
 @dataclass(frozen=True, slots=True)

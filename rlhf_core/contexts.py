@@ -42,10 +42,12 @@ def strategy_context(device: str) -> StrategyContext:
     return StrategyContext(device=str(own_device(device)))
 
 
-def reward_context(device: str | torch.device, *, seed: int, model_path: str | None) -> RewardContext:
+def reward_context(
+    device: str | torch.device, *, seed: int, model_path: str | None, folder: Path | None = None
+) -> RewardContext:
     """`device`: as a run file says it, or the strategy's. `model_path`: None where there is no policy."""
     place = own_device(device) if isinstance(device, str) else device
-    return RewardContext(device=str(place), seed=seed, model_path=model_path)
+    return RewardContext(device=str(place), seed=seed, model_path=model_path, folder=folder)
 
 
 def algorithm_context(

@@ -56,6 +56,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "length": "rlhf-reward-rules",
         "model": "rlhf-reward-model",
         "http": "rlhf-reward-http",
+        "judge": "rlhf-reward-judge",
         "reasoning-gym": "rlhf-reasoning-gym",
     },
     "transports": {"local": "rlhf-core", "ray": "rlhf-ray"},

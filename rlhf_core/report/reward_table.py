@@ -16,7 +16,10 @@ _COUNTS = {
     "zeroed": "samples scored 0",
     "dropped": "samples dropped",
 }
-"""Name in the metrics -> heading; columns after the first two are left out where 0 for all rewards."""
+"""Name in the metrics -> heading; columns after the first two are left out where 0 for all rewards.
+
+What a reward counts itself comes behind, under its own name.
+"""
 
 
 def reward_costs(run: Run) -> dict[str, dict[str, float]]:
@@ -36,7 +39,9 @@ def reward_table(run: Run, *, named: bool) -> str:
     shown = [
         count for count in _COUNTS if count in ("calls", "failures") or any(each.get(count) for each in costs.values())
     ]
-    head = "".join(f"<th>{heading}</th>" for heading in ("time in calls", "a call", *(_COUNTS[c] for c in shown)))
+    shown += sorted({count for each in costs.values() for count in each if each[count]} - {*_COUNTS, "seconds"})
+    headings = (_COUNTS.get(count, escape(count.replace("_", " "))) for count in shown)
+    head = "".join(f"<th>{heading}</th>" for heading in ("time in calls", "a call", *headings))
     rows = []
     for name, cost in costs.items():
         seconds, calls = cost.get("seconds", 0.0), cost.get("calls", 0.0)

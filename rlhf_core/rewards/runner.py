@@ -275,6 +275,11 @@ class RewardRunner:
             taken, self._counts = self._counts, RewardCounts()
         return taken
 
+    def take_own_counts(self) -> dict[str, float]:
+        """What the reward itself has counted since the last call, where it is an object with `take_counts()`."""
+        take = getattr(self._function, "take_counts", None)
+        return {str(name): float(value) for name, value in take().items()} if callable(take) else {}
+
     def close(self) -> None:
         """Cancel pending calls, close the reward, and end processes, event loop and threads."""
         self._closing.set()

@@ -144,6 +144,9 @@ class RewardScorer:
                 value = float(getattr(counts, key))
                 if value or key in ("calls", "seconds"):
                     metrics[f"reward_calls/{runner.spec.name}/{key}"] = value
+            for key, value in runner.take_own_counts().items():
+                if value:
+                    metrics[f"reward_calls/{runner.spec.name}/{key}"] = value
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

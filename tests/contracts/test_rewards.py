@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf_core.testing.contracts import RewardContract, contracts_for
 
-IN_THEIR_OWN_TESTS = {"model": "needs a reward model's folder", "http": "needs a server"}
+IN_THEIR_OWN_TESTS = {"model": "needs a reward model's folder", "http": "needs a server", "judge": "needs a judge"}
 
 globals().update(
     contracts_for(

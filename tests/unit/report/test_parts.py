@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -91,6 +92,17 @@ def test_the_table_of_rewards_adds_up_what_each_cost_and_how_often_it_failed(tmp
         ["exact-match", "0.0 s", "1.0 ms", "20", "0", "0"],
         ["remote &lt;b&gt;", "6.0 s", "200.0 ms", "30", "10", "10"],
     ]
+
+
+def test_the_table_of_rewards_has_what_one_counts_itself(tmp_path, make_run):
+    run = make_run(tmp_path / "run", episodes=2)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps({**json.loads(line), "reward_calls/exact-match/tokens_<b>": 7}) + "\n" for line in lines)
+    )
+    table = reward_table(read_run(run), named=False)
+    assert re.findall("<th>(.*?)</th>", table)[-1] == "tokens &lt;b&gt;"
+    assert f"<td>{7 * len(lines)}</td>" in table
 
 
 def test_figures_have_names_of_their_own():

@@ -26,6 +26,23 @@ def test_several_rewards_by_name_in_order(score, rollouts):
     assert counts(scorer)["calls"] == 0
 
 
+def test_what_a_reward_counts_itself_is_among_its_counts(score, rollouts):
+    class Counting:
+        asked = 0
+
+        def __call__(self, batch):
+            self.asked += len(batch)
+            return faulty.right(batch)
+
+        def take_counts(self):
+            taken, self.asked = self.asked, 0
+            return {"asked": taken, "spent": 0}
+
+    _, scorer = score(Counting(), rollouts)
+    assert {name: value for name, value in counts(scorer).items() if name != "seconds"} == {"calls": 1, "asked": 4}
+    assert "asked" not in counts(scorer)
+
+
 def test_no_rollouts(score):
     assert score(faulty.right, [])[0] == []
 

@@ -1,0 +1,90 @@
+"""A judge in this process, which answers by an engine as the policy does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from rlhf_core.components import EngineContext, RewardContext
+from rlhf_core.config import ModelConfig
+from rlhf_core.errors import UserInputError
+from rlhf_core.models import load_policy, load_tokenizer
+from rlhf_core.plugins import load, resolve_build
+from rlhf_core.prompts import PromptEncoder
+from rlhf_core.protocols import RolloutEngine
+from rlhf_core.types import GenerationRequest, SamplingParams
+
+from .config import JudgeConfig
+from .remote import JudgeError, Reply
+from .verdicts import Messages
+
+WHERE = 'reward "judge": model_path'
+
+
+class LocalJudge:
+    """Loads the model at once. Raises `UserInputError` where it cannot."""
+
+    def __init__(self, config: JudgeConfig, context: RewardContext) -> None:
+        assert config.model_path is not None
+        device = torch.device(context.device)
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        path = ModelConfig(path=config.model_path)
+        try:
+            self._tokenizer = load_tokenizer(path)
+            model = load_policy(path, dtype=dtype, seed=context.seed, tokenizer=self._tokenizer)
+        except UserInputError as error:
+            raise UserInputError(error.message, where=WHERE, hint=error.hint) from error
+        selected = load("engines", config.engine)
+        options = selected.component.config.model_validate(config.engine_options)
+        place = EngineContext(
+            model=model.to(device).eval().requires_grad_(False),  # type: ignore[arg-type]
+            tokenizer=self._tokenizer,
+            device=device,
+            seed=context.seed,
+            model_path=config.model_path,
+        )
+        self._engine = cast(RolloutEngine, resolve_build(selected)(options, place))
+        self._encoder = PromptEncoder(self._tokenizer)
+        self._sampling = SamplingParams(
+            max_new_tokens=config.max_reply_tokens,
+            temperature=config.temperature or 1.0,
+            greedy=config.temperature == 0,
+        )
+        self._asked = 0
+
+    async def ask(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
+        """A reply to each, or why there is none."""
+        return await asyncio.to_thread(self._generate, questions)
+
+    async def aclose(self) -> None:
+        """Free the engine."""
+        self._engine.close()
+
+    def _generate(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
+        found: dict[int, Reply | Exception] = {}
+        requests = []
+        lengths: dict[int, int] = {}
+        room = self._engine.context_tokens
+        for index, messages in enumerate(questions):
+            prompt_ids = self._encoder.prompt({"prompt": self._prompt(messages)}, 0, WHERE).prompt_ids
+            if room is not None and len(prompt_ids) >= room:
+                found[index] = JudgeError(f"the question is {len(prompt_ids)} tokens long, the judge reads {room}")
+                continue
+            lengths[self._asked] = index
+            requests.append(GenerationRequest(sample_id=self._asked, prompt_ids=prompt_ids))
+            self._asked += 1
+        sent = {request.sample_id: len(request.prompt_ids) for request in requests}
+        for completion in self._engine.generate(requests, self._sampling) if requests else ():
+            text = self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
+            number = sent[completion.sample_id] + len(completion.token_ids)
+            found[lengths[completion.sample_id]] = Reply(str(text), number)
+        return [found[index] for index in range(len(questions))]
+
+    def _prompt(self, messages: Messages) -> str | Messages:
+        """Chat messages, or one text for a model without a chat template."""
+        if self._tokenizer.chat_template:
+            return messages
+        return "\n\n".join(message["content"] for message in messages) + "\n\n"
