@@ -19,6 +19,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
     "build": (
         "TrainerModels",
         "build_algorithm",
+        "build_curriculum",
         "build_engine",
         "build_evaluator",
         "build_player",

@@ -110,6 +110,18 @@ def _before_last_answer(messages: object, name: str) -> object:
     return messages[:last]
 
 
+def is_plain(prompt: Any) -> bool:
+    """Whether it is a prompt as most are, told as fast as can be; `check_prompt` says of the others."""
+    if type(prompt) is str:
+        return prompt != ""
+    if type(prompt) is not list or not prompt:
+        return False
+    for message in prompt:
+        if type(message) is not dict or type(message.get("content")) is not str or type(message.get("role")) is not str:
+            return False
+    return True
+
+
 def check_prompt(record: Record, name: str, *, may_be_empty: bool = False) -> None:
     """Raise `DataError` where a record's prompt is neither text nor chat messages; nothing is encoded."""
     prompt = record.get("prompt")
@@ -127,7 +139,7 @@ def check_messages(prompt: object, record: Record, name: str) -> tuple[Message, 
     if prompt is None:
         known = ", ".join(chain(map(str, record))) or "none"
         raise DataError(f"there is no `prompt` (keys: {known})", where=name)
-    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
         raise DataError(f"`prompt` is {_kind(prompt)}, not text or a list of chat messages", where=name)
     for message in prompt:
         if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message):

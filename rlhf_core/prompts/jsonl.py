@@ -55,18 +55,21 @@ class JsonlSource:
     def scan(self) -> Iterator[Mapping[str, Any] | DataError]:
         """Every record, or what is wrong with its line."""
         decode = json.JSONDecoder().decode
-        with self._path.open("rb") as file:
+        # As text, decoded in large blocks; a byte that is not UTF-8 becomes a surrogate.
+        with self._path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    if b"\\ud" not in line and b"\\uD" not in line:
-                        record = decode(line.decode())
+                    if "\\u" not in line:
+                        if not line.isascii():
+                            line.encode()
+                        record = decode(line)
                         if type(record) is dict:
                             yield record
                             continue
                 except (ValueError, RecursionError):
                     pass
                 try:  # again, more slowly, for what is wrong with it
-                    yield parse_line(line, self._path, number)
+                    yield parse_line(line.encode(errors="surrogateescape"), self._path, number)
                 except DataError as error:
                     yield error
 

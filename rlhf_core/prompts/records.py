@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
-from itertools import islice
 from typing import Protocol, runtime_checkable
 
 from ..errors import DataError
@@ -90,35 +89,35 @@ class Wrong:
 
 def select_records(source: PromptSource, selecting: Selecting) -> Selected:
     """Read every record once. Raises one `DataError` that names all wrong records."""
-    wrong = Wrong(source)
-    usable = array("q")
-    counts = dict.fromkeys(("records", "too_long", "duplicates", "filtered"), 0)
+    own_digest = isinstance(source, ScannedSource)
+    digest = sha256()
     total = len(source)
-    stride = 1 if selecting.measured is None else max(1, total // selecting.measured)
-    digest = None if isinstance(source, ScannedSource) else sha256()
-    choice = _Choice(selecting, source, wrong, counts)
-    numbered = enumerate(scan(source))
-    while chunk := list(islice(numbered, _CHUNK)):
-        right: list[tuple[int, Record]] = []
-        for index, record in chunk:
+    choice = _Choice(source, selecting, total)
+    # Records are let go of at once where they are not measured: to keep them takes longer than to parse them.
+    check, look_at = selecting.check, choice.look_at
+    for index, record in enumerate(scan(source)):
+        try:
             if isinstance(record, DataError):
-                wrong.errors[index] = record
-                continue
-            if digest is not None:
-                digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
-            if choice.takes(index, record):
-                right.append((index, record))
-        usable.extend(choice.fitting(right, stride))
-        counts["records"] += len(chunk)
-    wrong.raise_if_any(total)
-    return Selected(usable, source.digest() if digest is None else digest.hexdigest(), counts)  # type: ignore[attr-defined]
+                raise record
+            if check is not None:
+                check(record, "")
+        except DataError as error:
+            choice.refuse(index, error)
+            continue
+        if not own_digest:
+            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+        look_at(index, record)
+    usable = choice.finish()
+    counts = {"records": total, **choice.counts}
+    return Selected(usable, source.digest() if isinstance(source, ScannedSource) else digest.hexdigest(), counts)
 
 
 def scan(source: PromptSource) -> Iterator[Record | DataError]:
     """Every record in order, or what is wrong with it."""
-    if isinstance(source, ScannedSource):
-        yield from source.scan()
-        return
+    return source.scan() if isinstance(source, ScannedSource) else _read_each(source)
+
+
+def _read_each(source: PromptSource) -> Iterator[Record | DataError]:
     for index in range(len(source)):
         try:
             yield source[index]
@@ -129,57 +128,74 @@ def scan(source: PromptSource) -> Iterator[Record | DataError]:
 class _Choice:
     """Decides on one record after the other, and counts why it left some out."""
 
-    def __init__(self, selecting: Selecting, source: object, wrong: Wrong, counts: dict[str, int]) -> None:
-        self._selecting = selecting
+    def __init__(self, source: PromptSource, selecting: Selecting, total: int) -> None:
         self._source = source
-        self._wrong = wrong
-        self._counts = counts
+        self._total = total
+        self._selecting = selecting
+        self._filters = selecting.skip_duplicates or selecting.keep is not None
+        stride = 1 if selecting.measured is None else max(1, total // selecting.measured)
+        self._stride = stride if selecting.fits is not None else total + 1
+        self._wrong = Wrong(source)
         self._seen: set[bytes] = set()
+        self._usable = array("q")
+        self._measured: list[tuple[int, Record]] = []
+        self._too_long: set[int] = set()
+        self.counts = dict.fromkeys(("too_long", "duplicates", "filtered"), 0)
 
-    def takes(self, index: int, record: Record) -> bool:
-        """Check the shape of a record, and ask the filters."""
+    def refuse(self, index: int, error: DataError) -> None:
+        """Note a wrong record."""
+        name = record_name(self._source, index)
+        self._wrong.errors[index] = DataError(error.message, where=name, hint=error.hint)
+
+    def look_at(self, index: int, record: Record) -> None:
+        """Ask the filters, and now and then measure some."""
+        if self._filters and not self._passes(record):
+            return
+        self._usable.append(index)
+        if index % self._stride == 0:
+            self._measured.append((index, record))
+            if len(self._measured) >= _CHUNK:
+                self._measure()
+
+    def finish(self) -> Sequence[int]:
+        """The indices of the records to use. Raises `DataError` where some are wrong."""
+        self._measure()
+        self._wrong.raise_if_any(self._total)
+        self.counts["too_long"] = len(self._too_long)
+        if not self._too_long:
+            return self._usable
+        return array("q", (index for index in self._usable if index not in self._too_long))
+
+    def _passes(self, record: Record) -> bool:
         asked = self._selecting
-        if asked.check is not None:
-            try:
-                asked.check(record, "")
-            except DataError as error:
-                name = record_name(self._source, index)
-                self._wrong.errors[index] = DataError(error.message, where=name, hint=error.hint)
-                return False
         if asked.skip_duplicates:
             key = fingerprint(record)
             if key in self._seen:
-                self._counts["duplicates"] += 1
+                self.counts["duplicates"] += 1
                 return False
             self._seen.add(key)
         if asked.keep is not None and not asked.keep(record):
-            self._counts["filtered"] += 1
+            self.counts["filtered"] += 1
             return False
         return True
 
-    def fitting(self, records: Sequence[tuple[int, Record]], stride: int) -> Iterable[int]:
-        """Those that are short enough; only every `stride`-th is measured."""
-        measured = [(index, record) for index, record in records if index % stride == 0]
-        fits = dict(zip((index for index, _ in measured), self._measure(measured), strict=True))
-        self._counts["too_long"] += sum(not each for each in fits.values())
-        return [index for index, _ in records if fits.get(index, True)]
-
-    def _measure(self, records: Sequence[tuple[int, Record]]) -> Sequence[bool]:
-        ask = self._selecting.fits
+    def _measure(self) -> None:
+        ask, records = self._selecting.fits, self._measured
         if ask is None or not records:
-            return [True] * len(records)
+            return
         names = [record_name(self._source, index) for index, _ in records]
         try:
-            return ask([record for _, record in records], names)
+            fits = list(ask([record for _, record in records], names))
         except DataError:  # one by one, to find them all
-            found: list[bool] = []
+            fits = []
             for name, (index, record) in zip(names, records, strict=True):
                 try:
-                    found += ask([record], [name])
+                    fits += ask([record], [name])
                 except DataError as error:
                     self._wrong.errors[index] = error
-                    found.append(True)
-            return found
+                    fits.append(True)
+        self._too_long |= {index for (index, _), each in zip(records, fits, strict=True) if not each}
+        self._measured = []
 
 
 def fingerprint(record: Record) -> bytes:

@@ -17,7 +17,7 @@ from ..types import Prompt
 from ..util.rng import permutation
 from .encoder import PromptEncoder as PromptEncoder
 from .encoder import Record as Record
-from .encoder import check_prompt
+from .encoder import check_prompt, is_plain
 from .order import Part, RecordOrder, order_of
 from .records import Check, Selecting, record_name, select_records
 from .streamed import StreamedRecords
@@ -70,9 +70,10 @@ class RecordStream:
                 where="prompts",
                 hint="give more data, or lower eval.num_prompts" if usable else "raise prompts.max_prompt_tokens",
             )
-        split = permutation(len(usable), seed, "held-out")
-        self._held_out = [usable[i] for i in split[:held_out]]
-        self._training = array("q", sorted(usable[i] for i in split[held_out:]))
+        split = permutation(len(usable), seed, "held-out")[:held_out]
+        self._held_out = [usable[i] for i in split]
+        kept_back = set(self._held_out)
+        self._training = array("q", (index for index in usable if index not in kept_back)) if kept_back else usable
         parts: Sequence[Part] = getattr(source, "parts", ())
         self.order: RecordOrder = order_of(self._training, parts, seed)
 
@@ -213,7 +214,8 @@ class PromptStream:
         return [record for record, _ in self.records.held_out()]
 
     def _check_record(self, record: Record, name: str) -> None:
-        check_prompt(record, name, may_be_empty=self._may_be_empty)
+        if not is_plain(record.get("prompt")):
+            check_prompt(record, name, may_be_empty=self._may_be_empty)
         if self._check is not None:
             self._check(record, name)
 
