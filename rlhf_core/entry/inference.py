@@ -88,7 +88,9 @@ def evaluate_folder(
     device: str,
     environment: SelectedEnvironment | None = None,
 ) -> dict[str, float]:
-    """Mean of each reward (by its label) over the answers to a JSON Lines file of prompts, and `num_prompts`.
+    """Over the answers to a JSON Lines file of prompts: the mean `weighted_score`, and of each reward (by its label).
+
+    With `num_prompts`, how many there were.
 
     With an environment an episode is played for each prompt, or for `num_prompts` tasks without one (64 where that is
     None); the environment's reward comes first, and its metrics follow.
@@ -113,8 +115,10 @@ def evaluate_folder(
                 items = [item for group in maker.make(prompts) for item in group.items if item.branch == 0]
     names = [*([] if environment is None else [ENVIRONMENT]), *scorer.weights]
     means = {name: sum(item.rewards[name] for item in items) / max(1, len(items)) for name in names}
+    weights = {ENVIRONMENT: 1.0 if environment is None else environment.options.weight, **scorer.weights}
+    score = {"weighted_score": sum(weights[name] * mean for name, mean in means.items())}
     counts = {"num_prompts": float(len(prompts)), "num_scored": float(len(items))}
-    return {**means, **environment_metrics(items), **counts}
+    return {**means, **score, **environment_metrics(items), **counts}
 
 
 def _player(

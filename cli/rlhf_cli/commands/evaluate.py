@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..numbers import readable
 from ..output import print_json, print_table
 from .playing import EnvironmentRequest, environment_options
 from .sampling import SamplingRequest, sampling_options
@@ -45,7 +46,7 @@ def evaluate(
     sampling: SamplingRequest,
     playing: EnvironmentRequest,
 ) -> None:
-    """Generate an answer to each prompt of a file and print the mean of every reward.
+    """Generate an answer to each prompt of a file and print the weighted score and the mean of every reward.
 
     With --environment, play an episode for each prompt, or for tasks that the environment makes itself, and print
     its reward and metrics, too.
@@ -76,7 +77,14 @@ def evaluate(
     if as_json:
         print_json(scores)
         return
-    print_table(["metric", "value"], [[name, f"{value:.6g}"] for name, value in scores.items()])
+    rows = [[_called(name, selected), readable(value, name)] for name, value in scores.items()]
+    print_table(["metric", "value"], rows)
+
+
+def _called(name: str, rewards: list[SelectedReward]) -> str:
+    """The metric, with the weight of a reward that has one."""
+    weight = next((reward.weight for reward in rewards if reward.name == name), 1.0)
+    return name if weight == 1 else f"{name} (weight {weight:g})"
 
 
 def _rewards(texts: tuple[str, ...]) -> list[SelectedReward]:
