@@ -36,7 +36,8 @@ def test_the_groups_are_shown_with_their_rewards(folder, capsys):
     for heading in ("BEST", "WORST", "RANDOM", "FIRST", "LAST"):
         assert f"\n{heading}\n" in said
     assert (
-        "#0  episode 1  policy 0  weighted score 0  exact 0  3 tokens  stop\n  > prompt 0\n  > second line\n    answer 0" in said
+        "#0  episode 1  policy 0  weighted score 0  exact 0  3 tokens  stop\n"
+        "  > prompt 0\n  > second line\n    answer 0" in said
     )
 
 

@@ -28,5 +28,5 @@ def test_a_cached_reward_is_scored_without_its_cache(tmp_path, policy):
         engine="hf",
         device="cpu",
     )
-    assert scores == {"digits": 2.5, "num_prompts": 2.0, "num_scored": 2.0}
+    assert scores == {"digits": 2.5, "weighted_score": 2.5, "num_prompts": 2.0, "num_scored": 2.0}
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix) == ["mine.py", "prompts.jsonl"]
