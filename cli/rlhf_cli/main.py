@@ -40,10 +40,14 @@ COMMANDS = {
     "export": LazyCommand("rlhf_cli.commands.export:export", "Make a plain model folder of a run or a checkpoint."),
     "samples": LazyCommand("rlhf_cli.commands.samples:samples", "Show what a run's policy answered."),
     "control": LazyCommand("rlhf_cli.commands.control:control", "Pause, stop or change a run that is going on."),
+    "completion": LazyCommand("rlhf_cli.commands.completion:completion", "Print the script for completion in a shell."),
     "version": LazyCommand("rlhf_cli.commands.version:version", "Print the versions of the parts."),
 }
 
 cli = RootGroup("rlhf", COMMANDS, help=_HELP)
+
+_NO_BARS = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+"""Libraries draw bars of their own into the output, unless the environment says otherwise."""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -55,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     atexit.register(_ignore_signals)
+    for name, value in _NO_BARS.items():
+        os.environ.setdefault(name, value)
     try:
         code = run(argv)
         _exit_at_signals(code)

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
+from rlhf_core.config.score_name import score_name
 from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
 from rlhf_core.util.printable import printable
 
+from .numbers import readable
 from .output import OutlivingStream
 
 Mode = Literal["live", "plain", "quiet"]
@@ -43,6 +45,11 @@ class PlainProgress:
         self._started = 0.0
         self._line: dict[str, Any] = {}
         self._first_reward: float | None = None
+        self._score_name: str | None = None
+
+    @hookimpl
+    def rlhf_run_start(self, config: Metrics) -> None:
+        self._score_name = score_name(config)
 
     @hookimpl
     def rlhf_fit_start(self, info: FitInfo) -> None:
@@ -64,7 +71,7 @@ class PlainProgress:
     @hookimpl
     def rlhf_eval_end(self, step: int, metrics: Metrics | None, error: BaseException | None) -> None:
         if error is None and metrics:
-            values = "  ".join(f"{name.removeprefix('eval/')} {_text(value)}" for name, value in metrics.items())
+            values = "  ".join(f"{key.removeprefix('eval/')} {readable(value, key)}" for key, value in metrics.items())
             self.say(f"held-out after {step} updates: {values}")
 
     @hookimpl
@@ -81,12 +88,13 @@ class PlainProgress:
             rows.append(("finished", f"{finished['guard']}: {finished['reason']}"))
         before, after = summary.get("eval_before"), summary.get("eval_after")
         if before is not None or after is not None:
-            rows.append(("held-out score", f"{_text(before)} -> {_text(after)}"))
+            name = "held-out score" if self._score_name is None else f"held-out {self._score_name}"
+            rows.append((name, f"{readable(before)} -> {readable(after)}"))
         reward = self._line.get("reward/mean")
         if reward is not None:
-            rows.append(("reward", f"{_text(self._first_reward)} -> {_text(reward)}"))
+            rows.append(("reward", f"{readable(self._first_reward)} -> {readable(reward)}"))
         if self._line.get("kl/mean") is not None:
-            rows.append(("kl", _text(self._line["kl/mean"])))
+            rows.append(("kl", readable(self._line["kl/mean"])))
         if summary.get("wall_s") is not None:
             rows.append(("wall time", clock(float(summary["wall_s"]))))
         rows.append(("run folder", str(run_folder)))
@@ -140,7 +148,7 @@ def shown(metrics: Mapping[str, Any]) -> list[str]:
     """An episode's main values, where present: reward, KL, length, losses."""
     values = [(label, metrics.get(key)) for key, label in _SHOWN]
     values += [(name.replace("loss/", "loss "), value) for name, value in metrics.items() if name.startswith("loss/")]
-    return [f"{label} {_text(value)}" for label, value in values if isinstance(value, int | float)]
+    return [f"{label} {readable(value)}" for label, value in values if isinstance(value, int | float)]
 
 
 def clock(seconds: float) -> str:
@@ -149,9 +157,3 @@ def clock(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, int | float):
-        return "-" if value is None else str(value)
-    return f"{value:.3f}" if 0.01 <= abs(value) < 1000 or value == 0 else f"{value:.3g}"

@@ -34,6 +34,8 @@ class _Alone:
 def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> dict[str, float]:
     """The metrics `eval/…` of a run's model as it is at `model.path`; nothing is trained and nothing written.
 
+    `eval/weighted_score` is the sum of the mean rewards by their weights.
+
     where: how errors call the run. Raises `ConfigError` where the run has nothing to evaluate on.
     """
     from ..build import build_engine, build_eval_prompts, build_evaluator, build_run_prompts, build_scorer
@@ -50,4 +52,8 @@ def evaluate_run(run: Mapping[str, Any], *, where: str = "run file", trust: File
     with closing(engine), closing(build_scorer(resolved, device)) as scorer:
         evaluator = build_evaluator(resolved, engine, tokenizer, scorer, prompts, place, streams)
         with closing(evaluator):
-            return evaluator.evaluate()
+            metrics = evaluator.evaluate()
+    means = {name: metrics.get(f"eval/{name}") for name in resolved.reward_weights}
+    weighted = [resolved.reward_weights[name] * mean for name, mean in means.items() if mean is not None]
+    # A set that is judged otherwise has no such sum.
+    return {**metrics, "eval/weighted_score": sum(weighted)} if len(weighted) == len(means) else metrics

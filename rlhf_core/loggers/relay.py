@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..components import LoggerContext
 from ..config.selected import Configured
@@ -36,7 +37,8 @@ def register_loggers(relay: HookRelay, loggers: Sequence[Configured], context: L
     ]
 
 
-def default_logger(name: str, context: LoggerContext) -> LoggerHook:
-    """The installed logger of that name with its default options, as a hook. Raises `PluginError`."""
+def open_logger(name: str, context: LoggerContext, options: Mapping[str, Any] | None = None) -> LoggerHook:
+    """The installed logger of that name, as a hook, without a run file. Raises `PluginError`."""
     selected = load("loggers", name)
-    return LoggerHook(resolve_build(selected)(selected.component.config(), context))
+    config = selected.component.config.model_validate(dict(options or {}))
+    return LoggerHook(resolve_build(selected)(config, context))

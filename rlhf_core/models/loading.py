@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -113,15 +114,20 @@ def load_policy(
 @contextmanager
 def quiet_progress() -> Iterator[None]:
     """Silence transformers' progress bars for reading and writing weights, which would overwrite ours."""
-    from transformers.utils import logging
+    from transformers.utils import logging as of_transformers
 
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    enabled = of_transformers.is_progress_bar_enabled()
+    of_transformers.disable_progress_bar()
     try:
         yield
     finally:
         if enabled:
-            logging.enable_progress_bar()
+            of_transformers.enable_progress_bar()
+
+
+def silence_bitsandbytes() -> None:
+    """Keep bitsandbytes, which peft imports where it is installed, from asking for kernels that nothing here uses."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -> PreTrainedModel:
@@ -130,6 +136,7 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": config.trust_remote_code}
     try:
         if (Path(config.path) / "adapter_config.json").exists():
+            silence_bitsandbytes()
             from peft import AutoPeftModelForCausalLM
 
             merged = AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()
@@ -161,6 +168,8 @@ def _refuse_missing(config: ModelConfig, missing: Sequence[str]) -> None:
 def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelKind = "causal-lm") -> PreTrainedModel:
     """Wrap in a PEFT LoRA adapter, initialised from `seed`; the base stays frozen and is the reference."""
     import torch
+
+    silence_bitsandbytes()
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
     from transformers.pytorch_utils import Conv1D

@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ..config.score_name import score_name
 from .data import Run
 from .known import is_number
+
+_NOTHING = 1e-7
+"""Below the resolution of float32 next to 1: a KL of -6e-09 is none."""
 
 
 def facts(run: Run) -> list[str]:
@@ -31,8 +35,8 @@ def facts(run: Run) -> list[str]:
 def cards(run: Run) -> str:
     """The summary cards of one run; those without a value are left out."""
     made = [
-        _change_card("Held-out score", run.summary.get("eval_before"), run.summary.get("eval_after")),
-        _series_card(run, "Reward", "reward/mean", better=1),
+        _change_card(_held_out(run), run.summary.get("eval_before"), run.summary.get("eval_after")),
+        _series_card(run, "Weighted score", "reward/mean", better=1),
         _last_card(run, "KL", "kl/mean", "nats, last episode"),
         _last_card(run, "Response length", "response/length_mean", "tokens, last episode"),
         _count_card(run),
@@ -44,14 +48,20 @@ def cards(run: Run) -> str:
     return f'<section class="cards">\n{shown}</section>\n' if shown else ""
 
 
+def _held_out(run: Run) -> str:
+    name = score_name(run.config)
+    return "Held-out score" if name is None else f"Held-out {name}"
+
+
 def comparison(runs: Sequence[Run]) -> str:
     """A table with a row for each run."""
-    columns = ("status", "before", "after", "reward", "KL", "length", "updates", "wall time")
+    columns = ("status", "held-out", "before", "after", "weighted score", "KL", "length", "updates", "wall time")
     head = "".join(f"<th>{column}</th>" for column in columns)
     rows = []
     for run in runs:
         values = (
             str(run.summary.get("status", "unfinished")),
+            score_name(run.config),
             number(run.summary.get("eval_before")),
             number(run.summary.get("eval_after")),
             number(run.last("reward/mean")),
@@ -88,9 +98,14 @@ def bars(run: Run, *, named: bool) -> str:
 
 
 def number(value: Any) -> str | None:
-    """Three significant digits, thousands separated; None for a value that is not a number."""
+    """Three significant digits, thousands separated; None for a value that is not a number.
+
+    What is nothing but rounding is 0.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    if abs(value) < _NOTHING:
+        return "0"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

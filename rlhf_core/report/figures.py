@@ -42,7 +42,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         name="reward",
         title="Reward",
-        caption="Mean over the samples of the episode: combined, and each reward by name.",
+        caption="Mean over the samples of the episode: reward/mean is the weighted score, the others each reward.",
         keys=("reward/mean", "reward/*"),
         without=(
             "reward/std",

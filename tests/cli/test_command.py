@@ -188,7 +188,7 @@ def test_a_bug_keeps_its_traceback(run_file, monkeypatch, capsys, log):
         (["train", "--set", "nonsense"], '"nonsense" is not key.path=value'),
         (["train", "--algorithm", "fake-lern"], 'no algorithm "fake-lern" is installed'),
         (["train", "--reward", "fake-shout:x"], '"x" is no weight'),
-        (["plugins", "show", "fake-learn"], "is not KIND/NAME"),
+        (["plugins", "show", "fake-larn"], 'no plugin "fake-larn" is installed; did you mean'),
         (["plugins", "show", "algorithm/fake-lern"], 'did you mean "fake-learn"?'),
         (["plugins", "check", "fake-lern"], 'no plugin "fake-lern" is installed; did you mean "fake-learn"?'),
         (["config", "check", "none.yaml"], "cannot read the run file"),

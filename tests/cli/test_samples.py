@@ -36,7 +36,8 @@ def test_the_groups_are_shown_with_their_rewards(folder, capsys):
     for heading in ("BEST", "WORST", "RANDOM", "FIRST", "LAST"):
         assert f"\n{heading}\n" in said
     assert (
-        "#0  episode 1  policy 0  score 0  exact 0  3 tokens  stop\n  > prompt 0\n  > second line\n    answer 0" in said
+        "#0  episode 1  policy 0  weighted score 0  exact 0  3 tokens  stop\n"
+        "  > prompt 0\n  > second line\n    answer 0" in said
     )
 
 
@@ -65,7 +66,7 @@ def test_an_episode_of_an_environment_is_shown_turn_by_turn(folder, capsys):
     assert run(["samples", str(folder), "--show", "best", "--number", "1"]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[3:] == [
-        "#8 branch 1  episode 2  policy 1  score 2  environment 1.5  4 tokens  stop",
+        "#8 branch 1  episode 2  policy 1  weighted score 2  environment 1.5  4 tokens  stop",
         "  > guess",
         "  policy, turn 1  reward 0.5",
         r"    4\x1b[2J",

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from run_files import lines, metrics, samples, start, write_run
+from run_files import command, lines, metrics, samples, start, write_run
 
 from rlhf_cli.main import run
 from rlhf_core.errors import ConfigError, GuardStop
@@ -153,3 +153,34 @@ def test_a_listed_hook_may_be_disabled(tmp_path):
     result = start({**BASE, "hooks": {**AT_ONCE, "disable": ["early_stop"]}}, tmp_path / "run")
     assert "finished" not in result.summary
     assert len(result.metrics) == 10
+
+
+@pytest.mark.slow
+def test_all_processes_finish_together(tmp_path):
+    """Under a launcher of its own a resume cannot be cut short; it still makes no update."""
+    changes = {**BASE, "hooks": AT_ONCE, "strategy": {"name": "ddp"}, "train": {**TRAIN, "episodes": 50}}
+    file = write_run(tmp_path, changes)
+    done = command("train", file, "--output", tmp_path / "run", "--num-processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stderr
+    assert summary(tmp_path / "run")["finished"]["guard"] == "early-stop"
+    assert [line["episode"] for line in lines(tmp_path / "run" / "metrics.jsonl")] == [0, 0, 1, 1]
+    again = command("train", "--output", tmp_path / "run", "--resume", "auto")
+    assert (again.returncode, "already done" in again.stdout) == (0, True), again.stderr
+
+
+@pytest.mark.slow
+def test_the_quickstart_ends_at_its_goal_and_a_resume_goes_no_further(tmp_path):
+    goal = ["--set", "hooks.early-stop.metric=reward/mean", "--set", "hooks.early-stop.above=0.9"]
+    done = command("train", "--output", tmp_path / "run", *goal)
+    assert done.returncode == 0, done.stderr
+    told = summary(tmp_path / "run")
+    assert (told["status"], told["finished"]["guard"]) == ("done", "early-stop")
+    written = lines(tmp_path / "run" / "metrics.jsonl")
+    assert written[-1]["reward/mean"] > 0.9
+    assert all(line["reward/mean"] <= 0.9 for line in written if line["episode"] < written[-1]["episode"])
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    again = command("train", "--output", tmp_path / "run", "--resume", "auto")
+    assert again.returncode == 0, again.stderr
+    assert "already done: early-stop: reward/mean is" in again.stdout
+    assert lines(tmp_path / "run" / "metrics.jsonl") == written

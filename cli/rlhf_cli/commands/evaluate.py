@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ..numbers import readable
 from ..output import print_json, print_table
 from ..run_arguments import RunArguments
 from .sampling import SamplingRequest, sampling_options
@@ -72,7 +73,7 @@ def evaluate(
     as_json: bool,
     sampling: SamplingRequest,
 ) -> None:
-    """Answer held-out prompts and print the mean of every reward.
+    """Answer held-out prompts and print the mean of every reward, and the weighted score.
 
     They are those of a file, tasks that an environment makes itself, or, with a run file, those that the run
     evaluates on: its held-out prompts, `eval.prompts` and `eval.sets`.
@@ -116,7 +117,7 @@ def evaluate(
     if as_json:
         print_json(scores)
         return
-    print_table(["metric", "value"], [[name, f"{value:.6g}"] for name, value in scores.items()])
+    print_table(["metric", "value"], [[name, readable(value, name)] for name, value in scores.items()])
 
 
 def _base(num_tasks: int) -> dict[str, Any]:

@@ -32,6 +32,10 @@ Examples:
 )
 
 
+_CLICK_MARK = "\b\n"
+"""What keeps click from wrapping a paragraph of a command's help."""
+
+
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_plugins(as_json: bool) -> None:
@@ -72,27 +76,28 @@ def _row(ref: PluginRef) -> dict[str, str]:
 
 
 @click.command("show")
-@click.argument("plugin", metavar="KIND/NAME")
+@click.argument("plugin", metavar="[KIND/]NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the JSON schema of the options.")
 def show(plugin: str, as_json: bool) -> None:
     """Show a plugin: what it is, where it comes from, what it needs, and its options with type and bounds.
 
+    The kind may be left out where the name is given once.
+
     \b
     Examples:
-      rlhf plugins show algorithm/ppo
+      rlhf plugins show ppo
+      rlhf plugins show policy-loss/clip
       rlhf plugins show rewards/exact-match --json
     """
     from rlhf_core.components import KINDS
     from rlhf_core.config.resolve import options_of_core
-    from rlhf_core.plugins.discovery import as_kind, find, install_line, load, missing_modules
+    from rlhf_core.plugins.discovery import as_kind, find, has_options, install_line, load, missing_modules
 
     kind_name, slash, name = plugin.partition("/")
-    if not slash or not name:
-        raise click.UsageError(f'"{plugin}" is not KIND/NAME; try: rlhf plugins show algorithm/{plugin}')
-    kind = as_kind(kind_name)
-    if kind not in KINDS:
-        ref = find(kind, name)
-        print_table(["", ""], [[key, value] for key, value in _row(ref).items()])
+    kind, name = (as_kind(kind_name), name) if slash and name else (_kind_of(plugin), plugin)
+    ref = find(kind, name)
+    if kind not in KINDS or not has_options(ref):
+        _show_other(ref, as_json)
         return
     selected = load(kind, name, check_requires=False)
     missing = missing_modules(selected.component)
@@ -113,6 +118,8 @@ def show(plugin: str, as_json: bool) -> None:
     echo(f"{kind}/{selected.name} ({selected.distribution} {selected.version}): {selected.component.summary}")
     if missing:
         echo(f"needs: {', '.join(missing)}, not installed; {install_line(selected.component, missing)}")
+    if (told := _more_than_a_line(selected.function)) is not None:
+        echo(f"\n{told}\n")
     rows = option_rows(own)
     if rows:
         print_table(["option", "type", "default", "description"], rows)
@@ -121,3 +128,57 @@ def show(plugin: str, as_json: bool) -> None:
     if core is not None:
         echo("")
         print_table(["read by core", "type", "default", "description"], option_rows(core))
+
+
+def _kind_of(name: str) -> str:
+    """The one kind that has a plugin of this name. Raises `PluginError` for none or several."""
+    from rlhf_core.errors import PluginError
+    from rlhf_core.plugins.discovery import KNOWN, discover_all
+    from rlhf_core.util.did_you_mean import fold, suggestion
+
+    installed = discover_all()
+    kinds = [kind for kind, refs in installed.items() if fold(name) in refs]
+    if len(kinds) == 1:
+        return kinds[0]
+    if kinds:
+        shown = " or ".join(f"{kind}/{name}" for kind in kinds)
+        raise PluginError(f'"{name}" is the name of {len(kinds)} plugins', hint=f"rlhf plugins show {shown}")
+    homes = {home for known in KNOWN.values() for each, home in known.items() if fold(each) == fold(name)}
+    known = [ref.name for refs in installed.values() for ref in refs.values()]
+    hint = f"pip install {' or '.join(sorted(homes))}" if homes else "rlhf plugins list"
+    raise PluginError(f'no plugin "{name}" is installed{suggestion(name, known)}', hint=hint)
+
+
+def _show_other(ref: PluginRef, as_json: bool) -> None:
+    """A function that algorithms call by name, with its options; a command, a server, a module of hooks."""
+    from inspect import getdoc
+
+    from rlhf_core.plugins.discovery import import_target
+    from rlhf_core.plugins.functions import options_model
+
+    found = import_target(ref)
+    is_function = ref.kind in ("advantages", "policy_losses")
+    model = options_model(found, ref.label, takes=None) if is_function else None
+    told = getdoc(found) if is_function or ref.kind == "hooks" else getattr(found, "help", None) or getdoc(found)
+    if as_json:
+        print_json({**_row(ref), "doc": told, "options": model.model_json_schema() if model else None})
+        return
+    from ..schema_text import option_rows
+
+    echo(f"{ref.kind}/{ref.name} ({ref.distribution} {ref.version}): {ref.target}")
+    if told:
+        echo(f"\n{told.replace(_CLICK_MARK, '').strip()}\n")
+    if ref.kind == "hooks":
+        echo("on where it is installed")
+    if model is not None and (rows := option_rows(model)):
+        print_table(["option", "type", "default"], [row[:3] for row in rows])
+    elif model is not None:
+        echo("no options")
+
+
+def _more_than_a_line(function: object) -> str | None:
+    """What the docstring of a function or class says beyond its summary."""
+    from inspect import getdoc
+
+    told = getdoc(function) if function is not None else None
+    return (told or "").partition("\n")[2].strip() or None

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..conversation import conversation_lines
+from ..numbers import brief
 from ..output import echo, heading, print_json
 
 _GROUPS = ("best", "worst", "random", "first", "last")
@@ -21,7 +22,7 @@ _GROUPS = ("best", "worst", "random", "first", "last")
     "groups",
     multiple=True,
     type=click.Choice(_GROUPS),
-    help="Best or worst by score, random ones, those of the first or of the last policy. Repeatable.  [default: all]",
+    help="Best or worst by weighted score, random ones, those of the first or last policy. Repeatable.  [default: all]",
 )
 @click.option("--number", type=click.IntRange(1, 24), default=3, show_default=True, help="Samples of each group.")
 @click.option("--episode", type=click.IntRange(min=1), help="Of this episode only, as the progress counts them.")
@@ -68,8 +69,8 @@ def _show(sample: Mapping[str, Any]) -> None:
         f"#{sample.get('sample_id')}" + (f" branch {sample['branch']}" if sample.get("branch") else ""),
         f"episode {int(sample.get('episode', 0)) + 1}",
         f"policy {sample.get('policy_version')}",
-        *([] if sample.get("score") is None else [f"score {sample['score']:.4g}"]),
-        *(f"{name} {value:.4g}" for name, value in rewards.items()),
+        *([] if sample.get("score") is None else [f"weighted score {brief(sample['score'])}"]),
+        *(f"{name} {brief(value)}" for name, value in rewards.items()),
         f"{sample.get('num_tokens')} tokens",
         str(sample.get("finish_reason")),
     ]

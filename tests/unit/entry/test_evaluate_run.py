@@ -24,4 +24,5 @@ def test_a_cached_reward_is_scored_without_its_cache(tmp_path, policy):
         }
     )
     assert (scores["eval/digits"], scores["eval/num_prompts"], scores["eval/num_scored"]) == (2.5, 2.0, 2.0)
+    assert scores["eval/weighted_score"] == 2.5
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix) == ["mine.py", "prompts.jsonl"]

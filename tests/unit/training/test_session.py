@@ -84,7 +84,7 @@ def test_an_interrupted_run_saves_and_says_how_to_go_on(interrupted):
     assert "stopped after episode 1 of 2" in str(error)
     assert f"--output {path} --resume auto" in error.hint
     assert events[2:5] == ["publish 1", "evaluate 2", "save 2"]
-    assert not (path / "model").exists()
+    assert (path / "model" / "config.json").exists()
 
 
 def test_a_resume_goes_on_where_it_stopped(interrupted):

@@ -302,3 +302,18 @@ def test_an_error_in_a_maker_names_it_and_keeps_its_traceback(
     assert "[maker-0] failed" in log
     assert "Traceback" in log
     assert "KeyError" in log
+
+
+@pytest.mark.slow
+def test_a_hook_with_options_finishes_a_detached_run(tmp_path: Path, run_file: Callable[..., dict[str, Any]]) -> None:
+    """It is built in the trainer, all ranks end together while makers are ahead, and a resume goes no further."""
+    run = run_file({"episodes": 6}, num_makers=2, num_trainers=2, max_staleness=1)
+    run["strategy"] = "ddp"
+    run["hooks"] = {"early-stop": {"metric": "reward/mean", "below": 9.0, "patience": 2}}
+    result = train(run, output=tmp_path / "ray")
+    assert result is not None and result.summary["status"] == "done"
+    assert result.summary["finished"]["guard"] == "early-stop"
+    assert {line["episode"] for line in result.metrics} == {0, 1}
+    assert (tmp_path / "ray" / "model" / "model.safetensors").exists()
+    again = train(run, output=tmp_path / "ray", resume="auto")
+    assert again is not None and "already done: early-stop" in str(again.already_done)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlhf_core.components import LoggerContext
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.loggers import default_logger
+from rlhf_core.loggers import open_logger
 from rlhf_core.runfolder import MetricsWriter
 from rlhf_core.training import EpisodeRecord
 from rlhf_core.util import read_lines
@@ -31,8 +31,9 @@ def open_record(
     folder = _folder(Path(log_dir), step)
     folder.mkdir(parents=True, exist_ok=True)
     context = LoggerContext(run_folder=folder, run={})
-    loggers = ("tensorboard", "wandb") if use_wandb else ("tensorboard",)
-    names = [hooks.register(default_logger(name, context), name=name) for name in loggers]
+    names = [hooks.register(open_logger("tensorboard", context, {"folder": "."}), name="tensorboard")]
+    if use_wandb:
+        names.append(hooks.register(open_logger("wandb", context), name="wandb"))
     for name in names:
         stack.callback(hooks.unregister, name)
 

@@ -12,6 +12,10 @@ from rlhf_core.config import Section
 class TensorBoardConfig(Section):
     """Options of `logging: {tensorboard: …}`."""
 
+    folder: str = Field(
+        "tensorboard", min_length=1, description="Where event files go; a relative path starts at the run folder."
+    )
+
 
 class WandbConfig(Section):
     """Options of `logging: {wandb: …}`."""

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in `tensorboard/` of the run folder."""
+"""TensorBoard: event files in the run folder."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ class TensorBoardLogger:
 
 def build(config: TensorBoardConfig, context: LoggerContext) -> TensorBoardLogger:
     """The logger of `logging: {tensorboard: …}`."""
-    return TensorBoardLogger(context.run_folder / "tensorboard")
+    return TensorBoardLogger(context.run_folder / config.folder)
