@@ -243,17 +243,8 @@ def _by_value(group: RolloutGroup, owner: str) -> StoredGroup:
     """The whole group in the message itself."""
     tree = _map_leaves(group_to_tree(group), torch.Tensor, lambda tensor: tensor.numpy())
     body = pickle.dumps(tree, protocol=pickle.HIGHEST_PROTOCOL)
-    return StoredGroup(
-        position=group.position,
-        is_empty=False,
-        owner=owner,
-        summaries=body,
-        parts=(),
-        text=None,
-        text_place=0,
-        token_bytes=len(body),
-        text_bytes=0,
-    )
+    (bare,) = store_groups([RolloutGroup(position=group.position, rollouts=(), items=())], owner, texts=False)
+    return replace(bare, is_empty=False, summaries=body, token_bytes=len(body))
 
 
 def _unpacked(stored: StoredGroup) -> RolloutGroup:

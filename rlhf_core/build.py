@@ -35,7 +35,7 @@ from .environments.task import make_task
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
-from .models.teacher import TeacherModel, load_teacher
+from .models.teacher import place_teacher
 from .plugins.discovery import resolve_build
 from .plugins.functions import function_of_file
 from .plugins.recipe import Recipe
@@ -380,32 +380,18 @@ def build_reference_pass(
     critic: nn.Module | None,
 ) -> ReferencePass:
     """Of the models that look at finished samples: the reference, where the algorithm needs one, and the critic."""
-    reference = build_reference(resolved, algorithm, strategy, policy)
+    reference, run = build_reference(resolved, algorithm, strategy, policy), resolved.run
+    teacher = None
+    if "teacher" in algorithm.roles:
+        dtype = model_dtype(resolved, strategy)
+        teacher = place_teacher(algorithm.teacher, run.model, strategy, dtype=dtype, seed=run.train.seed)
     return ReferencePass(
         strategy,
         temperature=resolved.sampling.temperature,
         reference=None if reference is None else reference.model,
         reference_context=nullcontext if reference is None else reference.context,
         critic=critic,
-        batch_tokens=resolved.run.train.micro_batch_tokens,
+        batch_tokens=run.train.micro_batch_tokens,
         offload=offloads_reference(resolved, strategy),
-        teacher=build_teacher(resolved, algorithm, strategy),
-    )
-
-
-def build_teacher(resolved: ResolvedRun, algorithm: RolloutAlgorithm, strategy: Strategy) -> TeacherModel | None:
-    """None where the algorithm has no teacher; else its model, frozen."""
-    if "teacher" not in algorithm.roles:
-        return None
-    import torch
-
-    teacher = algorithm.teacher
-    dtype = model_dtype(resolved, strategy) if teacher.dtype == "auto" else getattr(torch, teacher.dtype)
-    with strategy.model_init_context():
-        model, vocabulary = load_teacher(teacher, resolved.run.model, dtype=dtype, seed=resolved.run.train.seed)
-    return TeacherModel(
-        strategy.prepare_inference(model),
-        top_k=teacher.top_k,
-        vocabulary=vocabulary,
-        offload=teacher.offload and not strategy.shards_parameters,
+        teacher=teacher,
     )

@@ -321,23 +321,18 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSummary:
-    """What every trainer rank knows of a sample: all but its tokens and its text."""
+    """What every trainer rank knows of a sample: fields of its `BufferItem`, but neither tokens nor text."""
 
     sample_id: int
     group_id: int
     policy_version: int
     num_tokens: int
-    """Prompt and response tokens together."""
     num_sampled_tokens: int
-    """Response tokens that the policy chose and that count."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Raw scores by reward name."""
     truncated: bool = False
     branch: int = 0
     environment: Mapping[str, float] = field(default_factory=dict)
-    """The environment's metrics of this episode, by name; on the episode's first row only."""
-    plays: bool = False
-    """Whether an environment answered it."""
+    plays: bool = False  # in an environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,6 @@ class RootGroup(LazyGroup):
 
     def home(self, name: str) -> str | None:
         """Our distribution that provides the command `name`, installed or not; None if there is none."""
-        from rlhf_core.plugins.discovery import KNOWN
+        from rlhf_core.plugins.known import KNOWN
 
         return KNOWN["commands"].get(name)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from ..strategy import Strategy
     from ..types import Experience
 
 WHERE = "algorithm.teacher"
@@ -94,3 +95,20 @@ def teacher_fields(found: Tensor) -> dict[str, Any]:
     if found.shape[-1] == 1:
         return {"teacher_log_probs": log_probs}
     return {"teacher_log_probs": log_probs, "teacher_ids": found[..., 1].to(torch.int32)}
+
+
+def place_teacher(
+    teacher: Teacher, policy: ModelConfig, strategy: Strategy, *, dtype: torch.dtype, seed: int
+) -> TeacherModel:
+    """The teacher, frozen and where `strategy` puts models. `dtype`: the one that `auto` stands for."""
+    import torch
+
+    chosen = dtype if teacher.dtype == "auto" else getattr(torch, teacher.dtype)
+    with strategy.model_init_context():
+        model, vocabulary = load_teacher(teacher, policy, dtype=chosen, seed=seed)
+    return TeacherModel(
+        strategy.prepare_inference(model),
+        top_k=teacher.top_k,
+        vocabulary=vocabulary,
+        offload=teacher.offload and not strategy.shards_parameters,
+    )

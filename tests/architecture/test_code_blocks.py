@@ -36,6 +36,7 @@ GIVEN = {
     "brevity.py": BREVITY,
     "my_tools.py": "def calculator(first: float, operation: str, second: float) -> float:\n    return first\n",
     "calculator.py": "#!/usr/bin/env python\n",
+    "my_hook.py": "class Recorder:\n    def __init__(self, *, path: str = 'out.csv') -> None:\n        self.path = path\n",
 }
 """Files that the pages take to be there."""
 NOT_ALONE = {
@@ -48,7 +49,7 @@ NOT_ALONE = {
     ): "a part of what `plugins new` writes, which is trained",
     ("docs/reward-in-ten-minutes.md", "rlhf_reward_brevity"): "tests what `plugins new` writes: tests/integration does",
     ("docs/plugins.md", "from .config import"): "a part of what `plugins new` writes, which is installed and trained",
-    ("docs/algorithms/critic-free.md", "my-loss"): "names entry points of the reader's own",
+    ("docs/algorithms/policy-objective.md", "my-loss"): "names entry points of the reader's own",
 }
 """(page, what the block holds) -> why it is compiled or read only, and what runs it."""
 

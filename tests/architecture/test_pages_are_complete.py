@@ -117,7 +117,7 @@ def test_every_metric_is_told(library_files: list[Path]) -> None:
 
 def test_ppo_is_told_whole() -> None:
     """Its options and metrics; those of the other algorithms are asked for in test_algorithm_docs.py."""
-    page = names_on(DOCS / "algorithms" / "ppo.md")
+    page = names_on(DOCS / "algorithms" / "ppo.md") | names_on(DOCS / "algorithms" / "policy-objective.md")
     options = set(load_ref(discover("algorithms")["ppo"]).component.config.model_fields)
     files = (ROOT / "plugins" / "algorithms" / "ppo" / "src").rglob("*.py")
     metrics = {key for path in files for key in metrics_of(path) if "{" not in key}

@@ -133,7 +133,8 @@ def show(plugin: str, as_json: bool) -> None:
 def _kind_of(name: str) -> str:
     """The one kind that has a plugin of this name. Raises `PluginError` for none or several."""
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import KNOWN, discover_all
+    from rlhf_core.plugins.discovery import discover_all
+    from rlhf_core.plugins.known import KNOWN
     from rlhf_core.util.did_you_mean import fold, suggestion
 
     installed = discover_all()

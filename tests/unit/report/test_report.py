@@ -17,7 +17,7 @@ from running import PATIENCE_SECONDS
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.report import build_report
 from rlhf_core.report.data import read_run
-from rlhf_core.report.plots import _draw_lines
+from rlhf_core.report.plots import Series, _draw_lines
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u2028&amp;"
 
@@ -99,9 +99,9 @@ def test_a_curve_that_another_one_covers_is_seen():
     lines = []
     axes = SimpleNamespace(plot=lambda *_, label, linewidth, zorder, **__: lines.append((label, linewidth, zorder)))
     series = [
-        ("score", "#000", [0, 1, 2], [0.1, 0.2, 0.4]),
-        ("exact-match", "#00f", [1, 2], [0.2, 0.4]),
-        ("other", "#f00", [1, 2], [0.2, 0.3]),
+        Series("score", "#000", [0, 1, 2], [0.1, 0.2, 0.4]),
+        Series("exact-match", "#00f", [1, 2], [0.2, 0.4]),
+        Series("other", "#f00", [1, 2], [0.2, 0.3]),
     ]
     _draw_lines(axes, series, log_scale=False)
     (_, width, order), (_, wide, below), (_, other, _) = lines
