@@ -36,7 +36,7 @@ GIVEN = {
     "brevity.py": BREVITY,
     "my_tools.py": "def calculator(first: float, operation: str, second: float) -> float:\n    return first\n",
     "calculator.py": "#!/usr/bin/env python\n",
-    "my_hook.py": "class Recorder:\n    def __init__(self, *, path: str = 'out.csv') -> None:\n        self.path = path\n",
+    "my_hook.py": "class Recorder:\n    def __init__(self, *, path: str = 'out.csv') -> None:\n        pass\n",
 }
 """Files that the pages take to be there."""
 NOT_ALONE = {
