@@ -46,7 +46,8 @@ class RolloutSource:
         played = environment_metrics(items)
         estimated = self._estimates.of(items, self._plan)
         samples, metrics = rows_of_samples(estimated.items), estimated.metrics
-        metrics.update(_response_metrics(samples, version))
+        # Of the answers as they were sampled: an algorithm may mask tokens, and each rank has only its own rows' masks.
+        metrics.update(_response_metrics(rows_of_samples(items), version))
         metrics.update(played)
         metrics.update(made.metrics)
         self._on_episode(index, made, estimated.items)

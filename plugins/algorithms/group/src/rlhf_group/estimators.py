@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from rlhf_core.algorithm import needs
+from rlhf_core.whole import KL_PENALTY
 
 if TYPE_CHECKING:  # checking a run file reads the options below; only estimates need torch
     from torch import Tensor
@@ -56,8 +57,8 @@ def group_whitened(episode: EpisodeScalars) -> Tensor:
 def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """Each reward normalised in its group, then weighted, summed, and whitened over the episode (GDPO, Liu 2026).
 
-    So a reward of small spread is not drowned by one of large spread. Penalties of length and KL, where they are in the
-    reward, are rewards of weight 1; `reward_scaling` of the run, which acts on the sum, has no effect.
+    So a reward of small spread is not drowned by one of large spread. A length penalty is a reward of weight 1. A KL in
+    the reward is centred only: its spread begins as that of rounding. `reward_scaling` acts on sums, so not here.
     """
     import torch
 
@@ -70,7 +71,7 @@ def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: 
             reward,
             episode.group_ids,
             sample_ids=episode.row_sample_ids,
-            divide_by_std=divide_by_std,
+            divide_by_std=divide_by_std and name != KL_PENALTY,
             leave_one_out=leave_one_out,
         )
         total = total + episode.weights.get(name, 1.0) * part
