@@ -73,23 +73,12 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "openenv": "rlhf-openenv",
         "verifiers": "rlhf-env-verifiers",
     },
-    "advantages": {
-        "group-normalised": "rlhf-group",
-        "group-whitened": "rlhf-group",
-        "leave-one-out": "rlhf-group",
-        "reward-to-go": "rlhf-group",
-        "gdpo": "rlhf-group",
-        "pass-at-k": "rlhf-group",
-    },
+    "advantages": dict.fromkeys(
+        ("gdpo", "group-normalised", "group-whitened", "leave-one-out", "pass-at-k", "reward-to-go"), "rlhf-group"
+    ),
     "policy_losses": {
         "clip": "rlhf-core",
-        "gspo": "rlhf-group",
-        "cispo": "rlhf-group",
-        "sapo": "rlhf-group",
-        "gmpo": "rlhf-group",
-        "dppo": "rlhf-group",
-        "clip-cov": "rlhf-group",
-        "kl-cov": "rlhf-group",
+        **dict.fromkeys(("cispo", "clip-cov", "dppo", "gmpo", "gspo", "kl-cov", "sapo"), "rlhf-group"),
     },
     "endpoints": {"openai": "rlhf-serve"},
     "commands": {"serve": "rlhf-serve", "serve-reward": "rlhf-reward-http", "ray": "rlhf-ray"},

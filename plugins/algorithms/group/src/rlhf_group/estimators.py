@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # checking a run file reads the options below; only estimates
     from rlhf_core.whole import EpisodeScalars
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def group_normalised(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """(reward - mean of its group) / deviation of its group, on every token (Shao 2024; Liu 2025 does not divide)."""
     from rlhf_core.functional import group_normalised as normalised
@@ -31,7 +31,7 @@ def group_normalised(episode: EpisodeScalars, *, divide_by_std: bool = True, lea
     )
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def leave_one_out(episode: EpisodeScalars) -> Tensor:
     """reward - mean of the others in its group, on every token (Ahmadian 2024)."""
     return group_normalised(episode, divide_by_std=False, leave_one_out=True)
@@ -45,7 +45,7 @@ def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le
     return masked_whiten(rewards_to_go(rows.rewards, rows.mask, gamma), rows.mask, all_reduce=rows.all_reduce)
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def group_whitened(episode: EpisodeScalars) -> Tensor:
     """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
     from rlhf_core.functional import whitened_by_counts
@@ -53,7 +53,7 @@ def group_whitened(episode: EpisodeScalars) -> Tensor:
     return whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """Each reward normalised in its group, then weighted, summed, and whitened over the episode (GDPO, Liu 2026).
 
@@ -78,7 +78,7 @@ def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: 
     return whitened_by_counts(total, episode.lengths)
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def pass_at_k(episode: EpisodeScalars, *, divide_by_std: bool = True) -> Tensor:
     """The group's best reward less what the best of the others is: its gradient is that of max@k (Tang 2025).
 
