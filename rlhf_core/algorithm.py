@@ -151,8 +151,10 @@ one rank computes for all. episode: the tensors of all rows, on every rank; simp
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def needs(what: Needs) -> Callable[[FunctionT], FunctionT]:
+def needs(what: Needs, *, compares_answers: bool = False) -> Callable[[FunctionT], FunctionT]:
     """Declare what an advantage estimator (`rlhf.advantages`) needs; one that declares nothing is given the episode.
+
+    compares_answers: whether it holds the answers to one prompt against each other, so that one alone gets nothing.
 
     With `scalars` it takes `EpisodeScalars` and returns [B] values, one for each row's tokens; with any other an
     `AdvantageInput` of the rows it needs, and returns [B, A].
@@ -160,6 +162,7 @@ def needs(what: Needs) -> Callable[[FunctionT], FunctionT]:
 
     def declare(function: FunctionT) -> FunctionT:
         function.needs = what  # type: ignore[attr-defined]
+        function.compares_answers = compares_answers  # type: ignore[attr-defined]
         return function
 
     return declare

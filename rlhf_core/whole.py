@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from .types import Experience
 
 
-LENGTH_PENALTY, KL_PENALTY = "length penalty", "kl penalty"
-"""Names among `EpisodeScalars.rewards` of what an algorithm takes off the scores."""
+LENGTH_PENALTY = "length penalty"
+"""Name among `EpisodeScalars.rewards` of what an algorithm takes off the scores of long answers."""
+KL_PENALTY = "kl penalty"
+"""Name among `EpisodeScalars.rewards` of a KL that is penalised in the reward."""
 
 
 class AllReduce(Protocol):

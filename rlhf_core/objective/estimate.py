@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import needs_of
+from ..errors import ConfigError
 from ..whole import KL_PENALTY, LENGTH_PENALTY, Whole
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..types import Experience
+    from .shaping import ShapedScores
 
 
 def estimated(
@@ -22,21 +24,20 @@ def estimated(
     whole: Whole,
     *,
     rewards: Tensor,
-    scores: Tensor,
+    shaped: ShapedScores,
     kl: Tensor | None = None,
     penalises_kl: bool = False,
-    length_penalty: Tensor | None = None,
 ) -> Tensor:
     """[R, A] float32, what `estimator` makes of what it `needs`. Collective.
 
-    rewards: [R, A] of the rows here, with what is penalised in them; scores: [B] of all rows; kl: [R, A] nats of the
-    rows here; penalises_kl: whether it is in `rewards`; length_penalty: [B] of all rows, as it is in `scores`.
+    rewards: [R, A] of the rows here, with what is penalised in them; shaped: the scores of all rows; kl: [R, A] nats of
+    the rows here; penalises_kl: whether it is in `rewards`.
     """
     import torch
 
     from ..functional import AdvantageInput, masked_sum, to_tokens, turn_ids
 
-    mask = episode.action_mask
+    mask, scores = episode.action_mask, shaped.scores
     given = AdvantageInput(
         rewards,
         mask,
@@ -55,8 +56,8 @@ def estimated(
         return _checked(estimator(given), mask.shape)
     totals = whole.of_all(given.totals).float()
     named = dict(whole.scalars.rewards)
-    if length_penalty is not None:
-        named[LENGTH_PENALTY] = length_penalty
+    if shaped.penalty is not None:
+        named[LENGTH_PENALTY] = shaped.penalty
     if penalises_kl:
         named[KL_PENALTY] = torch.where(whole.scalars.lengths > 0, totals - scores, 0.0)
     scalars = replace(
@@ -67,6 +68,18 @@ def estimated(
         rewards=named,
     )
     return to_tokens(whole.here(_checked(estimator(scalars), scores.shape)), mask)
+
+
+def check_groups(algorithm: str, estimator: Callable[..., Any] | None, samples_per_prompt: int) -> None:
+    """Raise `ConfigError` where the answers to one prompt are to be compared and there is only one."""
+    if samples_per_prompt > 1 or not getattr(estimator, "compares_answers", False):
+        return
+    raise ConfigError(
+        f"is {samples_per_prompt}, but {algorithm} compares the answers to one prompt with each other "
+        f"({getattr(estimator, '__name__', 'its estimator')}): a group of one teaches nothing",
+        where="train.samples_per_prompt",
+        hint="set train.samples_per_prompt to 4 or more (2 at least)",
+    )
 
 
 def _checked(advantages: Tensor, shape: torch.Size) -> Tensor:

@@ -44,6 +44,7 @@ class RolloutSource:
         made, estimated = self._estimated(index)
         version = self._version()
         metrics = estimated.metrics
+        # Of the answers as they were sampled: an algorithm may mask tokens of rows that other ranks have.
         metrics.update(_response_metrics(rows_of_samples(made.rows), version))
         metrics.update(environment_metrics(made.rows))
         metrics.update(made.metrics)

@@ -128,13 +128,14 @@ class _Estimating:
 
 def _computed(estimator: Estimator, episode: Experience) -> Tensor:
     from ...functional import kl_estimate, token_rewards
+    from ...objective.shaping import ShapedScores
 
     assert episode.reference_log_probs is not None
     whole = whole_of(episode)
-    scores = whole.scalars.scores
+    shaped = ShapedScores(whole.scalars.scores, None, {})
     kl = kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
-    rewards = token_rewards(whole.here(scores), kl, 0.1, episode.action_mask)
-    return estimated(estimator, episode, whole, rewards=rewards, scores=scores, kl=kl, penalises_kl=True)
+    rewards = token_rewards(whole.here(shaped.scores), kl, 0.1, episode.action_mask)
+    return estimated(estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=True)
 
 
 def _items() -> list[BufferItem]:

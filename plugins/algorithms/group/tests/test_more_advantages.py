@@ -56,13 +56,21 @@ def test_gdpo_agrees_with_a_slow_reference(seed: int, divide: bool) -> None:
     weights = {"right": 1.0, "brief": -0.25}
     sums = [0.0] * 8
     for name, values in rewards.items():
-        part = slow_normalised([float(value) for value in values], groups, divide)
+        part = slow_normalised([float(value) for value in values], groups, divide and name != KL_PENALTY)
         sums = [total + weights.get(name, 1.0) * each for total, each in zip(sums, part, strict=True)]
     tokens = [total for total, length in zip(sums, lengths, strict=True) for _ in range(length)]
     mean, std = statistics.fmean(tokens), math.sqrt(statistics.pvariance(tokens) + 1e-8)
     as_floats = {name: [float(value) for value in values] for name, values in rewards.items()}
     found = estimate("gdpo", scalars(as_floats, groups, lengths, weights), divide_by_std=divide)
     assert found == pytest.approx([(total - mean) / std for total in sums], rel=1e-4, abs=1e-4)
+
+
+def test_gdpo_does_not_magnify_the_rounding_of_a_kl_of_zero() -> None:
+    """As in the first episode, where the policy still is the reference."""
+    rewards = {"right": [1.0, 0.0, 1.0, 0.0]}
+    plain = estimate("gdpo", scalars(rewards, [0] * 4, [2] * 4, {}))
+    rounded = {**rewards, KL_PENALTY: [1e-8, -3e-8, 2e-8, 0.0]}
+    assert estimate("gdpo", scalars(rounded, [0] * 4, [2] * 4, {})) == pytest.approx(plain, abs=1e-6)
 
 
 def test_gdpo_keeps_a_reward_that_grpo_drowns() -> None:

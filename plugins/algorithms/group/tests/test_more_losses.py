@@ -46,7 +46,7 @@ def sapo(new: Row, old: Row, advantage: float, tau_positive: float = 1.0, tau_ne
 def gmpo(
     new: Row, old: Row, advantage: float, clip_eps: float = 0.4, clip_eps_high: float | None = None
 ) -> list[float]:
-    """Equation 4, once for each token: its mean over them is the sequence's own."""
+    """The paper's product, once for each token: its mean over them is the sequence's own."""
     high = clip_eps if clip_eps_high is None else clip_eps_high
     sign = 1.0 if advantage > 0 else -1.0
     product = 1.0

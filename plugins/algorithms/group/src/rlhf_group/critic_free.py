@@ -28,7 +28,7 @@ class CriticFree(RolloutAlgorithm):
         self._objective = PolicyObjective(
             config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens
         )
-        self._estimator = self._objective.functions["advantage"]
+        self.estimator = self._objective.functions["advantage"]
         """Turns what it needs of an episode into advantages, [B] or [B, A]."""
         self._score = context.score
 
@@ -52,7 +52,7 @@ class CriticFree(RolloutAlgorithm):
 
     @property
     def needs(self) -> Needs:
-        return needs_of(self._estimator)
+        return needs_of(self.estimator)
 
     def advantages(self, episode: Experience) -> EpisodeOutput:
         """Advantages from scores, length penalty and KL, times importance weights; masks tokens that must not count."""
@@ -68,14 +68,13 @@ class CriticFree(RolloutAlgorithm):
         in_reward = kl if self._config.kl_in == "reward" else None
         coefficient = self._objective.config.kl_coef if episode.kl_coef is None else episode.kl_coef
         advantages = estimated(
-            self._estimator,
+            self.estimator,
             episode,
             whole,
             rewards=token_rewards(whole.here(shaped.scores), in_reward, coefficient, episode.action_mask),
-            scores=shaped.scores,
+            shaped=shaped,
             kl=kl,
             penalises_kl=in_reward is not None,
-            length_penalty=shaped.penalty,
         )
         return EpisodeOutput(self._objective.corrected(episode, advantages, whole, metrics), metrics)
 

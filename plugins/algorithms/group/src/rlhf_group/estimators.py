@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from rlhf_core.algorithm import needs
+from rlhf_core.whole import KL_PENALTY
 
 if TYPE_CHECKING:  # checking a run file reads the options below; only estimates need torch
     from torch import Tensor
@@ -15,7 +16,7 @@ if TYPE_CHECKING:  # checking a run file reads the options below; only estimates
     from rlhf_core.whole import EpisodeScalars
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def group_normalised(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """(reward - mean of its group) / deviation of its group, on every token (Shao 2024; Liu 2025 does not divide)."""
     from rlhf_core.functional import group_normalised as normalised
@@ -30,7 +31,7 @@ def group_normalised(episode: EpisodeScalars, *, divide_by_std: bool = True, lea
     )
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def leave_one_out(episode: EpisodeScalars) -> Tensor:
     """reward - mean of the others in its group, on every token (Ahmadian 2024)."""
     return group_normalised(episode, divide_by_std=False, leave_one_out=True)
@@ -44,7 +45,7 @@ def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le
     return masked_whiten(rewards_to_go(rows.rewards, rows.mask, gamma), rows.mask, all_reduce=rows.all_reduce)
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def group_whitened(episode: EpisodeScalars) -> Tensor:
     """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
     from rlhf_core.functional import whitened_by_counts
@@ -52,12 +53,12 @@ def group_whitened(episode: EpisodeScalars) -> Tensor:
     return whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """Each reward normalised in its group, then weighted, summed, and whitened over the episode (GDPO, Liu 2026).
 
-    So a reward of small spread is not drowned by one of large spread. Penalties of length and KL, where they are in the
-    reward, are rewards of weight 1; `reward_scaling` of the run, which acts on the sum, has no effect.
+    So a reward of small spread is not drowned by one of large spread. A length penalty is a reward of weight 1. A KL in
+    the reward is centred only: its spread begins as that of rounding. `reward_scaling` acts on sums, so not here.
     """
     import torch
 
@@ -70,14 +71,14 @@ def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: 
             reward,
             episode.group_ids,
             sample_ids=episode.row_sample_ids,
-            divide_by_std=divide_by_std,
+            divide_by_std=divide_by_std and name != KL_PENALTY,
             leave_one_out=leave_one_out,
         )
         total = total + episode.weights.get(name, 1.0) * part
     return whitened_by_counts(total, episode.lengths)
 
 
-@needs("scalars")
+@needs("scalars", compares_answers=True)
 def pass_at_k(episode: EpisodeScalars, *, divide_by_std: bool = True) -> Tensor:
     """The group's best reward less what the best of the others is: its gradient is that of max@k (Tang 2025).
 

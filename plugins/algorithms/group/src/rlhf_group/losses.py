@@ -68,7 +68,7 @@ def sapo(batch: PolicyLossInput, *, tau_positive: Positive = 1.0, tau_negative: 
 
 
 def gmpo(batch: PolicyLossInput, *, clip_eps: Positive = 0.4, clip_eps_high: Positive | None = None) -> PolicyLoss:
-    """The geometric mean of the tokens' clipped ratios, times A (GMPO, Zhao 2025, equation 4).
+    """The geometric mean of the tokens' clipped ratios, times A (GMPO, Zhao 2025).
 
     Log-ratios are clipped, to [-clip_eps, clip_eps_high] nats and on the side where the advantage would push further.
     The value is that of the whole sequence and each token has its own gradient, as in `gspo`.
@@ -96,7 +96,7 @@ def dppo(
     clip_eps_high: Positive | None = None,
     max_ratio: Annotated[float, Field(ge=1)] = 20.0,
 ) -> PolicyLoss:
-    """No gradient for tokens whose probability moved too far in the advantage's direction (DPPO, Qi 2026, section 4).
+    """No gradient for tokens whose probability moved too far in the advantage's direction (DPPO, Qi 2026).
 
     divergence: of "this token or another", from the old policy to the new: total variation, or KL in nats (equations
     13 and 14); clip_eps bounds it where A < 0, clip_eps_high where A > 0. max_ratio truncates the weight (section 5.4).

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rlhf_core.components import AlgorithmContext
+from rlhf_core.objective import check_groups
 
-from .checks import check_groups
 from .config import ReinforceConfig
 from .critic_free import CriticFree
 
 
 def build(config: ReinforceConfig, context: AlgorithmContext) -> CriticFree:
     """REINFORCE++ under its options. Raises `ConfigError` where groups of one are to be compared."""
-    check_groups("reinforce++", config.estimator.choice, context.samples_per_prompt)
-    return CriticFree(config, context)
+    made = CriticFree(config, context)
+    check_groups("reinforce++", made.estimator, context.samples_per_prompt)
+    return made

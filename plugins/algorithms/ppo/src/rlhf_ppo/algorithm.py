@@ -25,7 +25,7 @@ from rlhf_core.functional import (
     value_loss,
 )
 from rlhf_core.models import value_forward
-from rlhf_core.objective import PolicyObjective, estimated
+from rlhf_core.objective import PolicyObjective, check_groups, estimated
 from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_core.whole import Whole, whole_of
 
@@ -39,12 +39,12 @@ def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
     pretraining = None
     if config.ptx_path is not None and config.ptx_coef > 0:
         pretraining = PretrainingFile(config.ptx_path, context.tokenizer, config.ptx_max_tokens)
-    return PPO(
-        config,
-        temperature=context.sampling.temperature,
-        max_new_tokens=context.sampling.max_new_tokens,
-        pretraining=pretraining,
+    sampling = context.sampling
+    made = PPO(
+        config, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, pretraining=pretraining
     )
+    check_groups("ppo", made.estimator, context.samples_per_prompt)
+    return made
 
 
 class PPO(RolloutAlgorithm):
@@ -62,7 +62,7 @@ class PPO(RolloutAlgorithm):
         """`pin_memory`: collate into page-locked memory, from which a GPU copies while it computes."""
         self._config = config
         self._objective = PolicyObjective(config, temperature=temperature, max_new_tokens=max_new_tokens)
-        self._estimator = self._objective.functions.get("advantage")
+        self.estimator = self._objective.functions.get("advantage")
         """In place of GAE; None is GAE."""
         self._pretraining = pretraining
         self._pin_memory = pin_memory
@@ -95,7 +95,7 @@ class PPO(RolloutAlgorithm):
 
     @property
     def needs(self) -> Needs:
-        needed = "row" if self._estimator is None else needs_of(self._estimator)
+        needed = "row" if self.estimator is None else needs_of(self.estimator)
         return "row" if needed == "scalars" else needed  # GAE makes the critic's targets from rows
 
     def advantages(self, episode: Experience) -> EpisodeOutput:
@@ -112,16 +112,10 @@ class PPO(RolloutAlgorithm):
         advantages, returns = result.advantages, result.returns
         if config.critic_lam is not None and config.critic_lam != config.lam:
             returns = gae(rewards, episode.values, mask, config.gamma, config.critic_lam).returns
-        if self._estimator is not None:
+        if self.estimator is not None:
+            penalised = in_reward is not None
             advantages = estimated(
-                self._estimator,
-                episode,
-                whole,
-                rewards=rewards,
-                scores=shaped.scores,
-                kl=kl,
-                penalises_kl=in_reward is not None,
-                length_penalty=shaped.penalty,
+                self.estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=penalised
             )
         if config.whiten_advantages:
             advantages = masked_whiten(advantages, mask, all_reduce=whole.all_reduce)

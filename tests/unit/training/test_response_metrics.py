@@ -1,0 +1,31 @@
+"""Lengths are those of the answers as sampled, whatever an algorithm masks of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from rlhf_core.testing.samples import make_group
+from rlhf_core.training.batches import BatchPlan
+from rlhf_core.training.estimates import Estimated
+from rlhf_core.training.sources import RolloutSource
+
+
+def test_masked_answers_keep_their_length() -> None:
+    groups = [make_group(0, 2, num_actions=3), make_group(1, 2, num_actions=5)]
+
+    def masked(items: Any, plan: BatchPlan) -> Estimated:
+        """Only the first row is this rank's, and all of it is masked."""
+        first = replace(items[0], action_mask=items[0].action_mask & False)
+        return Estimated([first, *items[1:]], first, {})
+
+    source = RolloutSource(
+        SimpleNamespace(episode=lambda index: SimpleNamespace(groups=groups, metrics={})),  # type: ignore[arg-type]
+        SimpleNamespace(of=masked),  # type: ignore[arg-type]
+        BatchPlan(4, 1, 0, 2),
+        version=lambda: 0,
+        on_episode=lambda index, made, items: None,
+    )
+    metrics = source.episode(0).metrics
+    assert (metrics["response/length_mean"], metrics["response/length_max"]) == (4.0, 5.0)
