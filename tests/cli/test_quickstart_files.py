@@ -34,7 +34,13 @@ def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["sft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpo", "kto", "orpo", "simpo", "reward-model"))],
+    [
+        "sft",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("dpo", "kto", "orpo", "simpo", "reward-model", "process-reward-model")
+        ),
+    ],
 )
 def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algorithm):
     result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
