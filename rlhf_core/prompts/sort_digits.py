@@ -41,8 +41,6 @@ class SortDigits:
             "completion": answer,
             "chosen": answer,
             "rejected": near_miss,
-            "steps": list(near_miss),
-            "labels": [answer.startswith(near_miss[: end + 1]) for end in range(len(near_miss))],
         }
 
     def describe(self, index: int) -> str:

@@ -36,10 +36,7 @@ def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
     "algorithm",
     [
         "sft",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("dpo", "kto", "orpo", "simpo", "reward-model", "process-reward-model")
-        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpo", "kto", "orpo", "simpo", "reward-model")),
     ],
 )
 def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algorithm):

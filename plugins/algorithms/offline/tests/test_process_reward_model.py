@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +73,25 @@ def test_an_empty_step_and_a_long_line(algorithm: Any) -> None:
     assert made.encode({**RECORDS[0], "steps": ["1", "3333333"]}, tiny_tokenizer()) is None
 
 
+def stepped_lines(path: Path) -> Path:
+    """Numbers of three digits, sorted digit by digit; every other one has a wrong digit, and is wrong from there."""
+    draw, lines = random.Random(0), []
+    for number in range(500):
+        digits = [draw.choice("0123456789") for _ in range(3)]
+        steps, wrong = sorted(digits), draw.randrange(3) if number % 2 else 3
+        if wrong < 3:
+            steps[wrong] = str((int(steps[wrong]) + 5) % 10)
+        labels = [place < wrong for place in range(3)]
+        lines.append(json.dumps({"prompt": "".join(digits) + ">", "steps": steps, "labels": labels}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
 def test_it_is_learnt_and_read_by_the_reward(tmp_path: Path, lora: Any) -> None:
     run = {
         "model": {"path": "builtin:tiny-digits", "device": "cpu", "lora": lora},
-        "prompts": {"name": "sort-digits", "num_digits": 3, "size": 500, "max_prompt_tokens": 16},
+        "prompts": {"name": "jsonl", "path": str(stepped_lines(tmp_path / "steps.jsonl"))},
         "eval": {"every_episodes": 15, "num_prompts": 50},
         "algorithm": {"name": "process-reward-model", "step_separator": ""},
         "optimizer": {"lr": 3e-3},
