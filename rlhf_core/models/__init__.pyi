@@ -3,6 +3,7 @@ from .blocks import transformer_blocks as transformer_blocks
 from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
 from .classifier import last_token_scores as last_token_scores
+from .classifier import scores_at as scores_at
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
 from .fast_passes import explained_compiling as explained_compiling
 from .forward import causal_lm_logits as causal_lm_logits

@@ -67,6 +67,11 @@ def last_token_scores(model: Any, rows: Sequence[Tensor], device: torch.device) 
     rows: [B] of int64 token ids, without padding. The last token is found from the lengths: transformers' pooling
     takes the last token that is not the pad token, and so misses an EOS that is also the pad token.
     """
+    return scores_at(model, rows, [[len(row) - 1] for row in rows], device)
+
+
+def scores_at(model: Any, rows: Sequence[Tensor], places: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[N, labels] float32: the head `score` at these N tokens of the rows, row by row; see `last_token_scores`."""
     import torch
 
     from ..functional.masking import mask_from_lengths
@@ -79,5 +84,6 @@ def last_token_scores(model: Any, rows: Sequence[Tensor], device: torch.device) 
     options = {"use_cache": False} if "use_cache" in inspect.signature(trunk.forward).parameters else {}
     with own_lengths(trunk, lengths[:, None]):
         hidden = trunk(input_ids=ids, attention_mask=mask, **options).last_hidden_state
-    scores: Tensor = model.score(hidden[torch.arange(len(rows), device=device), lengths - 1])
+    read = torch.tensor([(row, place) for row, of_row in enumerate(places) for place in of_row], device=device)
+    scores: Tensor = model.score(hidden[read[:, 0], read[:, 1]])
     return scores.float()

@@ -13,6 +13,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "reinforce++": "rlhf-group",
         "sft": "rlhf-offline",
         "reward-model": "rlhf-offline",
+        "process-reward-model": "rlhf-offline",
         "dpo": "rlhf-offline",
         "kto": "rlhf-offline",
         "orpo": "rlhf-offline",

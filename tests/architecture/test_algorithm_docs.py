@@ -22,9 +22,10 @@ PAGES = {
     "orpo": ["orpo.md"],
     "simpo": ["simpo.md"],
     "reward-model": ["reward-model.md"],
+    "process-reward-model": ["process-reward-model.md"],
 }
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins" / "algorithms"
-METRIC = re.compile(r'"((?:group|distill|off_policy|preference|sft|policy|kl|reward)/[a-z_]+)"')
+METRIC = re.compile(r'"((?:group|distill|off_policy|preference|sft|step|policy|kl|reward)/[a-z_]+)"')
 
 
 def quoted(names: list[str]) -> set[str]:
@@ -40,7 +41,7 @@ def test_every_option_is_on_the_page(algorithm: str) -> None:
 FOLDERS = {
     "group": SHARED,
     "distill": ["distill.md"],
-    "offline": ["sft.md", "dpo.md", "kto.md", "orpo.md"],
+    "offline": ["sft.md", "dpo.md", "kto.md", "orpo.md", "process-reward-model.md"],
 }
 
 

@@ -34,9 +34,25 @@ def test_the_quickstart_runs_with_an_algorithm_that_has_no_critic(algorithm):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["sft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpo", "kto", "orpo", "simpo", "reward-model"))],
+    [
+        "sft",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpo", "kto", "orpo", "simpo", "reward-model")),
+    ],
 )
 def test_the_quickstart_runs_with_an_algorithm_that_learns_from_a_dataset(algorithm):
     result = CliRunner().invoke(cli, ["train", "--algorithm", algorithm, "--dry-run"])
     assert result.exit_code == 0, result.output
     assert "dropped" not in result.output
+
+
+def test_the_quickstart_of_distillation_makes_a_teacher_unless_there_is_one():
+    from rlhf_cli.run_arguments import RunArguments, is_quickstart, teacher_stage
+
+    request = RunArguments(algorithm="distill")
+    mapping, dropped = request.mapping()
+    assert is_quickstart(request, mapping) and not dropped
+    stage = teacher_stage(mapping)
+    assert stage is not None and stage["algorithm"]["name"] == "sft"
+    own, _ = RunArguments(algorithm="distill", overrides=("algorithm.teacher.path=./mine",)).mapping()
+    assert teacher_stage(own) is None
+    assert teacher_stage(RunArguments(algorithm="ppo").mapping()[0]) is None

@@ -11,4 +11,13 @@ OTHERS = {feeds: {name: "fed otherwise" for name, by in FED_BY.items() if by != 
 IN_THEIR_OWN_TESTS = {"distill": "needs a teacher"}
 
 globals().update(contracts_for(AlgorithmContract, skip=OTHERS["rollouts"] | IN_THEIR_OWN_TESTS))
-globals().update(contracts_for(DatasetAlgorithmContract, skip=OTHERS["dataset"]))
+STEPS = {"prompt": "1 + 1 + 1 =", "steps": ["1 + 1 is 2", "2 + 1 is 4"], "labels": [True, False]}
+STEPPED = [{**STEPS, "prompt": f"{number} + 1 + 1 ="} for number in range(5)]
+
+globals().update(
+    contracts_for(
+        DatasetAlgorithmContract,
+        options={"process-reward-model": {"records": STEPPED}},
+        skip=OTHERS["dataset"],
+    )
+)

@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "orpo": {"name": "orpo"},
     "simpo": {"name": "simpo"},
     "reward-model": {"name": "reward-model", "centring_coef": 0.01},
+    "process-reward-model": {"name": "process-reward-model", "step_separator": ","},
 }
 ROLLOUTS = ("grpo", "rloo", "reinforce", "distill", "with")
 
@@ -120,7 +121,8 @@ def write_data(path: Path) -> None:
         digits = [draw.choice("0123456789") for _ in range(draw.randint(2, 6))]
         good, bad = "".join(sorted(digits)), "".join(sorted(digits, reverse=True)) + "1"
         prompt = "".join(digits) + ">"
-        lines.append(json.dumps({"prompt": prompt, "completion": good, "chosen": good, "rejected": bad}))
+        steps = {"steps": list(bad), "labels": [good.startswith(bad[: end + 1]) for end in range(len(bad))]}
+        lines.append(json.dumps({"prompt": prompt, "completion": good, "chosen": good, "rejected": bad, **steps}))
     path.write_text("\n".join(lines) + "\n")
     model, tokenizer = build_builtin("builtin:tiny-digits", seed=7)
     model.save_pretrained(path.parent / "teacher")

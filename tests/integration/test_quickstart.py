@@ -8,6 +8,7 @@ import pytest
 from run_files import tree
 
 from rlhf_core.entry.quickstart import run_quickstart
+from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
 from rlhf_core.testing.runs import tiny_run
 
@@ -52,6 +53,23 @@ def test_a_finished_warm_start_is_used_again(tmp_path):
     result = run_quickstart(WARM_START, PPO, output=tmp_path / "run", resume="auto")
     assert result.summary["status"] == "done"
     assert tree(tmp_path / "run/warm-start") == before
+
+
+def test_a_teacher_is_made_between_them(tmp_path):
+    teacher = {**WARM_START, "train": {**WARM_START["train"], "seed": 5}}
+    run = {**PPO, "algorithm": {"name": "distill", "teacher": {"path": "builtin:tiny-digits"}, "top_k": 4}}
+    with pytest.raises(RlhfError, match="stopped by the test"):
+        run_quickstart(WARM_START, run, teacher=teacher, output=tmp_path / "run", hooks=[Fail("loss/distill")])
+    assert status(tmp_path / "run/teacher") == status(tmp_path / "run/warm-start") == "done"
+    before = tree(tmp_path / "run/teacher")
+    moved = tmp_path / "moved"
+    (tmp_path / "run").rename(moved)
+    config = own_config(moved)
+    assert config["model"]["path"] == str(moved / "warm-start/model")
+    assert config["algorithm"]["teacher"]["path"] == str(moved / "teacher/model")
+    result = run_quickstart(WARM_START, run, teacher=teacher, output=moved, resume="auto")
+    assert result.summary["status"] == "done" and result.metrics[0]["loss/distill"] > 0
+    assert tree(moved / "teacher") == before
 
 
 def test_ctrl_c_in_the_warm_start_says_how_to_go_on(tmp_path):

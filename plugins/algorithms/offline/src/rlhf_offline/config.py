@@ -86,6 +86,17 @@ class SimPOConfig(AnswerPairConfig):
     gamma: float = Field(1.0, ge=0, description="By how much the chosen answer's reward should exceed the other's.")
 
 
+class ProcessRewardModelConfig(Section):
+    """Process reward model (Lightman 2023) on lines with `prompt`, `steps` and `labels`."""
+
+    max_tokens: int = Field(
+        1024, ge=2, description="Longest prompt and answer together, in tokens; longer lines are skipped."
+    )
+    step_separator: str = Field(
+        "\n", description="Put behind each step; the score is read at its last token. May be empty."
+    )
+
+
 class RewardModelConfig(PairConfig):
     """Reward model (Bradley-Terry) on lines with `prompt`, `chosen` and `rejected`."""
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from rlhf_core import Component
 
-from .config import DPOConfig, KTOConfig, ORPOConfig, RewardModelConfig, SFTConfig, SimPOConfig
+from .config import (
+    DPOConfig,
+    KTOConfig,
+    ORPOConfig,
+    ProcessRewardModelConfig,
+    RewardModelConfig,
+    SFTConfig,
+    SimPOConfig,
+)
 
 sft = Component(
     summary="Supervised fine-tuning: cross-entropy on the answers of a dataset.",
@@ -40,5 +48,11 @@ reward_model = Component(
     summary="Reward model: a sequence classifier that scores answers, from preference pairs.",
     config=RewardModelConfig,
     build="rlhf_offline.reward_model:build",
+    feeds="dataset",
+)
+process_reward_model = Component(
+    summary="Process reward model: scores each step of an answer, from steps that are right or wrong.",
+    config=ProcessRewardModelConfig,
+    build="rlhf_offline.process_reward_model:build",
     feeds="dataset",
 )

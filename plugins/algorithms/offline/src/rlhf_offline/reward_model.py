@@ -19,12 +19,16 @@ from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, encode_pair, p
 
 
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
-    """Make the algorithm; where the run's tokenizer has no pad token other than EOS, add one.
+    """Make the algorithm; the tokenizer gets a pad token other than EOS."""
+    return RewardModel(config, pad_id=set_pad_token(context.tokenizer))
+
+
+def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id of the tokenizer's pad token; where it has none other than EOS, it is given one.
 
     transformers reads the score at the rightmost token that is not padding. Every text ends in EOS, so with a separate
     pad token that is the last real token, here and for any loader of the saved folder.
     """
-    tokenizer = context.tokenizer
     if tokenizer.eos_token_id is None:
         raise UserInputError(
             "the tokenizer has no end-of-sequence token, where the score is read",
@@ -33,7 +37,7 @@ def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
         )
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.pad_token = _other_token(tokenizer)
-    return RewardModel(config, pad_id=tokenizer.pad_token_id)
+    return int(tokenizer.pad_token_id)
 
 
 class RewardModel(PairAlgorithm):

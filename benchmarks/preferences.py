@@ -1,0 +1,103 @@
+"""What is learnt from the quickstart's preference pairs: held-out pairs told apart, and right answers, as a table.
+
+Each cell is a run of its own through the command, on `sort-digits`: the right answer, and beside it a near miss. Pairs
+are told apart where the right answer has the higher log-prob, of 1,000 that training never sees; `right` is greedy
+exact match on the same prompts. All runs of one seed start from one warm start. A run that is finished is not made
+again: a stopped table is gone on with by naming its folder in `--output`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RUN_TIMEOUT_SECONDS = 3600
+ALGORITHMS = ("dpo", "kto", "orpo", "simpo")
+NUM_PAIRS = 1000
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Empty where no run ended there as it should."""
+    path = folder / "summary.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found if found.get("status") == "done" else {}
+
+
+def run(algorithm: str, seed: int, root: Path) -> Path:
+    """Train, unless that was done before."""
+    folder, warm_start = root / f"{algorithm}-{seed}", root / f"warm-start-{seed}"
+    if not summary(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        if warm_start.exists():
+            shutil.copytree(warm_start, folder / "warm-start")
+        command = [str(Path(sys.executable).parent / "rlhf"), "train", "--algorithm", algorithm, "--quiet"]
+        command += ["--set", f"train.seed={seed}", "--set", "eval.every_episodes=120", "--output", str(folder)]
+        subprocess.run(command, check=True, timeout=RUN_TIMEOUT_SECONDS)
+        if not warm_start.exists():
+            shutil.copytree(folder / "warm-start", warm_start)
+    return folder
+
+
+def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
+    """Held-out pairs whose chosen answer the model finds likelier."""
+    import torch
+
+    from rlhf_core.build import build_run_prompts
+    from rlhf_core.config.resolve import resolve
+    from rlhf_core.models.loading import load_policy, load_tokenizer
+    from rlhf_core.runfolder.folder import RunFolder
+    from rlhf_offline.config import DPOConfig
+    from rlhf_offline.dpo import DPO
+    from rlhf_offline.pairs import pair_log_probs
+
+    resolved = resolve(RunFolder(run_folder).read_config())
+    config = resolved.run.model.model_copy(update={"path": str(model_folder)})
+    tokenizer = load_tokenizer(config)
+    model = load_policy(config, dtype=torch.float32, seed=0).eval()
+    dpo = DPO(DPOConfig())
+    records = build_run_prompts(resolved, tokenizer).held_out_records()
+    pairs = [pair for record in records if (pair := dpo.encode(record, tokenizer)) is not None][:NUM_PAIRS]
+    right = 0
+    with torch.no_grad():
+        for start in range(0, len(pairs), 100):
+            chosen, rejected = pair_log_probs(model, dpo.collate(pairs[start : start + 100]), mean=False)
+            right += int((chosen > rejected).sum())
+    return right / len(pairs)
+
+
+def table(results: dict[str, list[tuple[float, float, float, float]]]) -> str:
+    """Algorithm x pairs and right answers, before -> after, of each seed, as a Markdown table."""
+    lines = ["| algorithm | pairs told apart | right |", "|---|---|---|"]
+    for algorithm, seeds in results.items():
+        pairs = " ".join(f"{before:.3f}→{after:.3f}" for before, after, _, _ in seeds)
+        right = " ".join(f"{before:.3f}→{after:.3f}" for _, _, before, after in seeds)
+        lines.append(f"| `{algorithm}` | {pairs} | {right} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=Path("runs") / f"preferences-{time.strftime('%Y%m%d-%H%M%S')}")
+    options = parser.parse_args()
+    results: dict[str, list[tuple[float, float, float, float]]] = {}
+    for algorithm in options.algorithms:
+        for seed in options.seeds:
+            folder = run(algorithm, seed, options.output)
+            pairs = [pair_accuracy(folder, folder / part) for part in ("warm-start/model", "model")]
+            scores = summary(folder)
+            row = (pairs[0], pairs[1], float(scores["eval_before"]), float(scores["eval_after"]))
+            results.setdefault(algorithm, []).append(row)
+    (options.output / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
