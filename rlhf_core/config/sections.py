@@ -98,7 +98,7 @@ class PromptsConfig(Section):
 
     max_prompt_tokens: Count = Field(512, description="Longest prompt trained on, in tokens.")
     too_long: Literal["skip", "error"] = Field("skip", description="What to do with a longer prompt.")
-    duplicates: Literal["keep", "skip"] = Field("keep", description="What to do with a prompt that came before.")
+    duplicates: Literal["skip"] | None = Field(None, description="skip leaves out prompts that came before; null none.")
     filter: str | None = Field(
         None,
         pattern=r"\.py:\w+$",

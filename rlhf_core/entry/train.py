@@ -193,7 +193,7 @@ def _planned(folder: RunFolder, prepared: PreparedRun, resume: str | None, origi
     if resume is None:
         return plan
     checkpoint = find_checkpoint(resume, folder.path)
-    changes = resume_changes(folder, plan.resolved, plan.data_digest, is_again=checkpoint is None)
+    changes = resume_changes(folder, plan.resolved, prepared.inputs.prompts, is_again=checkpoint is None)
     return replace(plan, is_resumed=True, checkpoint=checkpoint, changes=changes)
 
 
