@@ -11,7 +11,7 @@ from ..errors import PluginError
 from ..plugins.discovery import FROM_FILES, Selected, check_clash, discover, has_options, load_ref
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
 from .resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
-from .sections import EnvironmentEntry, PromptsConfig, RewardEntry, RunConfig
+from .sections import EnvironmentEntry, EvalSetOptions, PromptsConfig, RewardEntry, RunConfig
 
 Schema = dict[str, Any]
 
@@ -38,7 +38,15 @@ def run_schema() -> tuple[Schema, list[PluginError]]:
     _list_plugins(definitions["HooksConfig"], _installed("hooks", left_out), definitions, any_name=True)
     _list_plugins(definitions["LoggingConfig"], _installed("loggers", left_out), definitions)
     prompts = _choice(_installed("prompts", []), PromptsConfig, definitions, any_name=True)
-    definitions["EvalConfig"]["properties"]["prompts"] = {"anyOf": [prompts, {"type": "null"}]}
+    evaluation = definitions["EvalConfig"]["properties"]
+    evaluation["prompts"] = {"anyOf": [prompts, {"type": "null"}]}
+    named = _take(EvalSetOptions, definitions)
+    named["properties"] |= {"prompts": prompts, "rewards": {"anyOf": [properties["rewards"], {"type": "null"}]}}
+    evaluation["sets"] = {
+        "type": "object",
+        "description": "Further sets by name, each with prompts and, where they differ, rewards and sampling.",
+        "additionalProperties": {**named, "required": ["prompts"]},
+    }
     document["required"] = ["model"]
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     document["title"] = "rlhf run file"

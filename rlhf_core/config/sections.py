@@ -36,6 +36,32 @@ class LoraConfig(Section):
     )
 
 
+_TEMPLATES_OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+
+class ChatConfig(Section):
+    """How chat messages become text, wherever the model is used; kept in the template of the final policy."""
+
+    template: str | None = Field(None, min_length=1, description="A Jinja file, in place of the tokenizer's template.")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What the template asks for by name, such as {enable_thinking: false}: JSON values.",
+    )
+    tools: str | None = Field(
+        None,
+        min_length=1,
+        description="A JSON file, a list of tools in the OpenAI form, shown where none are given.",
+    )
+    system: str | None = Field(None, description="System message of conversations that have none.")
+
+    @model_validator(mode="after")
+    def _names_can_be_set(self) -> ChatConfig:
+        for name in self.kwargs:
+            if not name.isidentifier() or name in _TEMPLATES_OWN:
+                raise ValueError(f"kwargs: {name!r} cannot be set; it has to be a name that the template asks for")
+        return self
+
+
 class ModelConfig(Section):
     """The policy that is trained."""
 
@@ -58,6 +84,7 @@ class ModelConfig(Section):
         "to gain with LoRA, where it is the policy itself, and not done where a strategy divides it.",
     )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters only; null trains all weights.")
+    chat: ChatConfig | None = Field(None, description="Chat template and its options; null takes the tokenizer's.")
     allow_missing_weights: bool = Field(
         False, description="Start weights that the model's files lack from random numbers, in place of an error."
     )
@@ -71,7 +98,7 @@ class PromptsConfig(Section):
 
     max_prompt_tokens: Count = Field(512, description="Longest prompt trained on, in tokens.")
     too_long: Literal["skip", "error"] = Field("skip", description="What to do with a longer prompt.")
-    duplicates: Literal["keep", "skip"] = Field("keep", description="What to do with a prompt that came before.")
+    duplicates: Literal["skip"] | None = Field(None, description="skip leaves out prompts that came before; null none.")
     filter: str | None = Field(
         None,
         pattern=r"\.py:\w+$",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from importlib.resources import as_file, files
@@ -17,6 +17,7 @@ from ..errors import ConfigError, InterruptedRun, PluginError
 from ..plugins.discovery import Selected
 from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder, default_path
+from ..training.request import RunInputs
 from .resume import OWN_MODELS, TEACHER, WARM_START, resumed_folder
 from .run_record import owned, told_in_summary, undone_when_refused
 from .train import TrainResult, prepare, train, train_in
@@ -58,6 +59,7 @@ def run_quickstart(
     dry_run: bool = False,
     hooks: Sequence[object | str] = (),
     trust: FileTrust | bool = False,
+    on_check: Callable[[RunInputs], None] | None = None,
 ) -> TrainResult | None:
     """Warm-start into `<output>/warm-start`, then train `run` from its model.
 
@@ -69,7 +71,8 @@ def run_quickstart(
     if dry_run:
         for stage in first.values():
             train(stage, dry_run=True)
-        return train(run, dry_run=True, resume=resume, output=output, num_processes=num_processes, trust=trust)
+        place: dict[str, Any] = {"resume": resume, "output": output, "num_processes": num_processes}
+        return train(run, dry_run=True, trust=trust, on_check=on_check, **place)
     resolved = prepare(run, num_processes=num_processes, trust=trust).resolved
     if resume is not None:
         output = resumed_folder(resume, output)

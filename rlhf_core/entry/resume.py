@@ -11,6 +11,7 @@ from ..config.changes import Change, config_changes
 from ..config.load import apply_override
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
+from ..prompts.stream import PromptStream
 from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..runfolder.folder import RunFolder, find_newest
 from ..util.redact import redact_mapping
@@ -91,7 +92,7 @@ def find_checkpoint(resume: str, output: Path) -> Path | None:
     return found
 
 
-def resume_changes(folder: RunFolder, resolved: ResolvedRun, data_digest: str, *, is_again: bool) -> list[Change]:
+def resume_changes(folder: RunFolder, resolved: ResolvedRun, prompts: PromptStream, *, is_again: bool) -> list[Change]:
     """What a resume changes of the run in `folder`. `is_again`: it has no checkpoint, and may change everything.
 
     Raises:
@@ -109,7 +110,8 @@ def resume_changes(folder: RunFolder, resolved: ResolvedRun, data_digest: str, *
     ]
     if not is_again:
         _refuse(folder, [f"{each.key}: {each.before!r} -> {each.after!r}" for each in changes if _is_fixed(each.key)])
-        if manifest.get("data_digest", data_digest) != data_digest:
+        digest = manifest.get("data_digest")
+        if digest is not None and not prompts.has_digest(str(digest).removeprefix("sha256:")):
             _refuse(folder, ["prompts: its records are not those that the run was trained on"])
     return changes
 

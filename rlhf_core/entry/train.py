@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -81,6 +81,7 @@ def train(
     hooks: Sequence[object | str] = (),
     origin: Path | None = None,
     trust: FileTrust | bool = False,
+    on_check: Callable[[RunInputs], None] | None = None,
 ) -> TrainResult | None:
     """Train as a run file (path) or mapping says.
 
@@ -94,6 +95,7 @@ def train(
         origin: folder of a run that `run` comes from; what differs from it is said in log and manifest.
         trust: which files of code that `run` names are run. False: those in and below a run file's folder and those
             in `overrides`; all of a mapping, which is the caller's own. True: all.
+        on_check: called, with `dry_run`, with what was built to check the run.
 
     Raises:
         UserInputError: the input is wrong; nothing was written.
@@ -105,6 +107,8 @@ def train(
     if resume is not None and dry_run:
         _tell_dry_resume(prepared, resume, resumed_folder(resume, _path(output)))
     if dry_run:
+        if on_check is not None:
+            on_check(prepared.inputs)
         return None
     if environment.world_size > 1 and output is None:
         raise UserInputError(
@@ -196,7 +200,7 @@ def _planned(folder: RunFolder, prepared: PreparedRun, resume: str | None, origi
     if resume is None:
         return plan
     checkpoint = find_checkpoint(resume, folder.path)
-    changes = resume_changes(folder, plan.resolved, plan.data_digest, is_again=checkpoint is None)
+    changes = resume_changes(folder, plan.resolved, prepared.inputs.prompts, is_again=checkpoint is None)
     return replace(plan, is_resumed=True, checkpoint=checkpoint, changes=changes)
 
 

@@ -17,6 +17,7 @@ from ..algorithm import ModelKind
 from ..config.sections import LoraConfig, ModelConfig
 from ..errors import CheckpointError, UserInputError, first_line
 from .builtin import PREFIX, build_builtin, check_builtin
+from .chat_options import set_chat_options
 from .classifier import as_score_model, is_score_folder
 
 if TYPE_CHECKING:
@@ -57,7 +58,17 @@ def check_model(config: ModelConfig) -> None:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of `model.path`. Its pad token is set to EOS where it has none; masks never depend on it."""
+    """The tokenizer of `model.path` with the options of `model.chat`.
+
+    Its pad token is set to EOS where it has none; masks never depend on it.
+    """
+    tokenizer = _load_tokenizer(config)
+    if config.chat is not None:
+        set_chat_options(tokenizer, config.chat)
+    return tokenizer
+
+
+def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if config.path.startswith(PREFIX):
         return build_builtin(config.path, 0)[1]
     from transformers import AutoTokenizer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..components import PromptsContext
 from ..errors import DataError, PluginError, first_line
-from ..protocols import PromptSource
+from ..protocols import PromptSource, StreamingPromptSource
 from ..util.did_you_mean import suggestion
 from .config import HfDatasetConfig
 from .jsonl import JsonlSource
@@ -51,13 +51,33 @@ class MappedRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        row = self._rows[index]
-        renamed = {self._ours[key]: value for key, value in row.items() if key in self._ours}
-        # A column is dropped if another was renamed to its name.
-        return {key: value for key, value in row.items() if key not in self._ours} | renamed
+        return renamed(self._rows[index], self._ours)
 
     def describe(self, index: int) -> str:
         return f"{self._name}, row {index + 1}"
+
+
+class StreamedRows:
+    """The rows of a dataset of unknown length, with columns renamed to what core reads."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], name: str) -> None:
+        self._rows = rows
+        self._columns = columns
+        self._name = name
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        ours = {theirs: ours for ours, theirs in self._columns.items()}
+        for row in self._rows:
+            yield renamed(row, ours)
+
+    def describe(self, index: int) -> str:
+        return f"{self._name}, row {index + 1}"
+
+
+def renamed(row: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+    """A row with our keys; a column is dropped if another was renamed to its name. ours: their column -> our key."""
+    changed = {ours[key]: value for key, value in row.items() if key in ours}
+    return {key: value for key, value in row.items() if key not in ours} | changed
 
 
 class TableRows:
@@ -87,8 +107,10 @@ class ChainedRows:
         return part[inner]
 
 
-def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource:
+def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | StreamingPromptSource:
     """The source of a `prompts` section."""
+    if config.streaming:
+        return StreamedRows(_load_hub(config), config.columns, config.path)
     path = context.base_folder / Path(config.path).expanduser()
     if path.is_file():
         rows = _read_file(path)
@@ -187,11 +209,12 @@ def _load_saved(path: Path, split: str) -> _Rows:
     return loaded[split]  # type: ignore[no-any-return]
 
 
-def _load_hub(config: HfDatasetConfig) -> _Rows:
+def _load_hub(config: HfDatasetConfig) -> Any:
     datasets = _datasets(config.path)
+    streaming = {"streaming": True} if config.streaming else {}
     try:
-        return datasets.load_dataset(  # type: ignore[no-any-return]
-            config.path, config.subset, split=config.split, revision=config.revision
+        return datasets.load_dataset(
+            config.path, config.subset, split=config.split, revision=config.revision, **streaming
         )
     except (OSError, ValueError) as error:  # raised for names, splits and connections
         raise DataError(

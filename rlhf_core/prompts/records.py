@@ -112,6 +112,15 @@ def select_records(source: PromptSource, selecting: Selecting) -> Selected:
     return Selected(usable, source.digest() if isinstance(source, ScannedSource) else digest.hexdigest(), counts)
 
 
+def records_digest(source: PromptSource) -> str:
+    """Hexadecimal SHA-256 of what all records say, however they are written down."""
+    digest = sha256()
+    for record in scan(source):
+        if not isinstance(record, DataError):
+            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
 def scan(source: PromptSource) -> Iterator[Record | DataError]:
     """Every record in order, or what is wrong with it."""
     return source.scan() if isinstance(source, ScannedSource) else _read_each(source)

@@ -19,7 +19,7 @@ from .encoder import PromptEncoder as PromptEncoder
 from .encoder import Record as Record
 from .encoder import check_prompt, is_plain
 from .order import Part, RecordOrder, order_of
-from .records import Check, Selecting, record_name, select_records
+from .records import Check, Selecting, record_name, records_digest, select_records
 from .streamed import StreamedRecords
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class Records(Protocol):
 
     @property
     def counts(self) -> Mapping[str, int]: ...
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether the records are those of a digest, also of one that an earlier version took."""
+        ...
 
     @property
     def epoch_size(self) -> int | None:
@@ -89,6 +93,9 @@ class RecordStream:
     @property
     def epoch_size(self) -> int:
         return len(self)
+
+    def has_digest(self, digest: str) -> bool:
+        return digest == self.digest or digest == records_digest(self._source)
 
     def index(self, position: int) -> int:
         """Index in the source of the record at `position` (>= 0) of the stream."""
@@ -190,6 +197,10 @@ class PromptStream:
     def digest(self) -> str:
         """SHA-256 of all records, for the manifest."""
         return self.records.digest
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether the records are those of a digest, also of one that an earlier version took."""
+        return self.records.has_digest(digest)
 
     def prompt(self, position: int, index: int | None = None) -> Prompt:
         """The training prompt at `position` (>= 0) of the endless stream.

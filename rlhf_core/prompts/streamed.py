@@ -52,6 +52,9 @@ class StreamedRecords:
             raise DataError(f"{len(self._held_out)} usable records, {held_out} to be held out", where="prompts")
         self.at(0)
 
+    def has_digest(self, digest: str) -> bool:
+        return digest == self.digest
+
     def at(self, position: int) -> tuple[Record, str]:
         if position in self._recent:
             return self._recent[position]

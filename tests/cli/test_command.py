@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from rlhf_cli import main as main_module
-from rlhf_cli.commands.train import quiet_progress
+from rlhf_cli.commands.train import print_prompt, quiet_progress
 from rlhf_cli.commands.train import train as train_command
 from rlhf_cli.main import COMMANDS, cli, run
 from rlhf_core.errors import InterruptedRun, RewardError
@@ -68,6 +68,7 @@ def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, caps
     assert mapping["rewards"] == [{"name": "fake-whisper", "weight": 3}]
     assert options.pop("hooks") == ["rlhf_cli.progress:make_progress"]
     assert options.pop("trust").folder == tmp_path
+    assert options.pop("on_check") is print_prompt
     assert options == {
         "output": tmp_path / "o", "resume": "auto", "num_processes": 2, "dry_run": True,
     }  # fmt: skip

@@ -35,6 +35,15 @@ class TestTasks(PromptsContract):
     may_be_empty = True
 
 
-ABOVE = dict.fromkeys(("jsonl", "hf-dataset", "tasks"), "above")
+class TestMixture(FromFile):
+    plugin = "mixture"
+
+    @classmethod
+    def make_options(cls, folder):
+        lines = {"name": "jsonl", **super().make_options(folder)}
+        return {"sources": [lines, {"name": "sort-digits", "size": 9, "weight": 3}]}
+
+
+ABOVE = dict.fromkeys(("jsonl", "hf-dataset", "tasks", "mixture"), "above")
 
 globals().update(contracts_for(PromptsContract, options={"sort-digits": {"options": {"size": 50}}}, skip=ABOVE))

@@ -29,4 +29,5 @@ def test_it_resumes_and_trains_as_it_did(archive: Path, tmp_path: Path, monkeypa
     assert rlhf(["train", "--output", "stopped", "--resume", "auto", "--set", "train.episodes=3", "--quiet"]) == 0
     assert (folder / "stopped" / "metrics.jsonl").read_text().startswith(before)
     for mine, theirs in zip(metrics(folder / "stopped"), metrics(folder / "whole"), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-7)
+        assert theirs.keys() <= mine.keys()  # later versions measure more
+        assert {key: mine[key] for key in theirs} == pytest.approx(theirs, rel=1e-4, abs=1e-7)

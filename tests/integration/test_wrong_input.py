@@ -5,9 +5,10 @@ import logging
 
 import pytest
 import yaml
-from run_files import tree, write_run
+from run_files import start, tree, write_run
 
 from rlhf_cli.main import run as rlhf
+from rlhf_core.errors import DataError
 from rlhf_core.testing.models import save_tiny_model, tiny_model, tiny_tokenizer
 from rlhf_core.testing.runs import tiny_run
 
@@ -218,17 +219,29 @@ def test_divergence_names_the_key_to_lower(tmp_path, capsys):
 
 
 def test_wrong_input_found_late_is_a_failed_run(tmp_path, capsys):
+    """A template that refuses the answers of a conversation: nothing of it is rendered before it is trained on."""
+    model = tmp_path / "model"
+    tokenizer = tiny_tokenizer()
+    refused = (
+        "{% for m in messages %}{{ m.content }}{{ raise_exception('no 7') if '7' in m.content else '' }}{% endfor %}"
+    )
+    tokenizer.chat_template = refused
+    tiny_model().save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    ask, good, bad = (
+        {"role": role, "content": text} for role, text in (("user", "1"), ("assistant", "2"), ("assistant", "7"))
+    )
     path = tmp_path / "prompts.jsonl"
-    records = [{"prompt": "1>", "completion": "1"}, *[{"prompt": "1>"}] * 7]
-    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    path.write_text("".join(json.dumps({"messages": [ask, answer]}) + "\n" for answer in [good, *[bad] * 7]))
     run = tiny_run({"prompts": {"name": "jsonl", "path": str(path)}, "algorithm": {"name": "sft"}, "rewards": None})
+    run["model"] = {"path": str(model)}
     run["train"] = {"episodes": 8, "prompts_per_episode": 1, "train_batch_size": 1}
     for seed in range(20):  # the order of the records is the seed's
         run["train"]["seed"] = seed
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
         output = tmp_path / f"run-{seed}"
         code = rlhf(["train", str(tmp_path / "run.yaml"), "--output", str(output), "--quiet"])
-        assert "no completion" in capsys.readouterr().err
+        assert "no 7" in capsys.readouterr().err
         if code == 1:
             assert (output / "metrics.jsonl").stat().st_size > 0
             return
@@ -245,4 +258,26 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
     assert rlhf(["train", str(run), "--dry-run", "--output", "out"]) == 0
     assert rlhf(["train", "--dry-run"]) == 0
     assert tree(tmp_path) == before
-    assert "nothing was written" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "nothing was written" in out
+    assert "the first prompt, 4 tokens:" in out and "  first ids: " in out
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_wrong_lines_after_the_first_are_all_found_before_training(tmp_path, dry_run):
+    """Of training and evaluation prompts, and of what an algorithm reads beside the prompt."""
+    lines = [{"prompt": "12>", "completion": "12", "answer": "12"}] * 30
+    lines[7] = {"prompt": "12>"}
+    lines[20] = {"completion": "12"}
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = {"name": "jsonl", "path": str(path)}
+    with pytest.raises(DataError) as caught:
+        start({"algorithm": {"name": "sft"}, "prompts": source}, tmp_path / "run", dry_run=dry_run)
+    assert f"{path}:8: the record has no completion text" in caught.value.message
+    assert f"{path}:21: there is no `prompt`" in caught.value.message
+    sets = {"held": {"prompts": source, "rewards": ["exact-match"]}}
+    with pytest.raises(DataError) as caught:
+        start({"eval": {"sets": sets}}, tmp_path / "run", dry_run=dry_run)
+    assert caught.value.where == f"{path}:21"
+    assert not (tmp_path / "run").exists()

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from rlhf_core.util.printable import PrintableFormatter
+from rlhf_core.util.printable import PrintableFormatter, printable
 
 from ..output import echo
 from ..run_arguments import RunArguments, is_quickstart, run_options, teacher_stage, tell_dropped, warm_start
 
 if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
+    from rlhf_core.training.request import RunInputs
 
     from ..progress import PlainProgress
 
@@ -28,6 +29,7 @@ _PROGRESS = "rlhf_cli.progress:make_progress"
 _QUIET = "rlhf_cli.commands.train:quiet_progress"
 """Progress is passed by import path, not as an object, so that another process can create it."""
 
+_SHOWN_IDS = 6
 MAPPING_SOURCE = "run file"
 """The place that core's errors name for a run given as a mapping."""
 
@@ -92,6 +94,7 @@ def train(
             dry_run=dry_run,
             trust=request.trust(everything=trusts),
             hooks=[_QUIET if verbosity == "quiet" else _PROGRESS],
+            **({"on_check": print_prompt} if dry_run and verbosity != "quiet" else {}),
         )
     except ConfigError as error:
         # Core was given a mapping; the user gave a file.
@@ -125,6 +128,17 @@ def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., Trai
     from rlhf_core.entry.train import train as run
 
     return run if request.origin is None else partial(run, origin=request.origin)
+
+
+def print_prompt(inputs: RunInputs) -> None:
+    """Show the first prompt as the model gets it, with its token ids at both ends."""
+    prompt, tokenizer = inputs.prompts.prompt(0), inputs.tokenizer
+    ids = list(prompt.prompt_ids)
+    echo(f"the first prompt, {len(ids)} tokens:")
+    echo("\n".join(f"  | {line}" for line in printable(prompt.text).splitlines() or [""]))
+    for name, part in (("first", ids[:_SHOWN_IDS]), ("last", ids[-_SHOWN_IDS:])):
+        shown = ", ".join(f"{each} {printable(str(tokenizer.decode([each])))!r}" for each in part)
+        echo(f"  {name} ids: {shown}")
 
 
 def quiet_progress() -> PlainProgress:

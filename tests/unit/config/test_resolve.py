@@ -102,7 +102,7 @@ def test_the_resolved_mapping_has_every_section_in_order(fake_run):
         "logging",
         "hooks",
     ]
-    shared = {"max_prompt_tokens": 16, "too_long": "skip", "duplicates": "keep", "filter": None, "curriculum": None}
+    shared = {"max_prompt_tokens": 16, "too_long": "skip", "duplicates": None, "filter": None, "curriculum": None}
     assert mapping["prompts"] == {"name": "fake-lines", **shared, "path": "p.jsonl"}
 
 

@@ -1,5 +1,6 @@
 """Every record is checked once, all wrong ones are told with their numbers, and filters are counted."""
 
+import hashlib
 import json
 import random
 import re
@@ -83,6 +84,16 @@ def test_filters_are_counted_by_reason(tokenizer):
     assert stream.counts == {"records": 6, "too_long": 1, "duplicates": 2, "filtered": 1}
     assert sorted(stream.prompt(position).text for position in range(len(stream))) == ["1=", "2="]
     assert stream.skipped == 4
+
+
+def test_a_file_has_the_digest_of_its_bytes_and_is_known_by_that_of_its_records(tmp_path, tokenizer):
+    records = [{"prompt": "1=", "answer": "1"}, {"prompt": "2="}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    stream = PromptStream(JsonlSource(tmp_path / "p.jsonl"), tokenizer, seed=0)
+    assert stream.digest == hashlib.sha256((tmp_path / "p.jsonl").read_bytes()).hexdigest()
+    in_memory = PromptStream(records, tokenizer, seed=0).digest  # as all sources had it in earlier versions
+    assert stream.has_digest(stream.digest) and stream.has_digest(in_memory)
+    assert not PromptStream(records[:1], tokenizer, seed=0).has_digest(in_memory)
 
 
 class Numbers:

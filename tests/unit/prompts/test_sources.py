@@ -187,6 +187,19 @@ class TestHfDataset:
         with pytest.raises(DataError, match="there are: train, test"):
             build("hf-dataset", tmp_path, path="many", split="dev")
 
+    def test_a_streamed_hub_dataset_is_read_as_it_is_drawn(self, tmp_path, monkeypatch):
+        datasets = pytest.importorskip("datasets")
+        asked = {}
+
+        def load(path, name, *, split, revision, streaming):
+            asked.update(path=path, streaming=streaming)
+            return ({"question": str(index)} for index in range(3))
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        source = build("hf-dataset", tmp_path, path="o/n", streaming=True, columns={"prompt": "question"})
+        assert list(source) == [{"prompt": "0"}, {"prompt": "1"}, {"prompt": "2"}]
+        assert asked == {"path": "o/n", "streaming": True} and source.describe(2) == "o/n, row 3"
+
     def test_a_hub_name_that_cannot_be_reached(self, tmp_path, monkeypatch):
         datasets = pytest.importorskip("datasets")
         asked = {}

@@ -16,7 +16,7 @@ from rlhf_core.types import Role
 from .config import DPOConfig
 from .dpo_losses import dpo_loss
 from .known_reference import KnownReference
-from .pairs import Pair, PairAlgorithm, PairBatch, encode_pair, pair_log_probs, pair_output
+from .pairs import Pair, PairAlgorithm, PairBatch, check_pair, encode_pair, pair_log_probs, pair_output
 
 
 def build(config: DPOConfig, context: AlgorithmContext) -> DPO:
@@ -34,6 +34,9 @@ class DPO(PairAlgorithm):
     @property
     def roles(self) -> frozenset[Role]:
         return frozenset({"policy"} if self._config.reference_free else {"policy", "reference"})
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        check_pair(record, use_margin=False, where="dpo")
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
         """`prompt` (text or chat messages), `chosen` and `rejected` (texts)."""

@@ -98,6 +98,17 @@ def encode_pair(
     where: str,
 ) -> Pair | None:
     """`prompt`, `chosen` and `rejected` (texts) to a pair; None when an answer is too long or both are the same."""
+    check_pair(record, use_margin=use_margin, where=where)
+    margin = record["margin"] if use_margin else 0.0
+    chosen, rejected = (
+        answer_example(record, record[key], tokenizer, add_eos=add_eos, where=where) for key in ("chosen", "rejected")
+    )
+    too_long = max(chosen.num_tokens, rejected.num_tokens) > max_tokens
+    return None if too_long or record["chosen"] == record["rejected"] else Pair(chosen, rejected, float(margin))
+
+
+def check_pair(record: Mapping[str, Any], *, use_margin: bool, where: str) -> None:
+    """Raise `DataError`, as `where`, for a record that lacks a text or the margin."""
     for key in ("chosen", "rejected"):
         if not isinstance(record.get(key), str) or not record[key]:
             raise DataError(
@@ -108,11 +119,6 @@ def encode_pair(
         raise DataError(
             f"the record's `margin` is {margin!r}, not a number", where=where, hint="or set use_margin: false"
         )
-    chosen, rejected = (
-        answer_example(record, record[key], tokenizer, add_eos=add_eos, where=where) for key in ("chosen", "rejected")
-    )
-    too_long = max(chosen.num_tokens, rejected.num_tokens) > max_tokens
-    return None if too_long or record["chosen"] == record["rejected"] else Pair(chosen, rejected, float(margin))
 
 
 def collate_pairs(pairs: Sequence[Pair], *, pad_id: int = 0) -> PairBatch:

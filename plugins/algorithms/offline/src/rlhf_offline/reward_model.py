@@ -15,7 +15,7 @@ from rlhf_core.models import own_lengths
 
 from .config import RewardModelConfig
 from .pair_losses import bradley_terry_loss
-from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, encode_pair, pair_output
+from .pairs import Pair, PairAlgorithm, PairBatch, check_pair, collate_pairs, encode_pair, pair_output
 
 
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
@@ -50,6 +50,9 @@ class RewardModel(PairAlgorithm):
     @property
     def model_kind(self) -> ModelKind:
         return "sequence-classification"
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        check_pair(record, use_margin=self._config.use_margin, where="reward-model")
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
         """`prompt` (text or chat messages), `chosen` and `rejected` (texts), with `use_margin` a `margin`."""

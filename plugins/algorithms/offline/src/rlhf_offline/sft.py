@@ -32,19 +32,25 @@ class SFT(PolicyOnly[Example, ExampleBatch]):
     def __init__(self, config: SFTConfig) -> None:
         self._config = config
 
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        completion = record.get("completion")
+        if (isinstance(completion, str) and completion) or (
+            completion is None and isinstance(record.get("messages"), list | tuple)
+        ):
+            return
+        raise DataError(
+            f"the record has no completion text (its keys: {', '.join(sorted(record))})",
+            where="sft",
+            hint='each line needs {"prompt": …, "completion": "…"} or {"messages": […]}',
+        )
+
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example | None:
         """`prompt` (text or chat messages) and `completion` (text), or `messages` (a whole conversation)."""
-        completion = record.get("completion")
-        if completion is None and isinstance(record.get("messages"), list | tuple):
+        self.check_record(record)
+        if record.get("completion") is None:
             example = conversation_example(record["messages"], tokenizer, turns=self._config.turns)
-        elif isinstance(completion, str) and completion:
-            example = answer_example(record, completion, tokenizer, add_eos=self._config.add_eos, where="sft")
         else:
-            raise DataError(
-                f"the record has no completion text (its keys: {', '.join(sorted(record))})",
-                where="sft",
-                hint='each line needs {"prompt": …, "completion": "…"} or {"messages": […]}',
-            )
+            example = answer_example(record, record["completion"], tokenizer, add_eos=self._config.add_eos, where="sft")
         return example if example.num_tokens <= self._config.max_tokens else None
 
     def collate(self, items: Sequence[Example]) -> ExampleBatch:

@@ -1,0 +1,108 @@
+"""`model.chat`: options of a tokenizer's chat template, written into the template itself.
+
+So they hold wherever the template is used: in training, evaluation, generation and serving, and in whatever else loads
+the tokenizer that is saved beside the final policy. What a caller gives (tools, a system message) still comes first.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.sections import ChatConfig
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def set_chat_options(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> None:
+    """Change the tokenizer's template as `options` say. Raises `ConfigError`: no template, or a wrong file."""
+    if options.template is not None:
+        tokenizer.chat_template = _text(options.template, "model.chat.template")
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "this model's tokenizer has no chat template", where="model.chat", hint="give one: model.chat.template"
+        )
+    tools = None if options.tools is None else _tools(options.tools)
+    front = _settings(options.kwargs) + _default_tools(tools) + _default_system(options.system)
+    template: Any = tokenizer.chat_template
+    if isinstance(template, str):
+        tokenizer.chat_template = front + template
+        _check_syntax(tokenizer, options)
+    else:  # several, by name
+        tokenizer.chat_template = {name: front + each for name, each in template.items()}
+
+
+def _settings(kwargs: dict[str, Any]) -> str:
+    return "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif -%}}\n"
+        for name, value in kwargs.items()
+    )
+
+
+def _default_tools(tools: list[Any] | None) -> str:
+    if tools is None:
+        return ""
+    return f"{{%- if not tools %}}{{%- set tools = {_literal(tools)} %}}{{%- endif -%}}\n"
+
+
+def _default_system(system: str | None) -> str:
+    if system is None:
+        return ""
+    message = _literal([{"role": "system", "content": system}])
+    return (
+        "{%- if not messages or messages[0]['role'] != 'system' %}"
+        f"{{%- set messages = {message} + (messages | list) %}}{{%- endif -%}}\n"
+    )
+
+
+def _literal(value: Any) -> str:
+    """A JSON value as Jinja writes it, whose literals of texts, numbers, lists and mappings are those of JSON."""
+    if value is None:
+        return "none"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(str(key))}: {_literal(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _check_syntax(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> None:
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        where = "model.chat" if options.template is None else f"model.chat.template: {options.template}"
+        # Its first lines are those that hold the options.
+        line = error.lineno - _num_lines(options)
+        raise ConfigError(f"the chat template cannot be read: {error.message} (line {line})", where=where) from None
+    except TemplateError:
+        return  # it refuses this conversation; of those of the prompts it is told with their lines
+
+
+def _num_lines(options: ChatConfig) -> int:
+    return len(options.kwargs) + (options.tools is not None) + (options.system is not None)
+
+
+def _text(file: str, where: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(
+            f"cannot read {file}: {reason}", where=where, hint="paths start at the current folder"
+        ) from None
+
+
+def _tools(file: str) -> list[Any]:
+    where = "model.chat.tools"
+    try:
+        tools = json.loads(_text(file, where))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is no JSON: {error}", where=where) from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ConfigError(f"{file} is no list of tools", where=where, hint='[{"type": "function", "function": {…}}]')
+    return tools
