@@ -32,6 +32,7 @@ from .calls import ask
 from .maker_parts import trained_names
 from .messages import TakenEpisode
 from .ray_sync import RunSync
+from .reward_states import MakerRewardStates
 from .wire import pack_group, unpack_group
 
 
@@ -102,6 +103,7 @@ class TrainerActor:
             sync=sync,
             evaluator=channel if resolved.evaluates else None,
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
+            rewards=MakerRewardStates(self._coordinator, strategy) if resolved.generates else None,
         )
 
 
