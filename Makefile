@@ -15,8 +15,14 @@ VERIFIERS_MANIFESTS := pyproject.toml plugins/environments/verifiers/pyproject.t
                        requirements/verifiers-constraints.txt
 VERIFIERS_STAMP := $(VERIFIERS)/.setup-$(firstword $(shell cat $(VERIFIERS_MANIFESTS) | cksum))
 
+# mlflow and trackio each bring a web server and a data stack: an environment of their own, too.
+LOGGERS := .venv-loggers
+LOGGERS_MANIFESTS := pyproject.toml plugins/loggers/mlflow/pyproject.toml plugins/loggers/trackio/pyproject.toml \
+                     requirements/loggers.txt requirements/loggers-constraints.txt
+LOGGERS_STAMP := $(LOGGERS)/.setup-$(firstword $(shell cat $(LOGGERS_MANIFESTS) | cksum))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers train test soak lint format docs site bench dist
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers env-loggers train test soak lint format docs site bench dist
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
@@ -65,6 +71,17 @@ $(VERIFIERS_STAMP): | $(STAMP)
 	@rm -f $(VERIFIERS)/.setup-*
 	@touch $@
 
+env-loggers: $(LOGGERS_STAMP)  ## make .venv-loggers, with the libraries that the loggers mlflow and trackio need
+
+$(LOGGERS_STAMP): | $(STAMP)
+	@test -x $(LOGGERS)/bin/python || $(PYTHON) -m venv $(LOGGERS)
+	@echo "setting up $(LOGGERS) (some minutes the first time)"
+	@$(LOGGERS)/bin/python -m pip --disable-pip-version-check install -qq -r requirements/build.txt
+	@$(LOGGERS)/bin/python -m pip --disable-pip-version-check install -qq --no-build-isolation \
+	  -r requirements/loggers.txt
+	@rm -f $(LOGGERS)/.setup-*
+	@touch $@
+
 train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO
 	$(BIN)/rlhf train --output runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
@@ -73,9 +90,10 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 test: setup  ## every test that takes seconds and needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers  ## the tests that take minutes
+soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers env-loggers  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
 	$(VERIFIERS)/bin/python -m pytest plugins/environments/verifiers
+	$(LOGGERS)/bin/python -m pytest plugins/loggers/mlflow plugins/loggers/trackio
 
 lint: setup  ## style, types and import contracts
 	$(BIN)/ruff check .

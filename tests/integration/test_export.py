@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from run_files import start
+from run_files import command, start, write_run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -143,3 +143,14 @@ def test_what_cannot_be_exported_is_refused(tmp_path, capsys):
     assert export(damaged, "--to", tmp_path / "new") == 2
     assert "files are damaged" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "low-level-zero", "gemini"])
+def test_lora_under_every_strategy_of_two_processes(tmp_path, strategy):
+    file = write_run(tmp_path, {**BASE, "model": {"lora": {"r": 4}}, "strategy": {"name": strategy}})
+    done = command("train", file, "--output", tmp_path / "run", "--num-processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "kernels" not in done.stderr
+    assert export(tmp_path / "run", "--to", tmp_path / "merged", "--merge-lora") == 0
+    assert_same(weights(tmp_path / "merged"), weights(tmp_path / "run" / "model"))

@@ -184,3 +184,17 @@ def test_the_quickstart_ends_at_its_goal_and_a_resume_goes_no_further(tmp_path):
     assert again.returncode == 0, again.stderr
     assert "already done: early-stop: reward/mean is" in again.stdout
     assert lines(tmp_path / "run" / "metrics.jsonl") == written
+
+
+def test_a_hook_of_a_file_is_run_under_the_rules_of_rewards(tmp_path, capsys, own_logger):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "counter.py").write_text(HOOK)
+    name = f"{tmp_path / 'counter.py'}:Counter"
+    file = write_run(tmp_path / "runs", {**BASE, "hooks": {name: {"stop_at": 1}}})
+    out = ["--output", str(tmp_path / "run")]
+    assert run(["train", str(file), *out]) == 2
+    assert "its code is not run" in capsys.readouterr().err
+    assert run(["config", "check", str(file)]) == 0
+    assert run(["train", str(file), *out, "--trust"]) == 0
+    assert run(["train", *out, "--resume", "auto", "--set", "train.seed=1"]) == 0  # under the seal of the run
+    assert "already done: Counter: 1 episodes" in capsys.readouterr().out

@@ -6,7 +6,16 @@ import pytest
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError
+from rlhf_core.testing.contracts import HooksContract
 from rlhf_core.testing.runs import tiny_run
+
+
+@pytest.mark.usefixtures("no_plots")
+class TestContract(HooksContract):
+    """What core relies on."""
+
+    plugin = "profiler"
+    options = {"episodes": [0]}
 
 
 def test_a_chosen_episode_leaves_a_trace_with_named_regions(tmp_path, no_plots):

@@ -317,3 +317,54 @@ def test_a_hook_with_options_finishes_a_detached_run(tmp_path: Path, run_file: C
     assert (tmp_path / "ray" / "model" / "model.safetensors").exists()
     again = train(run, output=tmp_path / "ray", resume="auto")
     assert again is not None and "already done: early-stop" in str(again.already_done)
+
+
+RISING = """
+class Rising:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, rollouts):
+        self.calls += 1
+        return [self.calls / 8] * len(rollouts)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+from pydantic import BaseModel
+from rlhf_core import Component, Section
+
+class Config(Section):
+    pass
+
+def build(config, context):
+    return Rising()
+
+rising = Component("Rises.", Config, "ray_rising:build")
+"""
+
+
+@pytest.mark.slow
+def test_a_reward_of_a_maker_goes_on_where_it_was(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]], site: Path
+) -> None:
+    """What the rewards keep comes from the makers into the checkpoint, and back before the first prompts."""
+    (site / "ray_rising.py").write_text(RISING)
+    info = site / "ray_rising-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ray-rising\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rlhf.rewards]\nray-rising = ray_rising:rising\n")
+    try:
+        run = {**run_file({"episodes": 2}, max_staleness=0), "rewards": ["ray-rising"], "eval": None}
+        first = train(run, output=tmp_path / "ray")
+        longer = {**run, "train": {**run["train"], "episodes": 4}}
+        resumed = train(longer, output=tmp_path / "ray", resume="auto")
+    finally:
+        (info / "entry_points.txt").unlink()
+    assert first is not None and resumed is not None
+    means = [line["reward/ray-rising"] for line in resumed.metrics]
+    assert means == sorted(means) and len(set(means)) == 4, means

@@ -85,6 +85,8 @@ class Coordinator:
         self._compared: dict[str, int] = {}
         """Maker -> the newest version whose canary answers it has compared."""
         self._events = EventInbox()
+        self._reward_states: dict[int, Mapping[str, Any]] = {}
+        """Number of a maker -> what its rewards keep over a resume."""
 
     # Called by makers.
 
@@ -133,6 +135,14 @@ class Coordinator:
         if self._prompts.next_is_ready:
             self._waiters.wake("samples")
         return wanted
+
+    async def keep_reward_state(self, number: int, state: Mapping[str, Any]) -> None:
+        """Take what the rewards of maker `number` keep, as it is after the samples that it sends next."""
+        self._reward_states[number] = state
+
+    async def reward_state_of(self, number: int) -> Mapping[str, Any]:
+        """What the rewards of maker `number` go on from; empty where they start anew."""
+        return self._reward_states.get(number, {})
 
     async def submit_evaluation(self, maker: str, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
         self._makers.seen(maker)
@@ -234,6 +244,14 @@ class Coordinator:
         self._times = PhaseTimes()
         canary = state.get("canary", {})  # the checkpoint may be another transport's
         self._canary_gap, self._compared = canary.get("gap", 0.0), dict(canary.get("compared", {}))
+
+    async def reward_states(self) -> list[Mapping[str, Any]]:
+        """What the makers' rewards keep, in the order of the makers."""
+        return [self._reward_states[number] for number in sorted(self._reward_states)]
+
+    async def give_reward_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Have the makers' rewards go on from `states`, after `load`."""
+        self._reward_states = {number: states[number % len(states)] for number in range(self._settings.num_makers)}
 
     async def alive(self, trainer: str) -> None:
         """Heartbeat of a trainer."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import ray
 
 from rlhf_core.errors import SyncError
 from rlhf_core.hookspecs import MakerHooks
-from rlhf_core.types import GenerationRequest, Prompt, RolloutGroup, SamplingParams
+from rlhf_core.types import GenerationRequest, PhaseTimes, Prompt, RolloutGroup, SamplingParams
 
 from .actor_context import ActorContext, settle
 from .calls import ANSWER_SECONDS, NamedActors, ask
@@ -43,6 +43,7 @@ class RunFeed(MakerFeed):
         self.worker = parts.worker
         self.canaries: dict[int, Canary] = {}
         """Policy version -> what came with it for comparison."""
+        self._era: int | None = None
 
     @classmethod
     @contextmanager
@@ -91,10 +92,25 @@ class RunFeed(MakerFeed):
             self.worker.weights.wait_live(work.version, timeout_seconds=self._config.sync_timeout_seconds)
             self._compare()
             if isinstance(work, RolloutWork):
+                self._begin_era(work.era)
                 records = work.records or (None,) * len(work.positions)
                 yield work.era, [self._parts.prompt(*each) for each in zip(work.positions, records, strict=True)]
             else:
                 self._evaluate(work)
+
+    def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
+        """Send the rewards' state, too, where they keep one."""
+        if state := self.worker.scorer.state_dict():
+            ask(self._coordinator, "keep_reward_state", self.number, state)
+        super().send(era, groups, times)
+
+    def _begin_era(self, era: int) -> None:
+        """At the start, after a resume and a rollback: have the rewards go on from where they were."""
+        if era == self._era:
+            return
+        self._era = era
+        if state := ask(self._coordinator, "reward_state_of", self.number):
+            self.worker.scorer.load_state_dict(state)
 
     def keep(self, group: RolloutGroup) -> bool:
         return super().keep(group) and self._parts.keep(group)

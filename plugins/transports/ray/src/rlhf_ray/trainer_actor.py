@@ -39,6 +39,7 @@ from .calls import ask
 from .maker_parts import trained_names
 from .messages import TakenEpisode
 from .ray_sync import RunSync
+from .reward_states import MakerRewardStates
 from .sample_store import StoredGroup, fetch_groups, store_groups
 from .stored_episode import StoredEpisode
 
@@ -110,6 +111,7 @@ class TrainerActor:
             sync=sync,
             evaluator=channel if resolved.evaluates else None,
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
+            rewards=MakerRewardStates(self._coordinator, strategy) if resolved.generates else None,
         )
 
 

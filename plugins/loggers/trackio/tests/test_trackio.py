@@ -1,0 +1,43 @@
+"""Trackio: core's contract over its real database on this machine, and what is said where the library is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rlhf_core import train
+from rlhf_core.errors import ConfigError
+from rlhf_core.testing.contracts import LoggerContract
+from rlhf_core.testing.runs import tiny_run
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+here = pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed here: make env-loggers")
+missing = pytest.mark.skipif(find_spec("trackio") is not None, reason="trackio is installed here")
+
+
+@pytest.fixture(autouse=True)
+def own_database(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Its database in a folder of the test."""
+    folder = tmp_path_factory.mktemp("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(folder))
+    if find_spec("trackio") is not None:
+        monkeypatch.setattr("trackio.utils.TRACKIO_DIR", folder)
+    yield folder
+
+
+@here
+@pytest.mark.filterwarnings("ignore")
+class TestContract(LoggerContract):
+    """A project on this machine."""
+
+    plugin = "trackio"
+    options = {"project": "contract"}
+
+
+@missing
+def test_selecting_it_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"logging\.trackio: .*needs trackio.*\n.*rlhf-logger-trackio\[trackio\]"):
+        train(tiny_run({"logging": {"trackio": True}}), output=tmp_path / "run")

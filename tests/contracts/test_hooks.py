@@ -1,0 +1,14 @@
+"""The hook plugins with options of this repository, where they do not have tests of their own."""
+
+import pytest
+
+from rlhf_core.testing.contracts import HooksContract
+
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+class TestEarlyStop(HooksContract):
+    """Built in."""
+
+    plugin = "early-stop"
+    options = {"metric": "reward/mean", "above": 0.9}
