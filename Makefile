@@ -22,7 +22,7 @@ LOGGERS_MANIFESTS := pyproject.toml plugins/loggers/mlflow/pyproject.toml plugin
 LOGGERS_STAMP := $(LOGGERS)/.setup-$(firstword $(shell cat $(LOGGERS_MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers env-loggers train test soak lint format docs site bench dist
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers env-loggers train test soak lint format docs site bench dist changelog
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
@@ -116,3 +116,6 @@ dist: setup  ## wheels and source distributions of everything, in dist/
 
 site: setup  ## the pages as a site, in build/site
 	$(BIN)/python docs/build_site.py
+
+changelog: setup  ## what the next release will say it changes
+	@$(BIN)/python -m towncrier build --draft --version "$$(cat VERSION)"

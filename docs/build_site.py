@@ -42,15 +42,23 @@ def sources() -> Iterator[Path]:
 def index() -> str:
     """The first page: the README, then the menu of docs/menu.yaml, then every page that it does not name."""
     menu: dict[str, list[str]] = yaml.safe_load((ROOT / "docs" / "menu.yaml").read_text(encoding="utf-8"))
-    named = {page for pages in menu.values() for page in pages}
-    left = [name for name in (path.relative_to(ROOT).as_posix() for path in sources()) if name.endswith(".md")]
-    left = [name for name in left if name not in named and name != "README.md"]
-    if inside := [name for name in left if name.startswith("docs/")]:
-        raise SystemExit(f"docs/menu.yaml names no {', '.join(inside)}: add a line where a reader would look for it")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    left = [path.relative_to(ROOT).as_posix() for path in sources() if path.suffix == ".md" and path.parent != ROOT]
+    left = [name for name in left if not any(name in pages for pages in menu.values())]
+    for pages in menu.values():
+        for pattern in [page for page in pages if "*" in page]:
+            place = pages.index(pattern)
+            pages[place : place + 1] = [name for name in left if _matches(name, pattern)]
+            left = [name for name in left if not _matches(name, pattern)]
     modules = [f"docs/reference/api/{name}" for name in api_pages("")]
-    whole = {**menu, "Public names by module": modules, "Repository": left}
+    rest = [path.name for path in sorted(ROOT.glob("*.md")) if path.name != "README.md"]
+    whole = {**menu, "Public names by module": modules, "Repository": [*rest, *left]}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     return readme + "".join(_toctree(title, pages) for title, pages in whole.items())
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a page lies in the pattern's folder itself, not below it."""
+    return Path(name).parent == Path(pattern).parent and Path(name).match(pattern)
 
 
 def _toctree(title: str, pages: list[str]) -> str:

@@ -119,11 +119,12 @@ def error_classes() -> Iterator[tuple[str, str, str, int, str]]:
     """Name, module, base, exit code and docstring of every error class of this repository that a user can meet."""
     codes = {"RlhfError": RlhfError.exit_code}
     found = list(_error_definitions())
-    for _ in found:  # until bases of bases are known
+    known = 0
+    while known < len(codes):  # until no class derives from one that was found in the last turn
+        known = len(codes)
         for _, node in found:
-            base = _base(node)
-            if base in codes:
-                codes.setdefault(node.name, _own_code(node) or codes[base])
+            if _base(node) in codes:
+                codes.setdefault(node.name, _own_code(node) or codes[_base(node)])
     for module, node in found:
         if node.name in codes:
             says = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())

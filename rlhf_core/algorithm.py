@@ -26,7 +26,9 @@ class Mean:
     """A metric averaged over micro-batches and ranks by its weight."""
 
     total: Tensor | float
+    """Sum over what was counted."""
     count: Tensor | float
+    """How many there were; summed over processes before the division."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Max:
     """A metric reduced by the maximum over micro-batches and ranks."""
 
     value: Tensor | float
+    """The largest of this process."""
 
 
 Metric = Mean | Max
@@ -57,7 +60,9 @@ class LossTerm:
     """A named part of the objective: which model learns from it, and with what weight."""
 
     role: Role
+    """The model that learns from it."""
     coefficient: float = 1.0
+    """Its factor in the sum of that model's terms."""
 
 
 class Item(Protocol):
@@ -194,6 +199,7 @@ class EpisodeOutput:
     """An episode prepared for updates."""
 
     experience: Experience
+    """The episode with advantages, and what else the loss reads."""
     metrics: Mapping[str, float]
     """Values to log on every line of the episode (`kl/mean`, …)."""
 

@@ -55,6 +55,7 @@ class Component:
     install: str | None = None
     """The exact command that installs what `requires` names, where a plain `pip install NAME` will not do."""
     api_version: int = API_VERSION
+    """Plugin API that it was written for."""
     isolate: bool = False
     """For a reward or an environment: whether it is run in a process of its own where the run file does not say. True
     for one that hands model output to code that cannot be stopped from inside: what a model wrote must not hang a
@@ -83,7 +84,9 @@ class AlgorithmContext:
     sampling: SamplingParams
     """How the rollouts are sampled: log-probs are compared on this distribution."""
     samples_per_prompt: int
+    """Answers to each prompt."""
     tokenizer: PreTrainedTokenizerBase
+    """Of the policy."""
     max_sequence_tokens: int | None = None
     """Longest prompt + response, where known."""
     score: Callable[[Mapping[str, float]], float] = _sum_of_rewards
@@ -105,6 +108,7 @@ class RewardContext:
     device: str
     """`cpu` or `cuda:N`: the trainer's or maker's own, where it may put a model."""
     seed: int
+    """Of the run."""
     model_path: str | None = None
     """Where the policy was loaded from: a reward may ask whether its tokenizer is the policy's. None where a reward
     is asked outside a run, with no policy there (`rlhf serve-reward`, the seed's classes)."""
@@ -119,7 +123,9 @@ class EngineContext:
     model: nn.Module
     """The policy: shared with the trainer (changed in place, then `weights_updated`) or the engine's own copy."""
     tokenizer: PreTrainedTokenizerBase
+    """Of the policy."""
     device: torch.device
+    """Where it generates: `cpu` or `cuda:N`."""
     seed: int
     """Run seed of the sampling noise."""
     model_path: str | None = None
@@ -133,6 +139,7 @@ class PromptsContext:
     """For `rlhf.prompts`: build returns a `PromptSource`."""
 
     seed: int
+    """Of the run."""
     base_folder: Path
     """Relative paths in the options start here."""
     has_chat_template: bool = False

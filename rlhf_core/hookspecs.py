@@ -49,17 +49,23 @@ class FitInfo:
     """Facts about a fit, for progress, logging and performance figures."""
 
     algorithm: str
+    """Its name."""
     num_episodes: int
     """Episodes of the whole run, those before a resume included."""
     first_episode: int = 0
     """First episode of this fit: above 0 after a resume."""
     samples_per_episode: int | None = None
+    """Answers, or dataset lines; None where not known."""
     updates_per_episode: int | None = None
+    """Optimizer steps; None where not known."""
     num_parameters: Mapping[str, int] = field(default_factory=dict)
     """Role (`policy`, `critic`, `reference`) -> parameters of the model."""
     world_size: int = 1
+    """Processes that train."""
     device: str = "cpu"
+    """Of the trainer."""
     gradient_checkpointing: bool = False
+    """Whether activations are computed again in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,14 +27,18 @@ class Trained(NamedTuple):
     """A model prepared for training. Unpacks like `Booster.boost`'s first members."""
 
     model: nn.Module
+    """As it is trained: wrapped or sharded."""
     optimizer: Optimizer
+    """Of its trainable parameters."""
     scheduler: LRScheduler | None
+    """Stepped after each optimizer step; None: a constant rate."""
 
 
 class StateBytes(NamedTuple):
     """Memory of a trained model in one process, in bytes per parameter."""
 
     weights: float = 4.0
+    """Bytes of the weights that a process holds."""
     gradients: float = 4.0
     """Per trained parameter, like the optimizer's state. A step needs gradients in float32."""
     optimizer: float = 8.0

@@ -66,9 +66,11 @@ class Whole:
     """The episode that a rank's R rows are part of: numbers of all rows, and sums over those of all ranks."""
 
     scalars: EpisodeScalars
+    """Numbers of all rows of the episode."""
     rows: Tensor
     """[R] int64, the place of each row here among all; -1 for a masked filler."""
     all_reduce: AllReduce
+    """Sums over all processes."""
 
     def here(self, values: Tensor) -> Tensor:
         """[B] values of all rows -> [R] those of the rows here, 0 for a filler."""

@@ -1,0 +1,43 @@
+class HookRelay:
+
+    def __init__(self) -> None:
+        ...
+
+    @property
+    def events(self) -> frozenset[str]:
+        ...
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        ...
+
+    def register(self, plugin: object, *, name: str | None=None, distribution: str | None=None) -> str:
+        ...
+
+    def unregister(self, name: str) -> None:
+        ...
+
+    def of_this_process(self) -> HookRelay:
+        ...
+
+    def tap(self, receive: Callable[[str, dict[str, Any]], None], events: Iterable[str]) -> None:
+        ...
+
+    def replay(self, event: str, arguments: Mapping[str, Any]) -> None:
+        ...
+
+    def listens(self, event: str) -> bool:
+        ...
+
+    def fire(self, event: str, **arguments: Any) -> list[Any]:
+        ...
+
+    @contextmanager
+    def span(self, event: str, **arguments: Any) -> Iterator[Span]:
+        ...
+
+    def transform_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        ...
+
+def load_hook_plugins(relay: HookRelay, disable: Iterable[str]=()) -> list[str]:
+    ...

@@ -1,0 +1,9 @@
+@cache
+def function_of_file(reference: str, base_folder: Path, spoken: str) -> Callable[..., Any]:
+    ...
+
+def load(kind: Kind | str, name: str, *, check_requires: bool=True, trust: FileTrust=EVERY_FILE) -> Selected:
+    ...
+
+def resolve_build(selected: Selected) -> Callable[..., Any]:
+    ...

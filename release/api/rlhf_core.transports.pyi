@@ -1,0 +1,4 @@
+class LocalTransport:
+
+    def run(self, request: RunRequest) -> FitResult:
+        ...
