@@ -116,8 +116,9 @@ class RunArguments:
 
             return own_config(self.resumed)
         if self.origin is None:
-            base = self._quickstart() if self.base is None else dict(self.base)
-            return base if self.run_file is None else self.run_file
+            if self.run_file is not None:
+                return self.run_file
+            return self._quickstart() if self.base is None else dict(self.base)
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
         from rlhf_core.runfolder.folder import RunFolder

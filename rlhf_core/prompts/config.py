@@ -60,16 +60,22 @@ class TasksConfig(PromptsConfig):
 class MixtureEntry(Section):
     """One source of a mixture; what else stands here are the source's own options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
 
     name: str = Field(min_length=1, description="A prompt source.")
     label: str | None = Field(None, min_length=1, description="How it is called; null takes its name.")
     weight: float = Field(1.0, gt=0, description="Share of the stream, beside the other weights.")
+    options: dict[str, Any] = Field({}, description="Those of the source; they may stand beside its name.")
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Those of the source."""
-        return dict(self.model_extra or {})
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        own = {key: value for key, value in given.items() if key not in cls.model_fields}
+        rest = {key: value for key, value in given.items() if key in cls.model_fields}
+        options = rest.get("options", {})
+        return {**rest, "options": {**options, **own}} if isinstance(options, dict) else given
 
 
 class MixtureConfig(PromptsConfig):

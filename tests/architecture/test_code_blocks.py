@@ -25,12 +25,13 @@ SHELL = {"", "bash", "sh"}
 RUN_FILE = {"model": {"path": "builtin:tiny-digits"}, "prompts": {"name": "jsonl", "path": "prompts.jsonl"}}
 """What a run file needs beside the sections that a page shows."""
 PAIRS = {"prompts": {"name": "jsonl", "path": "pairs.jsonl"}}
-ALGORITHMS_OF_DATASETS = {"sft", "dpo", "reward-model", "kto", "orpo", "simpo"}
+ALGORITHMS_OF_DATASETS = {"sft", "dpo", "reward-model", "process-reward-model", "kto", "orpo", "simpo"}
 BREVITY = "def brevity(rollouts, *, target_tokens: int = 8) -> list[float]:\n    return [0.0] * len(rollouts)\n"
 GIVEN = {
     "prompts.jsonl": '{"prompt": "4312>", "answer": "1234"}\n',
     "sums.jsonl": '{"prompt": "1 + 2", "answer": "3"}\n',
     "train.jsonl": '{"prompt": "4312>", "completion": "1234"}\n',
+    "steps.jsonl": '{"prompt": "4312>", "steps": ["12", "34"], "labels": [true, true]}\n',
     "pairs.jsonl": '{"prompt": "4312>", "chosen": "1234", "rejected": "4321", "margin": 1}\n',
     "my_reward.py": BREVITY,
     "brevity.py": BREVITY,
@@ -86,11 +87,13 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in GIVEN.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    model = tmp_path / "runs" / "reward-model" / "model"
-    model.mkdir(parents=True)
-    for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-        (model / name).touch()
-    (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}')
+    for run in ("reward-model", "prm"):
+        model = tmp_path / "runs" / run / "model"
+        model.mkdir(parents=True)
+        for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+            (model / name).touch()
+        kind = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}
+        (model / "config.json").write_text(json.dumps(kind))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

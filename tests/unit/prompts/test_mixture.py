@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.components import PromptsContext
+from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.plugins.discovery import load, resolve_build
@@ -58,6 +59,14 @@ def test_a_run_file_names_sources_and_their_options(tmp_path):
     assert len(mixture) == 10
     with pytest.raises(IndexError):
         mixture[10]
+
+
+def test_options_stand_beside_the_name_in_a_run_file(tmp_path):
+    sources = [{"name": "sort-digits", "size": 9, "label": "digits"}, {"name": "jsonl", "path": "p.jsonl"}]
+    run = {"model": {"path": "builtin:tiny-digits"}, "prompts": {"name": "mixture", "sources": sources}}
+    resolved = resolve(run)
+    assert [entry.options for entry in resolved.prompts.config.sources] == [{"size": 9}, {"path": "p.jsonl"}]
+    assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
 
 
 def test_what_is_wrong_is_said(tmp_path):
