@@ -59,18 +59,19 @@ def test_strategies_learn_as_single(run: Run, strategy: str) -> None:
     assert run("--strategy", strategy, "--num-processes", "2")["eval_after"] == pytest.approx(single, abs=0.05)
 
 
+PREFERENCES = ("dpo", "kto", "orpo", "simpo")
 PLACEMENTS = {"local": (), "ddp": ("--strategy", "ddp", "--num-processes", "2"), "ray": ("--transport", "ray")}
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++", "dpo", "reward-model"])
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++", *PREFERENCES, "reward-model"])
 def test_algorithms_learn_in_every_placement(run: Run, algorithm: str, placement: str, seed: int) -> None:
     """As `benchmarks/algorithms.py` prints it."""
     summary = run("--algorithm", algorithm, *PLACEMENTS[placement], "--set", f"train.seed={seed}")
     if algorithm == "reward-model":
         assert summary["pair_accuracy"] >= 0.75  # guessing is right half the time
-    elif algorithm == "dpo":
+    elif algorithm in PREFERENCES:
         assert summary["eval_after"] >= summary["eval_before"] + 0.2
     else:
         assert summary["eval_after"] >= 0.85
