@@ -223,8 +223,7 @@ def _held_out_source(
 ) -> Configured | None:
     """Its limits are those of the run's prompts where it says nothing of them."""
     if isinstance(data, dict) and prompts is not None and isinstance(prompts.config, PromptsConfig):
-        shared = set(PromptsConfig.model_fields) - {"curriculum"}
-        data = {**{name: getattr(prompts.config, name) for name in shared}, **data}
+        data = {**{name: getattr(prompts.config, name) for name in ("max_prompt_tokens", "too_long")}, **data}
     return _plugin_section("prompts", path, data, problems, trust)
 
 

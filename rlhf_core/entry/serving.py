@@ -76,7 +76,8 @@ def choose_model(path: str, *, best: bool = False, device: str = "auto") -> Chos
     model = folder.read_config().get("model")
     given = model if isinstance(model, dict) else {}
     try:
-        config = ModelConfig.model_validate({"path": given.get("path"), "lora": given.get("lora"), "device": device})
+        kept = {key: given.get(key) for key in ("path", "lora", "chat")}
+        config = ModelConfig.model_validate({**kept, "device": device})
     except ValidationError as error:
         raise DataError("does not say which model the run trains", where=str(folder.config)) from error
     return ChosenModel(config=config, weights=checkpoint / "policy")

@@ -250,9 +250,8 @@ def _resolved(
     hooks = mapping.get("hooks")
     disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # what is wrong with them is said below
     load_hook_plugins(relay, [each for each in disabled if isinstance(each, str)] if isinstance(disabled, list) else [])
-    return resolve(
-        relay.transform_config(mapping), where="run file" if isinstance(run, Mapping) else str(run), trust=trust
-    )
+    where = "run file" if isinstance(run, Mapping) else str(run)
+    return resolve(relay.transform_config(mapping), where=where, trust=trust)
 
 
 def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:

@@ -28,15 +28,10 @@ class JsonlSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offsets = array("Q")
         if not path.is_file():
             what = "is a folder, not a JSON Lines file" if path.is_dir() else "there is no such file"
             raise DataError(what, where=str(path), hint="paths start at the current folder")
-        offset = 0
-        with path.open("rb") as file:
-            for line in file:
-                self._offsets.append(offset)
-                offset += len(line)
+        self._offsets, self._digest = _index(path)
         if not self._offsets:
             raise DataError("the file is empty", where=str(path), hint='write lines such as {"prompt": "1+1="}')
 
@@ -75,11 +70,23 @@ class JsonlSource:
 
     def digest(self) -> str:
         """SHA-256 of the file."""
-        found = sha256()
-        with self._path.open("rb") as file:
-            while block := file.read(1 << 20):
-                found.update(block)
-        return found.hexdigest()
+        return self._digest
+
+
+def _index(path: Path) -> tuple[array[int], str]:
+    """Where each line begins, and the SHA-256 of the file, in one reading."""
+    import numpy as np
+
+    ends, digest, size = array("Q"), sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+            found = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+            ends.frombytes((found + (size + 1)).astype(np.uint64).tobytes())
+            size += len(block)
+    if size and (not ends or ends[-1] != size):
+        ends.append(size)  # the last line may lack its end
+    return array("Q", [0]) + ends[:-1] if ends else ends, digest.hexdigest()
 
 
 def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:

@@ -101,12 +101,11 @@ def select_records(source: PromptSource, selecting: Selecting) -> Selected:
                 raise record
             if check is not None:
                 check(record, "")
+            if not own_digest:
+                digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+            look_at(index, record)
         except DataError as error:
             choice.refuse(index, error)
-            continue
-        if not own_digest:
-            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
-        look_at(index, record)
     usable = choice.finish()
     counts = {"records": total, **choice.counts}
     return Selected(usable, source.digest() if isinstance(source, ScannedSource) else digest.hexdigest(), counts)
@@ -158,7 +157,7 @@ class _Choice:
 
     def look_at(self, index: int, record: Record) -> None:
         """Ask the filters, and now and then measure some."""
-        if self._filters and not self._passes(record):
+        if self._filters and not self._passes(index, record):
             return
         self._usable.append(index)
         if index % self._stride == 0:
@@ -175,7 +174,7 @@ class _Choice:
             return self._usable
         return array("q", (index for index in self._usable if index not in self._too_long))
 
-    def _passes(self, record: Record) -> bool:
+    def _passes(self, index: int, record: Record) -> bool:
         asked = self._selecting
         if asked.skip_duplicates:
             key = fingerprint(record)
@@ -183,7 +182,7 @@ class _Choice:
                 self.counts["duplicates"] += 1
                 return False
             self._seen.add(key)
-        if asked.keep is not None and not asked.keep(record):
+        if asked.keep is not None and not is_kept(asked.keep, record, record_name(self._source, index)):
             self.counts["filtered"] += 1
             return False
         return True
@@ -205,6 +204,14 @@ class _Choice:
                     fits.append(True)
         self._too_long |= {index for (index, _), each in zip(records, fits, strict=True) if not each}
         self._measured = []
+
+
+def is_kept(keep: Callable[[Record], bool], record: Record, name: str) -> bool:
+    """What a filter says of a record. Raises `DataError` where the filter fails on it."""
+    try:
+        return bool(keep(record))
+    except Exception as error:  # the user's function may raise anything
+        raise DataError(f"prompts.filter fails on it: {type(error).__name__}: {error}", where=name) from error
 
 
 def fingerprint(record: Record) -> bytes:

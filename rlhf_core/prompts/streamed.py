@@ -11,7 +11,7 @@ from itertools import islice
 from ..errors import DataError
 from ..protocols import StreamingPromptSource
 from .encoder import Record
-from .records import Selecting, Wrong, fingerprint, record_name
+from .records import Selecting, Wrong, fingerprint, is_kept, record_name
 
 _LOOKED_AT = 1024
 """Records checked before a run begins, and hashed for the digest."""
@@ -103,6 +103,6 @@ class StreamedRecords:
             if key in seen:
                 return False
             seen.add(key)
-        if asked.keep is not None and not asked.keep(record):
+        if asked.keep is not None and not is_kept(asked.keep, record, name):
             return False
         return asked.fits is None or asked.fits([record], [name])[0]

@@ -81,3 +81,16 @@ def test_what_is_wrong_with_a_set_is_said(tmp_path, sets, told):
     with pytest.raises(ConfigError) as caught:
         start({"train": TRAIN, "rewards": REWARDS, "eval": {"sets": sets}}, tmp_path / "run")
     assert told in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_filters_of_a_run_are_counted_in_its_manifest(tmp_path):
+    (tmp_path / "mine.py").write_text("def even(record):\n    return int(record['answer'][-1]) % 2 == 0\n")
+    lines = [{"prompt": f"{number}>", "answer": str(number)} for number in [*range(10), 2, 4]]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    limits = {"duplicates": "skip", "filter": f"{tmp_path / 'mine.py'}:even"}
+    result = start({"prompts": {"name": "jsonl", "path": str(tmp_path / "p.jsonl"), **limits}}, tmp_path / "run")
+    manifest = json.loads((result.run_folder / "manifest.json").read_text())
+    assert manifest["data_counts"] == {"records": 12, "too_long": 0, "duplicates": 2, "filtered": 5}
+    trained = {json.loads(line)["prompt"] for line in (result.run_folder / "samples.jsonl").read_text().splitlines()}
+    assert trained <= {"0>", "2>", "4>", "6>", "8>"}

@@ -86,6 +86,13 @@ def test_filters_are_counted_by_reason(tokenizer):
     assert stream.skipped == 4
 
 
+def test_a_filter_that_fails_is_named_with_the_record(tokenizer):
+    for source in ([{"prompt": "1="}], Numbers(1)):
+        with pytest.raises(DataError, match="prompts.filter fails on it: KeyError: 'language'") as caught:
+            PromptStream(source, tokenizer, seed=0, keep=lambda record: record["language"] == "en")
+        assert caught.value.where == "record 1"
+
+
 def test_a_file_has_the_digest_of_its_bytes_and_is_known_by_that_of_its_records(tmp_path, tokenizer):
     records = [{"prompt": "1=", "answer": "1"}, {"prompt": "2="}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -16,6 +16,7 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
+import yaml
 from adding_agent import ADD, QUESTION
 from running import PATIENCE_SECONDS, wait_until
 from tool_models import CALL
@@ -107,6 +108,16 @@ def run_folder(tmp_path_factory):
             "optimizer": {"lr": 0.05},
         }
         return train(tiny_run(changes), output=tmp_path_factory.mktemp("runs") / "run").run_folder
+
+
+def test_a_checkpoint_is_served_with_the_runs_chat_options(run_folder, tmp_path):
+    going_on = tmp_path / "going-on"
+    shutil.copytree(run_folder, going_on)
+    shutil.rmtree(going_on / "model")
+    config = yaml.safe_load((going_on / "config.yaml").read_text())
+    config["model"]["chat"] = {"kwargs": {"enable_thinking": False}}
+    (going_on / "config.yaml").write_text(yaml.safe_dump(config))
+    assert choose_model(str(going_on)).config.chat.kwargs == {"enable_thinking": False}
 
 
 def test_of_a_run_the_newest_model_is_served_or_the_best(run_folder, tmp_path):
