@@ -15,7 +15,7 @@ class Counter:
     def __init__(self, *, path: str = "count.txt"):
         self.path, self.seen = path, 0
 
-    def rlhf_episode_end(self, episode, error):
+    def rlhf_episode_verdict(self, episode, metrics):
         self.seen += 1
         with open(self.path, "w") as file:
             file.write(str(self.seen))

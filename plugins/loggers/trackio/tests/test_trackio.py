@@ -7,10 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError
 from rlhf_core.testing.contracts import LoggerContract
+from rlhf_core.testing.contracts.logger import Logged
 from rlhf_core.testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -35,6 +37,18 @@ class TestContract(LoggerContract):
 
     plugin = "trackio"
     options = {"project": "contract"}
+
+    @classmethod
+    def logged(cls, run_folder: Path, config: BaseModel) -> Logged:
+        """Of a step that was logged again, the value that was logged last."""
+        from trackio.sqlite_storage import SQLiteStorage
+
+        found: dict[str, dict[int, float]] = {}
+        for line in SQLiteStorage.get_logs("contract", run_folder.name):
+            for name in ("reward/mean", "eval/score", "kl/mean"):
+                if name in line:
+                    found.setdefault(name, {})[line["step"]] = line[name]
+        return found
 
 
 @missing
