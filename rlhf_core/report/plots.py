@@ -54,11 +54,13 @@ Series = tuple[str, str, list[int], list[float]]
 
 
 def draw(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Figure name -> PNG, for figures whose metrics at least one run has, and not as zeros only."""
+    """Figure name -> PNG, for figures whose metrics a run has, and not only as zeros or before training."""
     drawn = {}
     for figure in FIGURES:
         series = collect(figure, runs)
-        if series and (figure.even_if_zero or any(any(values) for *_, values in series)):
+        if any(any(steps) for *_, steps, _ in series) and (
+            figure.even_if_zero or any(any(values) for *_, values in series)
+        ):
             drawn[figure.name] = _png(figure, series, stacked=figure.stacked and len(runs) == 1)
     return drawn
 
