@@ -278,9 +278,8 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
         chat_format(tokenizer, environment.options)
         for file in sorted(referenced_files(environment.to_mapping())):
             if not file.is_file():
-                raise ConfigError(
-                    f"there is no file {file}", where="environment", hint="paths start at the current folder"
-                )
+                hint = "paths start at the current folder"
+                raise ConfigError(f"there is no file {file}", where="environment", hint=hint)
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
     if isinstance(algorithm, RolloutAlgorithm) and "teacher" in algorithm.roles:

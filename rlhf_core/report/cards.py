@@ -172,7 +172,7 @@ def _count_card(run: Run) -> str:
     _, episodes = run.series("episode")
     count = len(set(episodes))
     note = f"in {count:,} episode{'s' if count > 1 else ''}" if count else ""
-    return _card("Updates", number(len(run.lines)), note)
+    return _card("Updates", number(sum(line["step"] > 0 for line in run.lines)), note)
 
 
 def _name(section: Any) -> Any:

@@ -63,11 +63,12 @@ class Series(NamedTuple):
 
 
 def draw(runs: Sequence[Run]) -> dict[str, bytes]:
-    """Figure name -> PNG, for figures whose metrics at least one run has, and not as zeros only."""
+    """Figure name -> PNG, for figures whose metrics a run has, and not only as zeros or before training."""
     drawn = {}
     for figure in figures_for([*chain.from_iterable(run.keys() for run in runs)]):
         series = collect(figure, runs)
-        if series and (figure.even_if_zero or any(any(each.values) for each in series)):
+        begun = any(any(each.steps) for each in series)
+        if begun and (figure.even_if_zero or any(any(each.values) for each in series)):
             drawn[figure.name] = _png(figure, series, stacked=figure.stacked and len(runs) == 1)
     return drawn
 

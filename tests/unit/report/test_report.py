@@ -16,6 +16,7 @@ from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.report import build_report
+from rlhf_core.report.cards import cards
 from rlhf_core.report.data import read_run
 from rlhf_core.report.plots import Series, _draw_lines
 
@@ -93,6 +94,15 @@ def test_the_evaluation_before_training_is_the_first_point_of_its_plot(tmp_path:
     assert (steps[0], values[0]) == (0, 0.455)
     assert len(steps) == 3
     assert run.series("reward/mean")[0][0] == 1
+    assert '<div class="value">40</div><div class="note">in 20 episodes' in cards(run)
+
+
+def test_a_score_before_training_alone_is_no_plot(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    (tmp_path / "summary.json").write_text('{"status": "failed", "eval_before": 0.25}')
+    page = build(tmp_path)
+    assert {figure["id"] for figure in page.tags("figure")} == {"reward"}
+    assert "0.25" in page.text
 
 
 def test_a_curve_that_another_one_covers_is_seen():
