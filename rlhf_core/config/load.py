@@ -193,7 +193,7 @@ def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Overrid
 def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:
     """Change the plugin that `section` names, in place; returns the dotted options that were dropped.
 
-    Options of the old plugin are kept where the new one has them too (`keeps`).
+    Options of the old plugin are kept where the new one has them too (`keeps`), but for null: the old one's default.
     """
     old = run.get(section)
     if not isinstance(old, dict):
@@ -201,6 +201,6 @@ def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[
         return []
     if fold(str(old.get("name", ""))) == fold(name):
         return []
-    kept = {key: value for key, value in old.items() if key in keeps}
+    kept = {key: value for key, value in old.items() if key in keeps and value is not None}
     run[section] = {**kept, "name": name}
     return [f"{section}.{key}" for key in old if key not in keeps and key != "name"]

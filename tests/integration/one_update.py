@@ -17,13 +17,14 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.models import policy_forward
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.combiner import RewardCombiner
+from rlhf_core.rollout import made_episode
 from rlhf_core.strategy import Strategy
 from rlhf_core.testing.models import tiny_model, tiny_tokenizer
 from rlhf_core.testing.samples import make_item
 from rlhf_core.testing.thread_ranks import Ranks
-from rlhf_core.training.batches import BatchPlan, rows_of_samples
+from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
-from rlhf_core.types import BufferItem, SamplingParams
+from rlhf_core.types import BufferItem, PhaseTimes, SamplingParams
 
 Update = tuple[dict[str, float], torch.Tensor, dict[str, float]]
 """Terms, each over its count; their gradient as one vector; metrics of the episode."""
@@ -50,8 +51,8 @@ def one_update(section: Mapping[str, Any], world_size: int) -> list[Update]:
 def _update(algorithm: RolloutAlgorithm, policy: nn.Module, plan: BatchPlan, strategy: Strategy) -> Update:
     combiner = RewardCombiner(REWARDS)
     estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda mine, filler: list(mine))
-    made = estimates.of(list(_items()), plan)
-    batch = next(next(plan.batches(rows_of_samples(made.items), lambda _: made.filler, None)))
+    made = estimates.of(made_episode(_items(), PhaseTimes()), plan)
+    batch = next(next(made.batches(0)))
     models = {"policy": policy}
     if "critic" in algorithm.roles:
         models["critic"] = algorithm.build_critic(policy)

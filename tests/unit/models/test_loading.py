@@ -64,7 +64,8 @@ def test_the_merged_folder_is_the_adapter_on_its_base(tmp_path, make, targets):
         model = randomised(add_lora(base, LoraConfig(r=3, alpha=7.0, target_modules=names), seed=0))
     adapted = logits(model)
     live = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model")
+    adapter = tmp_path / "adapter"
+    save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model", adapter=adapter)
     merged = load(tmp_path / "model")
     assert (adapted - before).abs().max() > 1e-2
     assert torch.allclose(logits(merged), adapted, atol=1e-5)

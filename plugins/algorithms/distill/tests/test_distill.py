@@ -14,11 +14,13 @@ from rlhf_core.batching import split
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.teacher import TeacherModel, teacher_fields, teacher_forward
 from rlhf_core.rewards.combiner import RewardCombiner
+from rlhf_core.rollout import made_episode
 from rlhf_core.testing.contracts import AlgorithmContract
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.thread_ranks import Ranks
-from rlhf_core.training.batches import BatchPlan, rows_of_samples
+from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.types import PhaseTimes
 
 LENGTHS = [3, 5, 1, 4]
 
@@ -139,9 +141,8 @@ def test_ranks_compute_what_one_computes(algorithm: Any, episode: Any, options: 
     def work(rank: int, strategy: Any) -> Any:
         scores = RewardCombiner({"it": 1.0})
         made = EpisodeEstimates(algorithm(options), scores, strategy, complete=lambda mine, _: list(mine))
-        found = made.of(items, plans[rank])
-        batches = plans[rank].batches(rows_of_samples(found.items), lambda _: found.filler, None)
-        return [item for each in batches for batch in each for item in batch.items], found.metrics
+        found = made.of(made_episode(items, PhaseTimes()), plans[rank])
+        return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
 
     seen = set()
     for mine, metrics in Ranks(3).run(work):
