@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,6 +132,18 @@ def _png(figure: Figure, series: Sequence[Series], *, stacked: bool) -> bytes:
     return buffer.getvalue()
 
 
+def _plain_log_label(axes: Axes) -> Callable[[float, float], str]:
+    """Labels of a logarithmic axis: its powers of ten, and more where it spans few of them."""
+
+    def label(value: float, _: float = 0.0) -> str:
+        low, high = axes.get_ylim()
+        mantissa = value / 10 ** math.floor(math.log10(value) + 1e-9)
+        shown = high < 10 * low or round(mantissa, 6) in ((1, 2, 5) if high < 100 * low else (1,))
+        return f"{value:g}" if shown else ""
+
+    return label
+
+
 def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> None:
     for index, (label, color, steps, values, band) in enumerate(series):
         if band is not None:
@@ -148,6 +160,8 @@ def _draw_lines(axes: Axes, series: Sequence[Series], *, log_scale: bool) -> Non
         axes.plot(steps, values, color=color, label=label, marker=marker, markersize=4 + 2 * covered, **look)
     if log_scale and all(value > 0 for each in series for value in each.values):
         axes.set_yscale("log")
+        for at in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            at(_plain_log_label(axes))  # matplotlib's own are formulas, which are not read here
 
 
 def _draw_stacked(axes: Axes, series: Sequence[Series]) -> None:

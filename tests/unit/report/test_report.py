@@ -18,7 +18,7 @@ from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.report import build_report
 from rlhf_core.report.cards import cards
 from rlhf_core.report.data import read_run
-from rlhf_core.report.plots import Series, _draw_lines
+from rlhf_core.report.plots import Series, _draw_lines, _plain_log_label
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u2028&amp;"
 
@@ -226,3 +226,17 @@ def test_in_a_browser_chat_markup_is_shown_by_its_roles(tmp_path: Path, make_run
     assert '<div class="who">user</div><div class="text prompt">Say hi</div>' in shown
     assert '<div class="text completion">hi</div>' in shown
     assert shown.count('class="raw-button"') == 4
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels"),
+    [
+        ((0.9, 1.7e3), ["1", "10", "100"]),
+        ((0.9, 40.0), ["1", "2", "5", "10", "20", "50"]),
+        ((1.5, 6.0), ["1", "2", "3"]),
+    ],
+)
+def test_a_logarithmic_axis_has_plain_numbers(limits, labels):
+    label = _plain_log_label(SimpleNamespace(get_ylim=lambda: limits))
+    found = [label(factor * 10.0**power) for power in range(3) for factor in (1, 2, 3, 5)]
+    assert [each for each in found if each][: len(labels)] == labels
