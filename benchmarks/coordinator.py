@@ -38,10 +38,8 @@ from rlhf_ray.messages import Made, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredGroup, store_groups
 from rlhf_ray.stored_episode import StoredEpisode
 
-PROCESSES = 4
-"""Most processes of makers, and of ranks."""
-SAMPLES = 16
-"""Answers to a prompt."""
+PROCESSES = 4  # at most so many of makers, and of ranks
+SAMPLES = 16  # answers to a prompt
 WAIT = 120.0
 
 
@@ -123,13 +121,11 @@ class Makers:
 
     def _seconds(self) -> float:
         """Of the longest of a prompt's answers."""
-        limit = 1024
-        draw: dict[str, Callable[[], float]] = {
-            "constant": lambda: limit,
-            "uniform": lambda: self._random.uniform(1, limit),
-            "geometric": lambda: min(limit, self._random.expovariate(6 / limit)),
-        }
-        return max(draw[self._case.lengths]() for _ in range(SAMPLES)) * self._case.step_ms / 1000
+        limit, draw, kind = 1024, self._random, self._case.lengths
+        if kind == "constant":
+            return limit * self._case.step_ms / 1000
+        drawn = [draw.uniform(1, limit) if kind == "uniform" else draw.expovariate(6 / limit) for _ in range(SAMPLES)]
+        return min(limit, max(drawn)) * self._case.step_ms / 1000
 
 
 class Meeting:
@@ -163,8 +159,7 @@ class Rank:
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         self._exchanges += 1
-        values: list[Any] = ray.get(self._meeting.exchange.remote(self._exchanges, self._rank, value), timeout=WAIT)
-        return values
+        return list(ray.get(self._meeting.exchange.remote(self._exchanges, self._rank, value), timeout=WAIT))
 
     def run_on_main(self, work: Callable[[], None]) -> None:
         if self._rank == 0:
@@ -278,7 +273,7 @@ def simulate(case: Case) -> dict[str, Any]:
     work = [host.run.remote() for host in hosts]
     ended = threading.Event()
     killer = threading.Thread(target=_kill, args=(case, coordinator, hosts, work, ended), daemon=True)
-    started = time.perf_counter()
+    started, before = time.perf_counter(), _cpu_seconds(pid)
     loads = [each.run.remote() for each in ranks]
     killer.start()
     memory = [_resident(pid)]
@@ -290,6 +285,7 @@ def simulate(case: Case) -> dict[str, Any]:
     for part in ray.get(loads):
         seen |= part
     seconds = time.perf_counter() - started
+    busy = _cpu_seconds(pid) - before
     ended.set()
     killer.join(WAIT)
     ray.get(coordinator.finish.remote(), timeout=WAIT)
@@ -301,6 +297,7 @@ def simulate(case: Case) -> dict[str, Any]:
         **asdict(case),
         "seconds": round(seconds, 2),
         "groups_per_second": round(case.episodes * case.groups / seconds, 1),
+        "coordinator_ms_per_group": round(1000 * busy / (case.episodes * case.groups), 3),
         "lost": len(set(expected) - set(counts)),
         "doubled": sum(count - 1 for count in counts.values()) + len(set(counts) - set(expected)),
         "coordinator_mb": [round(value / 1e6) for value in (memory[len(memory) // 4], memory[-1])],
@@ -333,6 +330,11 @@ def _kill(case: Case, coordinator: Any, hosts: list[Any], work: list[Any], ended
 
 def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def bytes_per_sample(group_kb: int) -> float:
