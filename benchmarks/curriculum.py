@@ -1,6 +1,6 @@
-"""Samples until the quickstart's held-out score of 0.9: the plain stream beside a curriculum with admission gates.
+"""Samples until the quickstart's held-out score of 0.9: the plain stream, and a curriculum with admission gates.
 
-Both arms start from one warm start a seed and learn by GRPO as the critic-free quickstart does, evaluated more often;
+The arms start from one warm start a seed and learn by GRPO as the critic-free quickstart does, evaluated more often;
 a run ends when it gets there. Results are added to a JSON file as they come. One core, some minutes a run.
 Usage: python benchmarks/curriculum.py RESULTS.json [SEED …]
 """
@@ -22,7 +22,8 @@ EVERY_EPISODES = 5
 ARMS: dict[str, dict[str, Any]] = {
     # The quickstart itself: 99,000 problems, none of which comes twice.
     "plain": {"name": "sort-digits", "max_prompt_tokens": 32},
-    # 1,000 problems, so that they come again; those that are solved, or never, are passed over.
+    # 1,000 problems, so that they come again: in the stream's order; then those solved, or never, are passed over.
+    "few": {"name": "sort-digits", "size": 2000, "max_prompt_tokens": 32},
     "curriculum": {
         "name": "sort-digits",
         "size": 2000,
