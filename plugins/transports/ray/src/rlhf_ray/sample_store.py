@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rlhf.ray")
 
-_OBJECT_BYTES = 256 * 1024
+_OBJECT_BYTES = 512 * 1024
 """An object is full from here on. Smaller ones cost more than they save; larger ones bring rows nobody asked for."""
 
 
