@@ -1,10 +1,6 @@
 """The hook plugins with options of this repository, where they do not have tests of their own."""
 
-import pytest
-
 from rlhf_core.testing.contracts import HooksContract
-
-pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 class TestEarlyStop(HooksContract):
