@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
@@ -16,7 +14,7 @@ from rlhf_core.types import Role
 from .config import DPOConfig
 from .dpo_losses import dpo_loss
 from .known_reference import KnownReference
-from .pairs import Pair, PairAlgorithm, PairBatch, check_pair, encode_pair, pair_log_probs, pair_output
+from .pairs import Pair, PairAlgorithm, PairBatch, pair_log_probs, pair_output
 
 
 def build(config: DPOConfig, context: AlgorithmContext) -> DPO:
@@ -28,22 +26,13 @@ class DPO(PairAlgorithm):
     """Mean preference loss over the pairs of the global batch."""
 
     def __init__(self, config: DPOConfig) -> None:
+        super().__init__("dpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
         self._config = config
         self._known = KnownReference()
 
     @property
     def roles(self) -> frozenset[Role]:
         return frozenset({"policy"} if self._config.reference_free else {"policy", "reference"})
-
-    def check_record(self, record: Mapping[str, Any]) -> None:
-        check_pair(record, use_margin=False, where="dpo")
-
-    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
-        """`prompt` (text or chat messages), `chosen` and `rejected` (texts)."""
-        config = self._config
-        return encode_pair(
-            record, tokenizer, max_tokens=config.max_tokens, add_eos=config.add_eos, use_margin=False, where="dpo"
-        )
 
     def prepare_items(
         self, items: Sequence[Pair], reference: Callable[[Sequence[Pair]], Sequence[Tensor]]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
-from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
@@ -16,7 +14,7 @@ from rlhf_core.functional import masked_sum
 
 from .config import ORPOConfig
 from .pair_losses import PairLoss
-from .pairs import Pair, PairAlgorithm, PairBatch, encode_pair, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairBatch, pair_log_probs, pair_output
 
 SUREST = -1e-6
 """A log-prob per token is taken to be this at most: at 0 the odds would be infinite."""
@@ -47,14 +45,8 @@ class ORPO(PairAlgorithm):
     """Mean loss over the pairs of the global batch."""
 
     def __init__(self, config: ORPOConfig) -> None:
+        super().__init__("orpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
         self._config = config
-
-    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
-        """`prompt` (text or chat messages), `chosen` and `rejected` (texts)."""
-        config = self._config
-        return encode_pair(
-            record, tokenizer, max_tokens=config.max_tokens, add_eos=config.add_eos, use_margin=False, where="orpo"
-        )
 
     def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
         chosen, rejected = pair_log_probs(models["policy"], batch, mean=True)

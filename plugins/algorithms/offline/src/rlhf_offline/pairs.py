@@ -81,6 +81,27 @@ def pair_log_probs(model: nn.Module, batch: PairBatch, *, mean: bool) -> tuple[T
 class PairAlgorithm(PolicyOnly[Pair, PairBatch]):
     """An algorithm that trains the policy on pairs; the loss is a mean over the pairs of the global batch."""
 
+    def __init__(self, name: str, *, max_tokens: int, add_eos: bool = True, use_margin: bool = False) -> None:
+        """name: how errors about a line call the algorithm."""
+        self._name = name
+        self._max_tokens = max_tokens
+        self._add_eos = add_eos
+        self._use_margin = use_margin
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        check_pair(record, use_margin=self._use_margin, where=self._name)
+
+    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
+        """`prompt` (text or chat messages), `chosen` and `rejected` (texts), with `use_margin` a `margin`."""
+        return encode_pair(
+            record,
+            tokenizer,
+            max_tokens=self._max_tokens,
+            add_eos=self._add_eos,
+            use_margin=self._use_margin,
+            where=self._name,
+        )
+
     def collate(self, items: Sequence[Pair]) -> PairBatch:
         return collate_pairs(items)
 

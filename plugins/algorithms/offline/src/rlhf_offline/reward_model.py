@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +14,7 @@ from rlhf_core.models import own_lengths
 
 from .config import RewardModelConfig
 from .pair_losses import bradley_terry_loss
-from .pairs import Pair, PairAlgorithm, PairBatch, check_pair, collate_pairs, encode_pair, pair_output
+from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, pair_output
 
 
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
@@ -44,27 +43,13 @@ class RewardModel(PairAlgorithm):
     """Mean Bradley-Terry loss over the pairs of the global batch."""
 
     def __init__(self, config: RewardModelConfig, *, pad_id: int) -> None:
+        super().__init__("reward-model", max_tokens=config.max_tokens, use_margin=config.use_margin)
         self._config = config
         self._pad_id = pad_id
 
     @property
     def model_kind(self) -> ModelKind:
         return "sequence-classification"
-
-    def check_record(self, record: Mapping[str, Any]) -> None:
-        check_pair(record, use_margin=self._config.use_margin, where="reward-model")
-
-    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
-        """`prompt` (text or chat messages), `chosen` and `rejected` (texts), with `use_margin` a `margin`."""
-        config = self._config
-        return encode_pair(
-            record,
-            tokenizer,
-            max_tokens=config.max_tokens,
-            add_eos=True,
-            use_margin=config.use_margin,
-            where="reward-model",
-        )
 
     def collate(self, items: Sequence[Pair]) -> PairBatch:
         return collate_pairs(items, pad_id=self._pad_id)

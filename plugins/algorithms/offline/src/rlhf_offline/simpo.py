@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
-from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 
 from .config import SimPOConfig
 from .pair_losses import PairLoss
-from .pairs import Pair, PairAlgorithm, PairBatch, encode_pair, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairBatch, pair_log_probs, pair_output
 
 
 def build(config: SimPOConfig, context: AlgorithmContext) -> SimPO:
@@ -32,14 +30,8 @@ class SimPO(PairAlgorithm):
     """Mean loss over the pairs of the global batch."""
 
     def __init__(self, config: SimPOConfig) -> None:
+        super().__init__("simpo", max_tokens=config.max_tokens, add_eos=config.add_eos)
         self._config = config
-
-    def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Pair | None:
-        """`prompt` (text or chat messages), `chosen` and `rejected` (texts)."""
-        config = self._config
-        return encode_pair(
-            record, tokenizer, max_tokens=config.max_tokens, add_eos=config.add_eos, use_margin=False, where="simpo"
-        )
 
     def loss(self, models: Mapping[str, nn.Module], batch: PairBatch) -> LossOutput:
         chosen, rejected = pair_log_probs(models["policy"], batch, mean=True)
