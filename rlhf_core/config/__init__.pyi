@@ -1,3 +1,4 @@
+from .address import address_parts as address_parts
 from .command import Command as Command
 from .named_functions import FunctionChoice as FunctionChoice
 from .named_functions import FunctionUse as FunctionUse

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..types import FinishReason, ToolCall
-from ..util.server_limits import ServerLimits
+from ..util.servers import ServerLimits
 from .contract import Tool
 
 LOOPBACK = "127.0.0.1"

@@ -7,7 +7,7 @@ from typing import cast
 
 from ..errors import PluginError
 from ..plugins.discovery import find, import_target
-from ..util.server_limits import ServerLimits
+from ..util.servers import ServerLimits
 from .contract import Endpoint
 from .endpoint import LOOPBACK, Answering, EndpointServer, Keys, StartServer
 

@@ -9,7 +9,10 @@ from .redact import redact_mapping as redact_mapping
 from .redact import redact_text as redact_text
 from .rng import derive_seed as derive_seed
 from .rng import permutation as permutation
-from .server_limits import ServerLimits as ServerLimits
+from .servers import ServerLimits as ServerLimits
+from .servers import bound_socket as bound_socket
+from .servers import environment_key as environment_key
+from .servers import server_key as server_key
 from .tensor_trees import load_tree as load_tree
 from .tensor_trees import save_tree as save_tree
 from .tensor_trees import write_tensors as write_tensors

@@ -1,8 +1,13 @@
-"""What bounds a server of this project, whatever it serves."""
+"""What servers of this project have in common, whatever they serve: bounds, keys, the socket they listen at."""
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
 from dataclasses import dataclass
+
+from ..errors import UserInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,3 +21,45 @@ class ServerLimits:
     """Of all bodies at once; one that is larger waits until it is alone."""
     idle_seconds: float = 30.0
     """Longest time from a request's first byte to its last, headers and body together; longest silence before it."""
+
+
+def environment_key(variable: str, *, where: str, hint: str | None = None) -> str:
+    """The secret in an environment variable. Raises `UserInputError`, as `where`, where there is none."""
+    key = os.environ.get(variable)
+    if not key:
+        raise UserInputError(
+            f"the environment variable {variable} is not set", where=where, hint=hint or f"export {variable}=…"
+        )
+    return key
+
+
+def server_key(variable: str | None, *, where: str, example: str) -> str | None:
+    """The key in the variable that `--api-key-env` names; None where one is to be made and shown.
+
+    example: a variable's name, for the hint. Raises `UserInputError`, as `where`, where there is nobody to show one to.
+    """
+    if variable is not None:
+        return environment_key(variable, where="--api-key-env")
+    if not sys.stderr.isatty():
+        raise UserInputError(
+            "there is no terminal to show a key at, and it must not stand in a log",
+            where=where,
+            hint=f"export {example}=… and add --api-key-env {example}",
+        )
+    return None
+
+
+def bound_socket(host: str, port: int, *, where: str) -> socket.socket:
+    """A TCP socket with this address, which does not listen yet. Raises `UserInputError`, as `where`."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise UserInputError(
+            f"cannot listen at {host} port {port}: {error.strerror or error}",
+            where=where,
+            hint="choose another --port; 0 takes a free one",
+        ) from None
+    return made

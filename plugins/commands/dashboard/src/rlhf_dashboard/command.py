@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,46 +32,12 @@ def dashboard(runs: Path, host: str, port: int, api_key_env: str | None) -> None
       rlhf dashboard runs/first --port 9000
       rlhf dashboard --host 0.0.0.0 --api-key-env DASHBOARD_KEY
     """
-    key = _key(api_key_env)
-    listening = _bind(host, port)
+    from rlhf_core.util import bound_socket, server_key
+
+    key = server_key(api_key_env, where="rlhf dashboard", example="DASHBOARD_KEY")
+    listening = bound_socket(host, port, where="rlhf dashboard")
+    listening.listen(_BACKLOG)  # whoever comes before the first turn of the server waits
     asyncio.run(_serve(runs, host, listening, key or secrets.token_urlsafe(24), shows_key=key is None))
-
-
-def _key(variable: str | None) -> str | None:
-    """The key of the environment; None where one is to be made. Raises `UserInputError`."""
-    from rlhf_core.errors import UserInputError
-
-    if variable is None:
-        if not sys.stderr.isatty():
-            raise UserInputError(
-                "there is no terminal to show a key at, and it must not stand in a log",
-                where="rlhf dashboard",
-                hint="export DASHBOARD_KEY=… and add --api-key-env DASHBOARD_KEY",
-            )
-        return None
-    if not (key := os.environ.get(variable)):
-        raise UserInputError(
-            f"the environment variable {variable} is not set", where="--api-key-env", hint=f"export {variable}=…"
-        )
-    return key
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    from rlhf_core.errors import UserInputError
-
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)  # whoever comes before the first turn of the server waits
-    except OSError as error:
-        listening.close()
-        raise UserInputError(
-            f"cannot listen at {host} port {port}: {error.strerror or error}",
-            where="rlhf dashboard",
-            hint="choose another --port; 0 takes a free one",
-        ) from None
-    return listening
 
 
 async def _serve(runs: Path, host: str, listening: socket.socket, key: str, *, shows_key: bool) -> None:

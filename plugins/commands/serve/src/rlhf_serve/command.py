@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -51,31 +50,12 @@ def serve(
     from contextlib import closing
 
     from rlhf_core.entry.serving import choose_model, serve_model
+    from rlhf_core.util import server_key
 
-    key = _key(api_key_env)
+    key = server_key(api_key_env, where="rlhf serve", example="SERVE_KEY")
     chosen = choose_model(model, best=best, device=device)
     with closing(serve_model(chosen, engine=engine, seed=seed, max_new_tokens=max_new_tokens)) as answering:
         asyncio.run(_serve(answering, chosen.label, host, port, key))
-
-
-def _key(variable: str | None) -> str | None:
-    """The key of the environment; None where one is to be made. Raises `UserInputError`."""
-    from rlhf_core.errors import UserInputError
-
-    if variable is None:
-        if not sys.stderr.isatty():
-            raise UserInputError(
-                "there is no terminal to show a key at, and it must not stand in a log",
-                where="rlhf serve",
-                hint="export SERVE_KEY=… and add --api-key-env SERVE_KEY",
-            )
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise UserInputError(
-            f"the environment variable {variable} is not set", where="--api-key-env", hint=f"export {variable}=…"
-        )
-    return key
 
 
 async def _serve(answering: Answering, label: str, host: str, port: int, key: str | None) -> None:

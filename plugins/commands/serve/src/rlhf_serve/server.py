@@ -10,8 +10,7 @@ from collections.abc import Callable
 import h11
 
 from rlhf_core.environments import Answer, Answering, Call, CallRefused, EndpointServer, FindKey
-from rlhf_core.errors import UserInputError
-from rlhf_core.util import ServerLimits
+from rlhf_core.util import ServerLimits, bound_socket
 
 from .connection import JSON, BytesInFlight, ClientLeft, Head, HttpConnection
 from .protocol import MODELS_PATH, READERS, Asked, answer_body, answer_events, error_body, models_body
@@ -154,7 +153,8 @@ async def start(
 ) -> EndpointServer:
     """What the entry point `openai` of `rlhf.endpoints` names (`StartServer`)."""
     server = Server(find_key, limits, model)
-    listening = _bind(host, port)
+    listening = bound_socket(host, port, where="the endpoint")
+    listening.setblocking(False)
     try:
         await server.listen(listening)
     except BaseException:
@@ -162,20 +162,3 @@ async def start(
         listening.close()
         raise
     return server
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.setblocking(False)
-    except OSError as error:
-        listening.close()
-        raise UserInputError(
-            f"cannot listen at {host} port {port}: {error.strerror or error}",
-            where="the endpoint",
-            hint="choose another --port; 0 takes a free one",
-        ) from None
-    return listening

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from rlhf_core.config import Section
+from rlhf_core.config import Section, address_parts
 
 
 class OpenEnvConfig(Section):
@@ -38,13 +37,7 @@ class OpenEnvConfig(Section):
     @field_validator("base_url")
     @classmethod
     def _is_address(cls, url: str) -> str:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ValueError(f"no address: {error}") from None
-        if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname or port == 0:
-            raise ValueError("should be http://HOST[:PORT] or https://…")
+        parts = address_parts(url, form="http://HOST[:PORT]", schemes=("http", "https", "ws", "wss"))
         if parts.query or parts.fragment:
             raise ValueError("should have no ? and no #")
         if parts.username is not None or parts.password is not None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Sequence
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from rlhf_core.components import RewardContext
-from rlhf_core.errors import UserInputError
+from rlhf_core.distributed import is_loopback
 from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
+from rlhf_core.util import environment_key
 
 from .config import HttpRewardConfig
 from .protocol import CONTENT_TYPE, ProtocolError, decode_response, encode_request, error_text
@@ -44,13 +43,8 @@ def build(config: HttpRewardConfig, context: RewardContext) -> Reward:
     """Raises `UserInputError` where the token's variable is not set."""
     token = None
     if config.token_env is not None:
-        token = os.environ.get(config.token_env)
-        if not token:
-            raise UserInputError(
-                f"the environment variable {config.token_env} is not set",
-                where='reward "http": token_env',
-                hint=f"export {config.token_env}=…, in the shell that starts the run",
-            )
+        hint = f"export {config.token_env}=…, in the shell that starts the run"
+        token = environment_key(config.token_env, where='reward "http": token_env', hint=hint)
     return HttpReward(config, token)
 
 
@@ -98,7 +92,7 @@ class HttpReward:
                 limits=httpx.Limits(
                     max_connections=config.max_connections, max_keepalive_connections=config.max_connections
                 ),
-                trust_env=not is_loopback(config.url),  # a proxy has no way to this machine
+                trust_env=not is_loopback(urlsplit(config.url).hostname),  # a proxy has no way to this machine
             )
         return self._client
 
@@ -171,14 +165,3 @@ def shown_url(url: str) -> str:
     """The address without query and fragment, which may hold a key."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the address is this machine's own."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -84,22 +83,17 @@ def serve_reward(
 
 
 def _token(variable: str | None, host: str) -> str | None:
+    from rlhf_core.distributed import is_loopback
     from rlhf_core.errors import UserInputError
-
-    from .client import is_loopback
+    from rlhf_core.util import environment_key
 
     if variable is None:
-        if is_loopback(f"http://[{host}]" if ":" in host else f"http://{host}"):
+        if is_loopback(host.lower()):
             return None
         raise UserInputError(
             f"{host} can be reached from other machines", where="--host", hint="add --token-env VARIABLE"
         )
-    token = os.environ.get(variable)
-    if not token:
-        raise UserInputError(
-            f"the environment variable {variable} is not set", where="--token-env", hint=f"export {variable}=…"
-        )
-    return token
+    return environment_key(variable, where="--token-env")
 
 
 def _scorer(name: str, options: Sequence[str], device: str, concurrency: int) -> RewardScorer:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from rlhf_core.config import address_parts
 
 
 class HttpRewardConfig(BaseModel):
@@ -33,13 +33,7 @@ class HttpRewardConfig(BaseModel):
     @field_validator("url")
     @classmethod
     def _is_address(cls, url: str) -> str:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ValueError(f"no address: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ValueError("should be http://HOST[:PORT]/PATH or https://…")
+        parts = address_parts(url)
         if parts.username is not None or parts.password is not None:
             raise ValueError("holds credentials, which would be written down: name a variable in token_env instead")
         return url

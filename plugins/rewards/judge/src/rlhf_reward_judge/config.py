@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rlhf_core.config import address_parts
 
 
 class JudgeConfig(BaseModel):
@@ -71,13 +72,7 @@ class JudgeConfig(BaseModel):
     def _is_address(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ValueError(f"no address: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ValueError("should be http://HOST[:PORT]/PATH or https://…")
+        parts = address_parts(url)
         if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
             raise ValueError("holds credentials or a query, which would be written down: name a variable in key_env")
         return url.rstrip("/")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from rlhf_core.errors import UserInputError
-from rlhf_core.util import UnreadableJson, printable, read_first_json
+from rlhf_core.distributed import is_loopback
+from rlhf_core.util import UnreadableJson, environment_key, printable, read_first_json
 
 from .breaker import Breaker
 from .config import JudgeConfig
@@ -56,7 +54,10 @@ class RemoteJudge:
         assert config.url is not None
         self._config = config
         self._address = f"{config.url}/chat/completions"
-        self._key = _key(config.key_env)
+        self._key = None
+        if config.key_env is not None:
+            hint = f"export {config.key_env}=…, in the shell that starts the run"
+            self._key = environment_key(config.key_env, where='reward "judge": key_env', hint=hint)
         self._breaker = Breaker(config.breaker_failures, config.breaker_seconds)
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,7 +91,7 @@ class RemoteJudge:
             },
             timeout=httpx.Timeout(config.answer_seconds, connect=config.connect_seconds),
             limits=httpx.Limits(max_connections=config.max_connections),
-            trust_env=not _is_loopback(self._address),  # a proxy has no way to this machine
+            trust_env=not is_loopback(urlsplit(self._address).hostname),  # a proxy has no way to this machine
         )
 
     async def _ask_patiently(self, messages: Messages) -> Reply:
@@ -162,26 +163,5 @@ def _reply(content: bytes, messages: Messages, address: str) -> Reply:
     return Reply(text, said)
 
 
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise UserInputError(
-            f"the environment variable {variable} is not set",
-            where='reward "judge": key_env',
-            hint=f"export {variable}=…, in the shell that starts the run",
-        )
-    return key
-
-
 def _retry_after(header: Any) -> float:
     return min(float(header), 60.0) if isinstance(header, str) and header.isascii() and header.isdigit() else 0.0
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

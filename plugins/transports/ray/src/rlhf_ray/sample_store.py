@@ -64,7 +64,8 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
     """Put the groups' tensors, and with `texts` their rollouts, into the object store."""
     packed = [pickle.dumps(group_to_tree(group)["rollouts"]) if texts else b"" for group in groups]
     text = ray.put(packed) if texts and groups else None
-    parts = _store_rows(groups)
+    sizes = [[_num_bytes(item) for item in group.items] for group in groups]
+    parts = _store_rows(groups, sizes)
     return [
         StoredGroup(
             position=group.position,
@@ -74,7 +75,7 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
             parts=tuple(parts[place]),
             text=text,
             text_place=place,
-            token_bytes=sum(map(_num_bytes, group.items)),
+            token_bytes=sum(sizes[place]),
             text_bytes=len(packed[place]),
         )
         for place, group in enumerate(groups)
@@ -162,15 +163,15 @@ def _num_bytes(item: BufferItem) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def _store_rows(groups: Sequence[RolloutGroup]) -> list[list[Part]]:
-    """Put all rows into objects, in order; the parts of each group."""
+def _store_rows(groups: Sequence[RolloutGroup], sizes: Sequence[Sequence[int]]) -> list[list[Part]]:
+    """Put all rows, of so many bytes, into objects, in order; the parts of each group."""
     parts: list[list[Part]] = [[] for _ in groups]
     held: list[tuple[int, BufferItem]] = []
     size = 0
-    rows = [(place, item) for place, group in enumerate(groups) for item in group.items]
-    for number, (place, item) in enumerate(rows, start=1):
+    rows = [(place, row) for place, group in enumerate(groups) for row in zip(group.items, sizes[place], strict=True)]
+    for number, (place, (item, num_bytes)) in enumerate(rows, start=1):
         held.append((place, item))
-        size += _num_bytes(item)
+        size += num_bytes
         if size >= _OBJECT_BYTES or number == len(rows):
             ref = ray.put(_pack([item for _, item in held]))
             first = 0
