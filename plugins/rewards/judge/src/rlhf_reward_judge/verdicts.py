@@ -60,7 +60,7 @@ def read_better(reply: str) -> float:
 def _messages(wanted: str, material: Mapping[str, Any]) -> Messages:
     return [
         {"role": "system", "content": _SHARED + wanted},
-        {"role": "user", "content": json.dumps(material, ensure_ascii=False)},
+        {"role": "user", "content": json.dumps(material, ensure_ascii=False).encode("utf-8", "replace").decode()},
     ]
 
 
