@@ -33,11 +33,11 @@ class JudgeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a judge wrote."""
+    """A judge's reply."""
 
     text: str
     num_tokens: int
-    """Of its prompt and of the reply."""
+    """Tokens of its prompt and of the reply together."""
 
 
 class _Lost(Exception):
