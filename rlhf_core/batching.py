@@ -26,12 +26,18 @@ _TOKEN_FIELDS = (
 """Optional fields of a row's tokens ([A] or [A, K]; float32, or int32 ids), alike in `BufferItem` and `Experience`."""
 
 
-def default_tokens(device_type: str) -> int:
-    """Most tokens of one forward pass where the user has set no bound.
+_LARGE_MODEL_PARAMETERS = 50_000_000
 
-    On a CPU more are no faster, and smaller batches of similar lengths have less padding; the GPU value fills a GPU.
+
+def default_tokens(device_type: str, num_parameters: int = 0) -> int:
+    """Most tokens of one pass through a model of `num_parameters` where the user has set no bound.
+
+    On a CPU more are no faster, and cost memory: 256 rows fill the products of a large model (`benchmarks/README.md`),
+    while the calls of a small one need more. The GPU value fills a GPU.
     """
-    return 1024 if device_type == "cpu" else 16384
+    if device_type != "cpu":
+        return 16384
+    return 256 if num_parameters >= _LARGE_MODEL_PARAMETERS else 1024
 
 
 def collate(items: Sequence[BufferItem]) -> Experience:

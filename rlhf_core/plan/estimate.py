@@ -248,7 +248,8 @@ class _Work:
         """Activation bytes of one micro-batch of the largest trained model, with logits and their gradient."""
         train, shape = self.resolved.run.train, self.shape
         length = self.prompt_tokens + self.answer_tokens
-        bound = train.micro_batch_tokens or default_tokens("cpu" if self.machine.device == "cpu" else "cuda")
+        device = "cpu" if self.machine.device == "cpu" else "cuda"
+        bound = train.micro_batch_tokens or default_tokens(device, shape.num_parameters)
         tokens = max(length, min(bound, math.ceil(train.train_batch_size / self.trainers) * length))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if self.resolved.run.model.gradient_checkpointing:

@@ -84,7 +84,12 @@ class TrainerSession:
         self._live_options = LiveOptions(resolved.run.optimizer, models.trained, algorithm)
         self._guard_runner = GuardRunner(strategy, hooks, resolved, folder)
         self._control = ControlLoop(folder, strategy, self._live_options.setters, parts.interrupted)
-        self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type)
+        self._num_parameters = {
+            role: sum(p.numel() for p in strategy.unwrap(each.model).parameters())
+            for role, each in models.trained.items()
+        }
+        largest = max(self._num_parameters.values())
+        self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type, largest)
         self._updater = Updater(
             algorithm,
             strategy,
@@ -339,10 +344,7 @@ class TrainerSession:
             first_episode=first_episode,
             samples_per_episode=train.samples_per_episode,
             updates_per_episode=updates_per_episode(train),
-            num_parameters={
-                role: sum(p.numel() for p in self._strategy.unwrap(model.model).parameters())
-                for role, model in self._models.trained.items()
-            },
+            num_parameters=self._num_parameters,
             world_size=self._strategy.world_size,
             device=str(self._strategy.device),
             gradient_checkpointing=self._resolved.run.model.gradient_checkpointing,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.batching import collate, masked, plan_micro_batches, select, split, to_device
+from rlhf_core.batching import collate, default_tokens, masked, plan_micro_batches, select, split, to_device
 from rlhf_core.types import BufferItem, Experience
 
 SCORE = st.floats(-10, 10, width=32)
@@ -162,3 +162,9 @@ def test_plans_put_like_lengths_together() -> None:
     assert plan_micro_batches([2, 9, 2, 8, 30, 2], 18) == [[4], [1, 3], [0, 2, 5]]
     with pytest.raises(ValueError, match="max_tokens"):
         plan_micro_batches([1], 0)
+
+
+def test_a_large_model_takes_fewer_tokens_a_pass_on_a_cpu() -> None:
+    assert default_tokens("cpu") == default_tokens("cpu", 10_000_000) == 1024
+    assert default_tokens("cpu", 135_000_000) == 256
+    assert default_tokens("cuda", 135_000_000) == default_tokens("cuda") == 16384
