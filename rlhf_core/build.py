@@ -32,6 +32,7 @@ from .environments.isolation.host import IsolatedEnvironments
 from .environments.play import EnvironmentPlayer
 from .environments.shapes import new_environment
 from .environments.task import make_task
+from .hooks.relay import HookRelay
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
@@ -44,8 +45,8 @@ from .prompts.records import Check
 from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
-from .rollout.evaluate import EvaluatedSet, PolicyEvaluator
-from .rollout.maker import Player
+from .rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
+from .rollout.maker import Player, PolicyExperienceMaker
 from .rollout.single_answer import SingleAnswers
 from .strategies.lr_schedule import make_scheduler
 from .strategy import Strategy, Trained
@@ -174,12 +175,14 @@ def build_player(
     tokenizer: PreTrainedTokenizerBase,
     *,
     evaluates: SamplingParams | None = None,
+    greedy: bool = False,
 ) -> Player:
     """What has the policy answer the run's prompts: once, or in the turns of its environment.
 
-    evaluates: how the answers of an evaluation are sampled, whose tasks have seeds of their own.
+    evaluates: how the answers of an evaluation are sampled, whose tasks have seeds of their own. greedy: answers the
+    tasks that are trained on without sampling.
     """
-    sampling = evaluates or resolved.sampling
+    sampling = evaluates or (at_temperature(resolved.sampling, 0) if greedy else resolved.sampling)
     environment = resolved.environment
     if environment is None:
         return SingleAnswers(engine, tokenizer, sampling)
@@ -190,6 +193,28 @@ def build_player(
         sampling=sampling,
         seed=resolved.run.train.seed,
         purpose="evaluation-task" if evaluates else "task",
+    )
+
+
+def build_experience_maker(
+    resolved: ResolvedRun,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    algorithm: RolloutAlgorithm | None,
+    scorer: RewardScorer,
+    hooks: HookRelay,
+    reference_pass: ReferencePass | None,
+) -> PolicyExperienceMaker:
+    """What makes the run's samples. algorithm: None where it learns from a dataset."""
+    needs_greedy = algorithm is not None and algorithm.needs_greedy_answer
+    return PolicyExperienceMaker(
+        player=build_player(resolved, engine, tokenizer),
+        greedy_player=build_player(resolved, engine, tokenizer, greedy=True) if needs_greedy else None,
+        samples_per_prompt=resolved.run.train.samples_per_prompt,
+        scorer=scorer,
+        hooks=hooks,
+        reference_pass=reference_pass,
     )
 
 

@@ -146,6 +146,8 @@ class BufferItem:
     """[A] float32 nats, of the sampling policy (the "old" log-probs)."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Raw scores by reward name, neither weighted nor clipped."""
+    greedy_rewards: Mapping[str, float] | None = None
+    """Those of the greedy answer to the same prompt; where the algorithm needs one."""
     reference_log_probs: Tensor | None = None
     """[A] float32 nats, of the reference, on the same sampling distribution."""
     teacher_log_probs: Tensor | None = None
@@ -329,6 +331,7 @@ class ItemSummary:
     num_tokens: int
     num_sampled_tokens: int
     rewards: Mapping[str, float] = field(default_factory=dict)
+    greedy_rewards: Mapping[str, float] | None = None
     truncated: bool = False
     branch: int = 0
     environment: Mapping[str, float] = field(default_factory=dict)

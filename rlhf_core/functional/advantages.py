@@ -27,6 +27,8 @@ class AdvantageInput:
     """[B] int64, equal for samples of one prompt."""
     scores: Tensor | None = None
     """[B] float32, the score of each row's sample; needed where samples have several rows."""
+    greedy_scores: Tensor | None = None
+    """[B] float32, the score of the greedy answer to each row's prompt; None where none was made."""
     sample_ids: Tensor | None = None
     """[B] int64, the episode of each row: equal for rows of one that branched; None where every row is a sample."""
     all_reduce: Reduce = alone

@@ -48,7 +48,12 @@ def rewards_of(sample: Played, rewards: Mapping[str, float]) -> dict[str, float]
 
 
 def item_of(
-    row: Row, rollout: Rollout, rewards: Mapping[str, float], sample: Played, kl_coef: float | None
+    row: Row,
+    rollout: Rollout,
+    rewards: Mapping[str, float],
+    sample: Played,
+    kl_coef: float | None,
+    greedy_rewards: Mapping[str, float] | None = None,
 ) -> BufferItem:
     """One row of a sample as the trainer's buffer item."""
     import torch
@@ -63,6 +68,7 @@ def item_of(
         action_mask=torch.tensor(row.mask, dtype=torch.bool),
         action_log_probs=torch.tensor(rollout.logprobs, dtype=torch.float32),
         rewards=rewards,
+        greedy_rewards=greedy_rewards,
         support_ids=_support_tensor(row.support) if row.truncates else None,
         truncated=rollout.finish_reason == "length",
         kl_coef=kl_coef,

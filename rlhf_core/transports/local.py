@@ -11,7 +11,7 @@ from ..build import (
     build_curriculum,
     build_engine,
     build_evaluator,
-    build_player,
+    build_experience_maker,
     build_reference_pass,
     build_scorer,
     build_strategy,
@@ -25,7 +25,6 @@ from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer
 from ..rollout.channel import LocalChannel
 from ..rollout.coordinator import RolloutCoordinator
-from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.reward_states import RankedRewardStates
 from ..rollout.success import success_of
 from ..rollout.weight_sync import NoReceiver, build_engine_beside
@@ -133,9 +132,11 @@ class _LocalParts:
         scoring = build_reference_pass(
             resolved, algorithm, strategy, self._models.policy, None if critic is None else critic.model
         )
-        maker = PolicyExperienceMaker(
-            player=build_player(resolved, engine, self._models.tokenizer),
-            samples_per_prompt=train.samples_per_prompt,
+        maker = build_experience_maker(
+            resolved,
+            engine,
+            self._models.tokenizer,
+            algorithm=algorithm,
             scorer=scorer,
             hooks=self._request.hooks,
             reference_pass=scoring,

@@ -66,7 +66,7 @@ class Estimating:
 
     def __init__(self, estimator: Any, needs: str) -> None:
         self._inner = make("grpo", {"kl_coef": 0.1, "kl_in": "reward"})
-        self._inner._estimator = estimator
+        self._inner.estimator = estimator
         self.needs = needs
         if needs != "episode":
             estimator.needs = needs
@@ -88,6 +88,8 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {
     "rloo": lambda: make("rloo", {"kl_coef": 0.1}),
     "reinforce++": lambda: make("reinforce++", {"kl_coef": 0.1}),
     "group-whitened": lambda: make("grpo", {"advantage": "group-whitened"}),
+    "remax": lambda: make("grpo", {"advantage": "remax", "kl_coef": 0.1, "kl_in": "reward"}),
+    "ppo with remax": lambda: make("ppo", {"advantage": "remax", "whiten_advantages": False}),
     "groups": lambda: Estimating(of_groups, "group"),
     "episode": lambda: Estimating(of_the_episode, "episode"),
 }
@@ -100,6 +102,7 @@ def episodes(draw: st.DrawFn) -> list[BufferItem]:
     branching = draw(st.booleans())
     items = []
     for group in range(draw(st.integers(1, 6))):
+        greedy = float(torch.randint(0, 3, (), generator=seed))
         for k in range(draw(st.integers(2, 3))):
             reward = float(torch.randint(0, 3, (), generator=seed))
             for branch in range(draw(st.integers(1, 3)) if branching else 1):
@@ -114,6 +117,7 @@ def episodes(draw: st.DrawFn) -> list[BufferItem]:
                         reference_log_probs=item.action_log_probs + drawn[1],
                         trainer_log_probs=item.action_log_probs + drawn[2],
                         truncated=length == 7,
+                        greedy_rewards={"score": greedy},
                     )
                 )
     return items

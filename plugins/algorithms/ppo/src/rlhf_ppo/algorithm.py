@@ -8,7 +8,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, Needs, RolloutAlgorithm, needs_of
+from rlhf_core.algorithm import (
+    EpisodeOutput,
+    LossOutput,
+    LossTerm,
+    Mean,
+    Metric,
+    Needs,
+    RolloutAlgorithm,
+    needs_greedy_answer,
+    needs_of,
+)
 from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import (
@@ -85,6 +95,10 @@ class PPO(RolloutAlgorithm):
         if config.ptx_coef > 0:
             terms["ptx"] = LossTerm("policy", config.ptx_coef)
         return terms
+
+    @property
+    def needs_greedy_answer(self) -> bool:
+        return needs_greedy_answer(self.estimator)
 
     @property
     def needs_trainer_log_probs(self) -> bool:
