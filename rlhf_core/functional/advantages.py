@@ -27,8 +27,6 @@ class AdvantageInput:
     """[B] int64, equal for samples of one prompt."""
     scores: Tensor | None = None
     """[B] float32, the score of each row's sample; needed where samples have several rows."""
-    greedy_scores: Tensor | None = None
-    """[B] float32, the score of the greedy answer to each row's prompt; None where none was made."""
     sample_ids: Tensor | None = None
     """[B] int64, the episode of each row: equal for rows of one that branched; None where every row is a sample."""
     all_reduce: Reduce = alone
@@ -46,6 +44,8 @@ class AdvantageInput:
     turn_ids: Tensor | None = None
     """[B, A] int64, the number of each token's turn in its row, from 0; -1 outside the mask. None without an
     environment."""
+    greedy_scores: Tensor | None = None
+    """[B] float32, the score of the greedy answer to each row's prompt; None where none was made."""
 
     @property
     def totals(self) -> Tensor:
