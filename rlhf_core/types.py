@@ -175,8 +175,8 @@ class BufferItem:
     branch: int = 0
     """Index of this row in its episode; (sample_id, branch) is unique in the run."""
     turn_rewards: Tensor | None = None
-    """[A] float32, the environment's raw rewards, each at the last sampled token of its turn. They are part of
-    `rewards["environment"]`; None without an environment."""
+    """[A, R] float32, what each of the R `rewards` gave to single turns, raw, at the last sampled token of the turn. It
+    is part of that reward; None without an environment."""
     environment: Mapping[str, float] = field(default_factory=dict)
     """The environment's metrics of this episode, by name; on the episode's first row only."""
 
@@ -246,7 +246,7 @@ class Experience:
     branches: Tensor | None = None
     """[B] int64; None where every episode is one row."""
     turn_rewards: Tensor | None = None
-    """[B, A] float32, raw; with the environment's weight once scores are set."""
+    """[B, A, R] float32, raw, or [B, A], weighted and added up, once scores are set."""
     part_of: Whole | None = None
     """The episode these rows are part of, while an algorithm computes advantages; None where they are all of it."""
 

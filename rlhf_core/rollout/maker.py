@@ -19,7 +19,7 @@ from ..hooks.relay import HookRelay
 from ..models.reference_pass import ReferencePass
 from ..rewards.scorer import RewardScorer, Scores
 from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
-from .samples import item_of, rewards_of, rollout_of
+from .samples import SampleRewards, item_of, rollout_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -172,7 +172,7 @@ class PolicyExperienceMaker:
             greedy = None
             if self._greedy_player is not None:
                 sample, _, rewards = samples.pop()
-                greedy = None if rewards is None else rewards_of(sample, rewards)
+                greedy = None if rewards is None else SampleRewards.of(sample, rewards).scores
                 samples = [] if greedy is None else samples
             rollouts: list[Rollout] = []
             items: list[BufferItem] = []
@@ -180,8 +180,9 @@ class PolicyExperienceMaker:
                 if rewards is None:
                     continue
                 rollouts += rows
+                of_sample = SampleRewards.of(sample, rewards)
                 items += [
-                    item_of(row, rollout, rewards_of(sample, rewards), sample, self._kl_coef, greedy)
+                    item_of(row, rollout, of_sample, sample, self._kl_coef, greedy)
                     for row, rollout in zip(sample.rows, rows, strict=True)
                 ]
             yield RolloutGroup(position=group.position, rollouts=tuple(rollouts), items=tuple(items))

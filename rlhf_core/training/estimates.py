@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
 from ..batching import balanced, collate, split
-from ..environments.metrics import ENVIRONMENT
 from ..rewards.scorer import RewardCombiner
 from ..strategy import Strategy
 from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
@@ -144,7 +143,8 @@ class EpisodeEstimates:
         branches = None if scalars.branches is None else whole.here(scalars.branches)
         rows = replace(rows, scores=whole.here(scalars.scores), branches=branches, part_of=whole)
         if rows.turn_rewards is not None:
-            rows = replace(rows, turn_rewards=self._combiner.weights[ENVIRONMENT] * rows.turn_rewards)
+            weights = torch.tensor([self._combiner.weights[name] for name in rows.rewards])
+            rows = replace(rows, turn_rewards=rows.turn_rewards @ weights)
         return rows
 
     def _users(self, items: Sequence[ItemSummary], plan: BatchPlan) -> list[set[int]]:

@@ -159,7 +159,7 @@ def _items() -> list[BufferItem]:
                     reference_log_probs=-drawn[1].abs() - 0.1,
                     trainer_log_probs=-drawn[2].abs() - 0.1,
                     values=drawn[3],
-                    turn_rewards=torch.zeros(length),
+                    turn_rewards=torch.zeros(length, len(WEIGHTS)),
                     rewards={"score": float(sample % 3), "environment": float(sample % 5 == 0)},
                     greedy_rewards={"score": float(sample // 4 % 2), "environment": 0.5},
                 )

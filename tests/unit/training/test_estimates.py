@@ -201,3 +201,22 @@ def test_what_an_algorithm_replaces_is_what_it_trains_on(needs: str) -> None:
         for (sample, _), item in used(made).items():
             assert item.values.tolist() == [1.0] * 4
             assert torch.equal(item.action_log_probs, items[sample].action_log_probs - 1)
+
+
+def test_turns_earn_what_each_reward_gave_them() -> None:
+    """By hand: gamma and lam 1, values 0, so a token's advantage is what is earned from it on."""
+    given = torch.tensor([[0.0, 0.0], [1.0, 0.5], [0.0, 0.0], [2.0, -1.0]])
+    item = replace(make_item(0), rewards={"environment": 5.0, "steps": 4.0}, turn_rewards=given)
+    item = replace(item, values=torch.zeros(4), reference_log_probs=item.action_log_probs)
+    algorithm = make("ppo", {"gamma": 1.0, "lam": 1.0, "whiten_advantages": False, "kl_coef": 0.0})
+    combiner = RewardCombiner({"environment": 2.0, "steps": 10.0})
+
+    def work(rank: int, strategy: Any) -> list[float]:
+        made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+        found = made.of(made_episode([item], PhaseTimes()), BatchPlan(1, 1, rank, 1))
+        assert found.scores == [50.0]
+        return used(found)[0, 0].advantages.tolist()
+
+    # The turns earn 2 + 5 and 4 - 10; what is left of 50 stands at the end.
+    (found,) = Ranks(1).run(work)
+    assert found == [50.0, 50.0, 43.0, 43.0]
