@@ -162,7 +162,7 @@ def needs(
     """Declare what an advantage estimator (`rlhf.advantages`) needs; one that declares nothing is given the episode.
 
     compares_answers: whether it holds the answers to one prompt against each other, so that one alone gets nothing.
-    greedy_answer: whether it reads `greedy_scores`: a greedy answer is then made and scored beside those to each prompt.
+    greedy_answer: whether it reads `greedy_scores`: each prompt then gets a greedy answer, too, which is scored.
 
     With `scalars` it takes `EpisodeScalars` and returns [B] values, one for each row's tokens; with any other an
     `AdvantageInput` of the rows it needs, and returns [B, A].

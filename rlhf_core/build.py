@@ -32,7 +32,6 @@ from .environments.isolation.host import IsolatedEnvironments
 from .environments.play import EnvironmentPlayer
 from .environments.shapes import new_environment
 from .environments.task import make_task
-from .hooks.relay import HookRelay
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass
@@ -46,7 +45,7 @@ from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
 from .rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
-from .rollout.maker import Player, PolicyExperienceMaker
+from .rollout.maker import Player
 from .rollout.single_answer import SingleAnswers
 from .strategies.lr_schedule import make_scheduler
 from .strategy import Strategy, Trained
@@ -174,48 +173,28 @@ def build_player(
     engine: RolloutEngine,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    evaluates: SamplingParams | None = None,
-    greedy: bool = False,
+    sampling: SamplingParams | None = None,
+    purpose: str = "task",
 ) -> Player:
     """What has the policy answer the run's prompts: once, or in the turns of its environment.
 
-    evaluates: how the answers of an evaluation are sampled, whose tasks have seeds of their own. greedy: answers the
-    tasks that are trained on without sampling.
+    sampling: None is the run's. purpose: tasks of different purposes have different seeds.
     """
-    sampling = evaluates or (at_temperature(resolved.sampling, 0) if greedy else resolved.sampling)
+    sampling = sampling or resolved.sampling
     environment = resolved.environment
     if environment is None:
         return SingleAnswers(engine, tokenizer, sampling)
-    return build_environment_player(
-        environment,
-        engine,
-        tokenizer,
-        sampling=sampling,
-        seed=resolved.run.train.seed,
-        purpose="evaluation-task" if evaluates else "task",
-    )
+    seed = resolved.run.train.seed
+    return build_environment_player(environment, engine, tokenizer, sampling=sampling, seed=seed, purpose=purpose)
 
 
-def build_experience_maker(
-    resolved: ResolvedRun,
-    engine: RolloutEngine,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    algorithm: RolloutAlgorithm | None,
-    scorer: RewardScorer,
-    hooks: HookRelay,
-    reference_pass: ReferencePass | None,
-) -> PolicyExperienceMaker:
-    """What makes the run's samples. algorithm: None where it learns from a dataset."""
-    needs_greedy = algorithm is not None and algorithm.needs_greedy_answer
-    return PolicyExperienceMaker(
-        player=build_player(resolved, engine, tokenizer),
-        greedy_player=build_player(resolved, engine, tokenizer, greedy=True) if needs_greedy else None,
-        samples_per_prompt=resolved.run.train.samples_per_prompt,
-        scorer=scorer,
-        hooks=hooks,
-        reference_pass=reference_pass,
-    )
+def build_greedy_player(
+    resolved: ResolvedRun, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, algorithm: RolloutAlgorithm
+) -> Player | None:
+    """A player that answers without sampling; None where the algorithm needs no such answer."""
+    if not algorithm.needs_greedy_answer:
+        return None
+    return build_player(resolved, engine, tokenizer, sampling=at_temperature(resolved.sampling, 0))
 
 
 def build_environment_player(
@@ -295,7 +274,9 @@ def build_evaluator(
         stream = streams.get(name)
         sets.append(
             EvaluatedSet(
-                player=lambda sampling: build_player(resolved, engine, tokenizer, evaluates=sampling),
+                player=lambda sampling: build_player(
+                    resolved, engine, tokenizer, sampling=sampling, purpose="evaluation-task"
+                ),
                 scorer=scorer if own is None else build_scorer(resolved, strategy.device, rewards=own),
                 owns_scorer=own is not None,
                 prompts=(prompts.evaluation_prompts() if stream is None else stream.first_prompts(options.num_prompts)),

@@ -11,7 +11,8 @@ from ..build import (
     build_curriculum,
     build_engine,
     build_evaluator,
-    build_experience_maker,
+    build_greedy_player,
+    build_player,
     build_reference_pass,
     build_scorer,
     build_strategy,
@@ -25,6 +26,7 @@ from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer
 from ..rollout.channel import LocalChannel
 from ..rollout.coordinator import RolloutCoordinator
+from ..rollout.maker import PolicyExperienceMaker
 from ..rollout.reward_states import RankedRewardStates
 from ..rollout.success import success_of
 from ..rollout.weight_sync import NoReceiver, build_engine_beside
@@ -132,11 +134,10 @@ class _LocalParts:
         scoring = build_reference_pass(
             resolved, algorithm, strategy, self._models.policy, None if critic is None else critic.model
         )
-        maker = build_experience_maker(
-            resolved,
-            engine,
-            self._models.tokenizer,
-            algorithm=algorithm,
+        maker = PolicyExperienceMaker(
+            player=build_player(resolved, engine, self._models.tokenizer),
+            greedy_player=build_greedy_player(resolved, engine, self._models.tokenizer, algorithm),
+            samples_per_prompt=train.samples_per_prompt,
             scorer=scorer,
             hooks=self._request.hooks,
             reference_pass=scoring,

@@ -7,7 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Needs, RolloutAlgorithm, needs_greedy_answer, needs_of
+from rlhf_core.algorithm import (
+    EpisodeOutput,
+    LossOutput,
+    LossTerm,
+    Needs,
+    RolloutAlgorithm,
+    needs_greedy_answer,
+    needs_of,
+)
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import group_spread, token_rewards
 from rlhf_core.objective import PolicyObjective, estimated

@@ -17,7 +17,8 @@ from rlhf_core.build import (
     build_algorithm,
     build_engine,
     build_evaluator,
-    build_experience_maker,
+    build_greedy_player,
+    build_player,
     build_reference_pass,
     build_run_prompts,
     build_scorer,
@@ -181,8 +182,13 @@ def build_maker(
     )
     engine = build_engine(resolved, policy, tokenizer, place)
     scorer = build_scorer(resolved, place.device, cache_folder=cache_folder)
-    maker = build_experience_maker(
-        resolved, engine, tokenizer, algorithm=rollouts, scorer=scorer, hooks=hooks, reference_pass=scoring
+    maker = PolicyExperienceMaker(
+        player=build_player(resolved, engine, tokenizer),
+        greedy_player=None if rollouts is None else build_greedy_player(resolved, engine, tokenizer, rollouts),
+        samples_per_prompt=run.train.samples_per_prompt,
+        scorer=scorer,
+        hooks=hooks,
+        reference_pass=scoring,
     )
     worker = MakerWorker(maker, engine, scorer, models, adapters, sync_idle_seconds=sync_timeout_seconds)
     prompts = build_run_prompts(resolved, tokenizer)
