@@ -178,7 +178,7 @@ def needs(
 
 
 def needs_of(estimator: Callable[..., Any]) -> Needs:
-    """What an estimator has declared."""
+    """The needs that an estimator has declared."""
     declared: Needs = getattr(estimator, "needs", "episode")
     return declared
 

@@ -163,7 +163,7 @@ def build_run_prompts(
 
 
 def build_curriculum(resolved: ResolvedRun, prompts: PromptStream) -> Curriculum | None:
-    """What draws the run's prompts; None where all are drawn in turn."""
+    """The curriculum that draws the run's prompts; None where all are drawn in turn."""
     options = resolved.run.prompts.curriculum
     return None if options is None else make_curriculum(options, prompts.records)
 
@@ -173,28 +173,20 @@ def build_player(
     engine: RolloutEngine,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    sampling: SamplingParams | None = None,
-    purpose: str = "task",
+    evaluates: SamplingParams | None = None,
+    greedy: bool = False,
 ) -> Player:
-    """What has the policy answer the run's prompts: once, or in the turns of its environment.
+    """The player by which the policy answers the run's prompts: once, or in the turns of its environment.
 
-    sampling: None is the run's. purpose: tasks of different purposes have different seeds.
+    evaluates: how the answers of an evaluation are sampled, whose tasks have seeds of their own. greedy: answer the
+    tasks that are trained on without sampling.
     """
-    sampling = sampling or resolved.sampling
+    sampling = evaluates or (at_temperature(resolved.sampling, 0) if greedy else resolved.sampling)
     environment = resolved.environment
     if environment is None:
         return SingleAnswers(engine, tokenizer, sampling)
-    seed = resolved.run.train.seed
+    seed, purpose = resolved.run.train.seed, "evaluation-task" if evaluates else "task"
     return build_environment_player(environment, engine, tokenizer, sampling=sampling, seed=seed, purpose=purpose)
-
-
-def build_greedy_player(
-    resolved: ResolvedRun, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, algorithm: RolloutAlgorithm
-) -> Player | None:
-    """A player that answers without sampling; None where the algorithm needs no such answer."""
-    if not algorithm.needs_greedy_answer:
-        return None
-    return build_player(resolved, engine, tokenizer, sampling=at_temperature(resolved.sampling, 0))
 
 
 def build_environment_player(
@@ -207,7 +199,7 @@ def build_environment_player(
     purpose: str = "task",
     base_folder: Path | None = None,
 ) -> EnvironmentPlayer:
-    """What plays the episodes of an environment, in a run or outside of one.
+    """The player of an environment's episodes, in a run or outside of one.
 
     purpose: tasks of different purposes have different seeds. base_folder: of relative paths in its options; None is
     the working folder.
@@ -261,7 +253,7 @@ def build_evaluator(
     strategy: Strategy,
     eval_prompts: Mapping[str | None, PromptStream] | None = None,
 ) -> PolicyEvaluator:
-    """What scores the policy on the held-out prompts, or on the first ones of sources of their own.
+    """The evaluator that scores the policy on held-out prompts, or on the first ones of sources of their own.
 
     eval_prompts: of those sources (`build_eval_prompts`), where they are built already.
     """
@@ -274,9 +266,7 @@ def build_evaluator(
         stream = streams.get(name)
         sets.append(
             EvaluatedSet(
-                player=lambda sampling: build_player(
-                    resolved, engine, tokenizer, sampling=sampling, purpose="evaluation-task"
-                ),
+                player=lambda sampling: build_player(resolved, engine, tokenizer, evaluates=sampling),
                 scorer=scorer if own is None else build_scorer(resolved, strategy.device, rewards=own),
                 owns_scorer=own is not None,
                 prompts=(prompts.evaluation_prompts() if stream is None else stream.first_prompts(options.num_prompts)),
@@ -290,7 +280,7 @@ def build_evaluator(
 
 @dataclass(frozen=True, slots=True)
 class TrainerModels:
-    """What a trainer process holds."""
+    """The models of a trainer process."""
 
     tokenizer: PreTrainedTokenizerBase
     trained: dict[str, Trained]
@@ -385,7 +375,7 @@ def build_reference_pass(
     policy: nn.Module,
     critic: nn.Module | None,
 ) -> ReferencePass:
-    """Of the models that look at finished samples: the reference, where the algorithm needs one, and the critic."""
+    """The pass of models over finished samples: the reference, where the algorithm needs one, and the critic."""
     reference, run = build_reference(resolved, algorithm, strategy, policy), resolved.run
     teacher = None
     if "teacher" in algorithm.roles:

@@ -45,12 +45,12 @@ def rollout_of(row: Row, sample: Played) -> Rollout:
 
 @dataclass(frozen=True, slots=True)
 class SampleRewards:
-    """What the rewards gave for one sample, raw."""
+    """The raw rewards of one sample."""
 
     scores: dict[str, float]
     """By name; the environment's, if there is one, comes first."""
     turns: list[Mapping[int, float]]
-    """Of each of `scores`, the part that was earned in certain turns: number of the turn in the episode -> number."""
+    """The part of each of `scores` that was earned in certain turns: number of the turn in the episode -> number."""
 
     @classmethod
     def of(cls, sample: Played, rewards: Mapping[str, float]) -> SampleRewards:

@@ -8,7 +8,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70
 MAX_MATHEMATICS_LINES = 200
 MATHEMATICS = ("rlhf_core/functional", "rlhf_core/objective", "plugins/algorithms/*/src/*")
-"""Where losses, estimators and algorithms are."""
+"""The folders of losses, estimators and algorithms."""
 SEED_CLASSES = ("trainer.py", "detached.py")
 
 # Each pattern is written so that it does not match itself.

@@ -1,4 +1,4 @@
-"""What PPO's critic adds: its loss, and how well it knows the returns."""
+"""The loss of PPO's critic, and metrics of how well it knows the returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_core.whole import Whole
 
 
 def critic_metrics(episode: Experience, whole: Whole, returns: Tensor) -> dict[str, float]:
-    """Of all rows of the episode. Collective."""
+    """Metrics over all rows of the episode. Collective."""
     assert episode.values is not None
     mask, reduce = episode.action_mask, whole.all_reduce
     metrics = {

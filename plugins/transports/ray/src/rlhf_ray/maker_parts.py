@@ -17,7 +17,6 @@ from rlhf_core.build import (
     build_algorithm,
     build_engine,
     build_evaluator,
-    build_greedy_player,
     build_player,
     build_reference_pass,
     build_run_prompts,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 REWARD_NAME = "reward"
-"""What the one reward of the seed's maker is called on its samples."""
+"""Name of the seed maker's one reward on its samples."""
 
 
 class MakerWorker:
@@ -118,7 +117,7 @@ class MakerParts:
     worker: MakerWorker
     hooks: HookRelay
     prompt: Callable[[int, int | None], Prompt]
-    """Of a position, and of the record that a curriculum has drawn for it."""
+    """The prompt of a position, and of the record that a curriculum has drawn for it."""
     keep: Callable[[RolloutGroup], bool]
     success: Callable[[RolloutGroup], float | None]
     evaluator: PolicyEvaluator | None
@@ -182,9 +181,10 @@ def build_maker(
     )
     engine = build_engine(resolved, policy, tokenizer, place)
     scorer = build_scorer(resolved, place.device, cache_folder=cache_folder)
+    player = partial(build_player, resolved, engine, tokenizer)
     maker = PolicyExperienceMaker(
-        player=build_player(resolved, engine, tokenizer),
-        greedy_player=None if rollouts is None else build_greedy_player(resolved, engine, tokenizer, rollouts),
+        player=player(),
+        greedy_player=player(greedy=True) if rollouts is not None and rollouts.needs_greedy_answer else None,
         samples_per_prompt=run.train.samples_per_prompt,
         scorer=scorer,
         hooks=hooks,
@@ -205,7 +205,7 @@ def _keep_all(group: RolloutGroup) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HolderModels:
-    """What a `model_fn` returned, ready for inference."""
+    """The models that a `model_fn` returned, ready for inference."""
 
     actor: nn.Module
     critic: nn.Module | None
