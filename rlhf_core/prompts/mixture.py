@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from ..components import PromptsContext
 from ..errors import ConfigError
@@ -51,6 +51,14 @@ class StreamedMixture:
         """sources: name, weight and records of each."""
         self.sources = [(weight, _labelled(name, source)) for name, weight, source in sources]
 
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        """One source after the other; a stream of prompts has them take turns instead."""
+        for _, source in self.sources:
+            if isinstance(source, PromptSource):
+                yield from (source[index] for index in range(len(source)))
+            else:
+                yield from source
+
 
 def _labelled(name: str, source: PromptSource | StreamingPromptSource) -> PromptSource | StreamingPromptSource:
     return Mixture([(name, 1.0, source)]) if isinstance(source, PromptSource) else _LabelledStream(name, source)
@@ -69,7 +77,7 @@ class _LabelledStream:
         return record_name(self._source, index)
 
 
-def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | StreamedMixture:
+def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | StreamingPromptSource:
     """The source of a `prompts` section."""
     sources = [(entry.known_as, entry.weight, _build(entry, context)) for entry in config.sources]
     lists = [(name, weight, source) for name, weight, source in sources if isinstance(source, PromptSource)]
@@ -79,8 +87,8 @@ def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | Stre
 def _build(entry: MixtureEntry, context: PromptsContext) -> PromptSource | StreamingPromptSource:
     selected = load("prompts", entry.name)
     built: Any = resolve_build(selected)(selected.component.config.model_validate(entry.options), context)
-    if isinstance(built, PromptSource | StreamingPromptSource):
-        return built
+    if not isinstance(built, StreamedMixture):
+        return cast("PromptSource | StreamingPromptSource", built)
     raise ConfigError(
         f"{selected.label} gives a mixture of streams",
         where="prompts.sources",

@@ -141,7 +141,7 @@ class PromptStream:
 
     def __init__(
         self,
-        source: PromptSource | StreamingPromptSource | StreamedMixture,
+        source: PromptSource | StreamingPromptSource,
         tokenizer: PreTrainedTokenizerBase,
         *,
         seed: int,
@@ -247,7 +247,7 @@ class PromptStream:
 
 
 def _records(
-    source: PromptSource | StreamingPromptSource | StreamedMixture, *, seed: int, held_out: int, selecting: Selecting
+    source: PromptSource | StreamingPromptSource, *, seed: int, held_out: int, selecting: Selecting
 ) -> Records:
     if isinstance(source, PromptSource):
         return RecordStream(source, seed=seed, held_out=held_out, selecting=selecting)

@@ -173,6 +173,7 @@ class TestAStreamInAMixture:
         records = [next(iter(source)) for _, source in mixture.sources]
         assert [record["source"] for record in records] == ["hub", "sort-digits"]
         assert mixture.sources[0][1].describe(1) == "o/n, row 2"
+        assert next(iter(mixture)) == {"source": "hub", "prompt": "0="}
 
 
 def build(folder, entries):
