@@ -156,10 +156,13 @@ one rank computes for all. episode: the tensors of all rows, on every rank; simp
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def needs(what: Needs, *, compares_answers: bool = False) -> Callable[[FunctionT], FunctionT]:
+def needs(
+    what: Needs, *, compares_answers: bool = False, greedy_answer: bool = False
+) -> Callable[[FunctionT], FunctionT]:
     """Declare what an advantage estimator (`rlhf.advantages`) needs; one that declares nothing is given the episode.
 
     compares_answers: whether it holds the answers to one prompt against each other, so that one alone gets nothing.
+    greedy_answer: whether it reads `greedy_scores`: each prompt then gets a greedy answer, too, which is scored.
 
     With `scalars` it takes `EpisodeScalars` and returns [B] values, one for each row's tokens; with any other an
     `AdvantageInput` of the rows it needs, and returns [B, A].
@@ -168,6 +171,7 @@ def needs(what: Needs, *, compares_answers: bool = False) -> Callable[[FunctionT
     def declare(function: FunctionT) -> FunctionT:
         function.needs = what  # type: ignore[attr-defined]
         function.compares_answers = compares_answers  # type: ignore[attr-defined]
+        function.greedy_answer = greedy_answer  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -177,6 +181,11 @@ def needs_of(estimator: Callable[..., Any]) -> Needs:
     """The needs that an estimator has declared."""
     declared: Needs = getattr(estimator, "needs", "episode")
     return declared
+
+
+def needs_greedy_answer(estimator: Callable[..., Any] | None) -> bool:
+    """Whether an estimator has declared that it reads the score of a greedy answer."""
+    return bool(getattr(estimator, "greedy_answer", False))
 
 
 def marks(choose: Callable[..., Tensor]) -> Callable[[FunctionT], FunctionT]:
@@ -245,6 +254,11 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
 
         Needed to correct for an engine whose numerics differ from the trainer's, or that samples from an older policy.
         """
+        return False
+
+    @property
+    def needs_greedy_answer(self) -> bool:
+        """Whether the makers answer each prompt greedily, too: that answer is scored, and not trained on."""
         return False
 
     def keep(self, group: RolloutGroup) -> bool:

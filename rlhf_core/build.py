@@ -44,7 +44,7 @@ from .prompts.records import Check
 from .prompts.stream import PromptStream
 from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
-from .rollout.evaluate import EvaluatedSet, PolicyEvaluator
+from .rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from .rollout.maker import Player
 from .rollout.single_answer import SingleAnswers
 from .strategies.lr_schedule import make_scheduler
@@ -174,23 +174,19 @@ def build_player(
     tokenizer: PreTrainedTokenizerBase,
     *,
     evaluates: SamplingParams | None = None,
+    greedy: bool = False,
 ) -> Player:
     """The player by which the policy answers the run's prompts: once, or in the turns of its environment.
 
-    evaluates: how the answers of an evaluation are sampled, whose tasks have seeds of their own.
+    evaluates: how the answers of an evaluation are sampled, whose tasks have seeds of their own. greedy: answer the
+    tasks that are trained on without sampling.
     """
-    sampling = evaluates or resolved.sampling
+    sampling = evaluates or (at_temperature(resolved.sampling, 0) if greedy else resolved.sampling)
     environment = resolved.environment
     if environment is None:
         return SingleAnswers(engine, tokenizer, sampling)
-    return build_environment_player(
-        environment,
-        engine,
-        tokenizer,
-        sampling=sampling,
-        seed=resolved.run.train.seed,
-        purpose="evaluation-task" if evaluates else "task",
-    )
+    seed, purpose = resolved.run.train.seed, "evaluation-task" if evaluates else "task"
+    return build_environment_player(environment, engine, tokenizer, sampling=sampling, seed=seed, purpose=purpose)
 
 
 def build_environment_player(

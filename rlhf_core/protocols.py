@@ -8,7 +8,7 @@ subclasses, are abstract classes instead.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Prompt, Rollout, RolloutGroup, SamplingParams
 
@@ -16,13 +16,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Score: TypeAlias = "float | Mapping[int, float]"
+"""A number for one answer, or numbers for some of its turns."""
+
+
 class Reward(Protocol):
     """Scores answers: one finite number each, in order. A plain function is one; it may be async.
 
-    Its keyword-only parameters are its options.
+    Its keyword-only parameters are its options. For an episode of several turns it may give, in place of a number, a
+    mapping of its policy turns, counted from 0, to numbers, whose sum is the score.
     """
 
-    def __call__(self, rollouts: Sequence[Rollout], /) -> Sequence[float] | Awaitable[Sequence[float]]: ...
+    def __call__(self, rollouts: Sequence[Rollout], /) -> Sequence[Score] | Awaitable[Sequence[Score]]: ...
 
 
 @runtime_checkable

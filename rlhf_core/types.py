@@ -103,8 +103,7 @@ class Rollout:
     completion_ids: tuple[int, ...]
     """The whole response: sampled tokens, the EOS of each turn included, and the observations between them."""
     logprobs: tuple[float, ...]
-    """Nats, under the distribution that each token was actually sampled from, 0 for given tokens; as long as
-    `completion_ids`."""
+    """Nats, under the distribution that each token was sampled from, 0 for given ones; as long as `completion_ids`."""
     answer: Any
     metadata: Mapping[str, Any]
     policy_version: int
@@ -146,6 +145,7 @@ class BufferItem:
     """[A] float32 nats, of the sampling policy (the "old" log-probs)."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Raw scores by reward name, neither weighted nor clipped."""
+    greedy_rewards: Mapping[str, float] | None = None  # of the greedy answer to the prompt, where one is needed
     reference_log_probs: Tensor | None = None
     """[A] float32 nats, of the reference, on the same sampling distribution."""
     teacher_log_probs: Tensor | None = None
@@ -173,8 +173,7 @@ class BufferItem:
     branch: int = 0
     """Index of this row in its episode; (sample_id, branch) is unique in the run."""
     turn_rewards: Tensor | None = None
-    """[A] float32, the environment's raw rewards, each at the last sampled token of its turn. They are part of
-    `rewards["environment"]`; None without an environment."""
+    """[A, R] float32, raw: what each of `rewards` gave to a turn, at its last token; None without an environment."""
     environment: Mapping[str, float] = field(default_factory=dict)
     """The environment's metrics of this episode, by name; on the episode's first row only."""
 
@@ -244,7 +243,7 @@ class Experience:
     branches: Tensor | None = None
     """[B] int64; None where every episode is one row."""
     turn_rewards: Tensor | None = None
-    """[B, A] float32, raw; with the environment's weight once scores are set."""
+    """[B, A, R] float32, raw, or [B, A], weighted and added up, once scores are set."""
     part_of: Whole | None = None
     """The episode these rows are part of, while an algorithm computes advantages; None where they are all of it."""
 
@@ -329,6 +328,7 @@ class ItemSummary:
     num_tokens: int
     num_sampled_tokens: int
     rewards: Mapping[str, float] = field(default_factory=dict)
+    greedy_rewards: Mapping[str, float] | None = None
     truncated: bool = False
     branch: int = 0
     environment: Mapping[str, float] = field(default_factory=dict)

@@ -42,6 +42,8 @@ class EpisodeScalars:
     normalised."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """name -> factor of that reward in the score; 1 for a name that is absent."""
+    greedy_scores: Tensor | None = None
+    """[B] float32, the combined reward of the greedy answer to the row's prompt; None where none was made."""
     branches: Tensor | None = None
     """[B] int64; None where every episode is one row."""
     kl: Tensor | None = None

@@ -20,7 +20,7 @@ from .named_code import check_commands, check_model_code, check_named_files
 from .named_functions import NamesFunctions, check_functions, with_absolute_files
 from .problems import Problems
 from .resolved import ResolvedRun as ResolvedRun
-from .section import TransportConfig
+from .section import SelectsPlugins, TransportConfig
 from .sections import (
     EngineConfig,
     EnvironmentConfig,
@@ -184,6 +184,9 @@ def _plugin_section(
         before = len(problems)
         check_functions(config, path, problems, trust)
         config = with_absolute_files(config) if len(problems) == before else config
+    if isinstance(config, SelectsPlugins):
+        for of_kind, place, section in config.selections():
+            _plugin_section(of_kind, f"{path}.{place}", section, problems, trust)
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
     return Configured(**inherited, config=config)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -21,6 +23,14 @@ class Section(BaseModel):
     """Base of every section: unknown keys, NaN and infinity are errors; instances are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SelectsPlugins(ABC):
+    """Base for a plugin's config whose options select further plugins, so that these are checked with the run."""
+
+    @abstractmethod
+    def selections(self) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
+        """Kind, place in this section, and options (with `name`) of each."""
 
 
 class PolicyLossSection(Section):

@@ -15,7 +15,7 @@ from ..models.loading import check_model, load_policy, load_tokenizer
 from ..plugins.discovery import load, resolve_build
 from ..prompts.stream import PromptEncoder
 from ..protocols import RolloutEngine
-from ..rollout.samples import rewards_of, rollout_of
+from ..rollout.samples import SampleRewards, rollout_of
 from ..runfolder.samples import SampleRecord
 from ..types import GenerationRequest, PhaseTimes, SamplingParams
 from ..util.weight_files import load_weights
@@ -63,7 +63,7 @@ def play_text(
             episodes = sorted(played, key=lambda each: each.sample_id)
     return [
         SampleRecord.of(
-            rollout_of(row, each), episode=0, rewards=rewards_of(each, {}), score=each.reward, plays=True
+            rollout_of(row, each), episode=0, rewards=SampleRewards.of(each, {}).scores, score=each.reward, plays=True
         ).to_json()
         for each in episodes
         for row in each.rows

@@ -48,6 +48,8 @@ class Row:
     turns: list[Turn] = field(default_factory=list)
     own_turns: dict[int, int] = field(default_factory=dict)
     """Number of a turn of the episode that was sampled here -> index in `turns`."""
+    shared_turns: dict[int, int] = field(default_factory=dict)
+    """The same of turns that stand in the branch this one came from."""
     num_sampled: int = 0
     """Tokens sampled in this branch, those it shares with the branch it came from included."""
     num_shared: int = 0
@@ -75,6 +77,12 @@ class Row:
         """Number of each of `own_turns` -> index in `ids` of its last token."""
         ends = list(accumulate(len(turn.token_ids) for turn in self.turns))
         return {number: ends[place] - 1 for number, place in self.own_turns.items()}
+
+    @property
+    def turn_numbers(self) -> list[int]:
+        """The numbers of the policy's turns, as they stand in the row."""
+        places = self.shared_turns | self.own_turns
+        return sorted(places, key=lambda number: places[number])
 
     @property
     def last_sampled(self) -> tuple[int, ...]:
@@ -137,6 +145,11 @@ class Row:
             support=[()] * mark.num_ids,
             turns=self.turns[: mark.num_turns],
             own_turns={},
+            shared_turns={
+                number: place
+                for number, place in (self.shared_turns | self.own_turns).items()
+                if place < mark.num_turns
+            },
             num_sampled=mark.num_sampled,
             num_shared=mark.num_ids,
             policy_version=mark.policy_version,

@@ -7,17 +7,14 @@ for what True means. Log-probs are in nats and float32.
 from .advantages import (
     AdvantageInput,
     Advantages,
-    GroupSpread,
     explained_variance,
     gae,
-    group_normalised,
-    group_spread,
-    leave_one_out,
     rewards_to_go,
     sums_of_samples,
     token_rewards,
 )
 from .entropy_control import EntropyController
+from .groups import GroupSpread, group_normalised, group_spread, leave_one_out
 from .kl import AdaptiveKLController, FixedKLController, KLController, KLEstimator, clamp_log_ratio, kl_estimate
 from .logprobs import entropy, response_logits, response_values, token_log_probs
 from .losses import (

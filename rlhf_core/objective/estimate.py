@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..algorithm import needs_of
-from ..errors import ConfigError
+from ..algorithm import needs_greedy_answer, needs_of
+from ..errors import ConfigError, RlhfError
 from ..whole import KL_PENALTY, LENGTH_PENALTY, Whole
 
 if TYPE_CHECKING:
@@ -37,14 +37,21 @@ def estimated(
 
     from ..functional import AdvantageInput, masked_sum, to_tokens, turn_ids
 
-    mask, scores = episode.action_mask, shaped.scores
+    mask, scores, greedy = episode.action_mask, shaped.scores, whole.scalars.greedy_scores
+    if greedy is None and needs_greedy_answer(estimator):
+        raise RlhfError(
+            f"{getattr(estimator, '__name__', 'it')} compares with a greedy answer to each prompt, and none was made",
+            where="algorithm.advantage",
+            hint="let the algorithm's needs_greedy_answer say so, and the run's makers make one",
+        )
     given = AdvantageInput(
         rewards,
         mask,
         episode.group_ids,
         whole.here(scores),
-        episode.row_sample_ids,
-        whole.all_reduce,
+        sample_ids=episode.row_sample_ids,
+        all_reduce=whole.all_reduce,
+        greedy_scores=None if greedy is None else whole.here(greedy),
         values=episode.values,
         log_probs=episode.action_log_probs,
         trainer_log_probs=episode.trainer_log_probs,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ..config.section import Section
+from ..config.section import Section, SelectsPlugins
 from ..config.sections import PromptsConfig
 
 
@@ -67,6 +68,18 @@ class MixtureEntry(Section):
     weight: float = Field(1.0, gt=0, description="Share of the stream, beside the other weights.")
     options: dict[str, Any] = Field({}, description="Those of the source; they may stand beside its name.")
 
+    @property
+    def known_as(self) -> str:
+        """Its `source` in a record."""
+        return self.label or self.name
+
+    @field_validator("options")
+    @classmethod
+    def _own_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if shared := sorted(options.keys() & PromptsConfig.model_fields.keys()):
+            raise ValueError(f"{', '.join(shared)} of a source is that of the whole mixture: set it beside `sources`")
+        return options
+
     @model_validator(mode="before")
     @classmethod
     def _gather_options(cls, given: Any) -> Any:
@@ -78,9 +91,21 @@ class MixtureEntry(Section):
         return {**rest, "options": {**options, **own}} if isinstance(options, dict) else given
 
 
-class MixtureConfig(PromptsConfig):
+class MixtureConfig(PromptsConfig, SelectsPlugins):
     """Several sources, mixed by weights; a record's `source` is the label of its own."""
 
     sources: list[MixtureEntry] = Field(
         min_length=1, description="What is mixed: name, label, weight, and the options of each."
     )
+
+    @field_validator("sources")
+    @classmethod
+    def _told_apart(cls, sources: list[MixtureEntry]) -> list[MixtureEntry]:
+        names = [entry.known_as for entry in sources]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f'two sources are called "{twice[0]}": give one a `label`')
+        return sources
+
+    def selections(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        for place, entry in enumerate(self.sources):
+            yield "prompts", f"sources.{place}", {**entry.options, "name": entry.name}

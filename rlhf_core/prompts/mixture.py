@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
-
-from pydantic import ValidationError
+from typing import Any, cast
 
 from ..components import PromptsContext
 from ..errors import ConfigError
 from ..plugins.discovery import load, resolve_build
-from ..protocols import PromptSource
+from ..protocols import PromptSource, StreamingPromptSource
 from .config import MixtureConfig, MixtureEntry
 from .order import Part
 from .records import record_name
@@ -46,28 +44,53 @@ class Mixture:
         return part, index - (self._ends[part] - self.parts[part].size)
 
 
-def build(config: MixtureConfig, context: PromptsContext) -> PromptSource:
+class StreamedMixture:
+    """Sources of which some have no known length; each is read on its own, as the stream takes turns between them."""
+
+    def __init__(self, sources: Sequence[tuple[str, float, PromptSource | StreamingPromptSource]]) -> None:
+        """sources: name, weight and records of each."""
+        self.sources = [(weight, _labelled(name, source)) for name, weight, source in sources]
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        """One source after the other; a stream of prompts has them take turns instead."""
+        for _, source in self.sources:
+            if isinstance(source, PromptSource):
+                yield from (source[index] for index in range(len(source)))
+            else:
+                yield from source
+
+
+def _labelled(name: str, source: PromptSource | StreamingPromptSource) -> PromptSource | StreamingPromptSource:
+    return Mixture([(name, 1.0, source)]) if isinstance(source, PromptSource) else _LabelledStream(name, source)
+
+
+class _LabelledStream:
+    def __init__(self, name: str, source: StreamingPromptSource) -> None:
+        self._name = name
+        self._source = source
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for record in self._source:
+            yield {"source": self._name, **record}
+
+    def describe(self, index: int) -> str:
+        return record_name(self._source, index)
+
+
+def build(config: MixtureConfig, context: PromptsContext) -> PromptSource | StreamingPromptSource:
     """The source of a `prompts` section."""
-    names = [entry.label or entry.name for entry in config.sources]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f'two sources are called "{name}"', where="prompts.sources", hint="give one a `label`")
-    return Mixture(
-        [
-            (name, entry.weight, _build(entry, f"prompts.sources.{place}", context))
-            for place, (name, entry) in enumerate(zip(names, config.sources, strict=True))
-        ]
-    )
+    sources = [(entry.known_as, entry.weight, _build(entry, context)) for entry in config.sources]
+    lists = [(name, weight, source) for name, weight, source in sources if isinstance(source, PromptSource)]
+    return Mixture(lists) if len(lists) == len(sources) else StreamedMixture(sources)
 
 
-def _build(entry: MixtureEntry, where: str, context: PromptsContext) -> PromptSource:
+def _build(entry: MixtureEntry, context: PromptsContext) -> PromptSource | StreamingPromptSource:
     selected = load("prompts", entry.name)
-    try:
-        options = selected.component.config.model_validate(entry.options)
-    except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ConfigError(f"{selected.label}: {told}", where=where) from None
-    built: Any = resolve_build(selected)(options, context)
-    if not isinstance(built, PromptSource):
-        raise ConfigError(f"{selected.label} gives a stream of unknown length, which cannot be mixed", where=where)
-    return built
+    built: Any = resolve_build(selected)(selected.component.config.model_validate(entry.options), context)
+    if not isinstance(built, StreamedMixture):
+        return cast("PromptSource | StreamingPromptSource", built)
+    raise ConfigError(
+        f"{selected.label} gives a mixture of streams",
+        where="prompts.sources",
+        hint="list its sources here, beside the others",
+    )

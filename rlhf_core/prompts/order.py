@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import DataError
 from ..util.rng import permutation, prompt_order
@@ -25,63 +25,14 @@ class Part:
     weight: float
 
 
-@dataclass(slots=True)
-class RecordOrder:
-    """Endless: every part's records are shuffled anew in each of its epochs, and parts take turns by their weights.
+class Remembered:
+    """The newest few arrays by key, which are made again where they are gone."""
 
-    A weight is a share of the positions: a small source with a large weight repeats more often.
-    """
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], array[int]] = {}
 
-    seed: int
-    parts: Sequence[tuple[float, Sequence[int]]]
-    """Weight and records (indices in the source) of each part."""
-    _kept: dict[tuple[int, int], array[int]] = field(default_factory=dict, repr=False)
-
-    def index(self, position: int) -> int:
-        """Index in the source of the record at `position` (>= 0)."""
-        if len(self.parts) == 1:
-            records = self.parts[0][1]
-            epoch, place = divmod(position, len(records))
-            return records[self._epoch(0, epoch)[place]]
-        block, place = divmod(position, _BLOCK)
-        slots = self._slots()
-        part, turn = divmod(self._block(block, slots)[place], _BLOCK)
-        records = self.parts[part][1]
-        epoch, place = divmod(block * slots[part] + turn, len(records))
-        return records[self._epoch(part, epoch)[place]]
-
-    def _epoch(self, part: int, epoch: int) -> array[int]:
-        count = len(self.parts[part][1])
-        if len(self.parts) == 1:
-            return self._remember((part, epoch), lambda: prompt_order(count, self.seed, epoch))
-        return self._remember((part, epoch), lambda: permutation(count, self.seed, "mixture-part", part, epoch))
-
-    def _block(self, block: int, slots: Sequence[int]) -> array[int]:
-        """For each place of a block: part x 1000 + how many places of that part come before it in the block."""
-
-        def make() -> list[int]:
-            owners = [part for part, count in enumerate(slots) for _ in range(count)]
-            turns = [0] * len(slots)
-            made = []
-            for place in permutation(_BLOCK, self.seed, "mixture", block):
-                part = owners[place]
-                made.append(part * _BLOCK + turns[part])
-                turns[part] += 1
-            return made
-
-        return self._remember((-1, block), make)
-
-    def _slots(self) -> list[int]:
-        """Places of each part in a block, by largest remainder."""
-        total = sum(weight for weight, _ in self.parts)
-        exact = [_BLOCK * weight / total for weight, _ in self.parts]
-        slots = [int(each) for each in exact]
-        by_remainder = sorted(range(len(slots)), key=lambda part: slots[part] - exact[part])
-        for part in by_remainder[: _BLOCK - sum(slots)]:
-            slots[part] += 1
-        return slots
-
-    def _remember(self, key: tuple[int, int], make: Callable[[], Sequence[int]]) -> array[int]:
+    def get(self, key: tuple[int, int], make: Callable[[], Sequence[int]]) -> array[int]:
+        """That of a key; of those that begin with the same number a few are kept."""
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = array("q", make())
@@ -89,6 +40,74 @@ class RecordOrder:
             for old in same[:-_KEPT]:
                 del self._kept[old]
         return found
+
+
+class Turns:
+    """How parts take turns by their weights: each has its share of every 1,000 positions."""
+
+    def __init__(self, seed: int, weights: Sequence[float]) -> None:
+        self._seed = seed
+        self._slots = shares(weights, _BLOCK)
+        self._kept = Remembered()
+
+    def at(self, position: int) -> tuple[int, int]:
+        """The part whose turn a position (>= 0) is, and how many turns it had before."""
+        block, place = divmod(position, _BLOCK)
+        part, turn = divmod(self._block(block)[place], _BLOCK)
+        return part, block * self._slots[part] + turn
+
+    def _block(self, block: int) -> array[int]:
+        """For each place of a block: part x 1000 + how many places of that part come before it in the block."""
+
+        def make() -> list[int]:
+            owners = [part for part, count in enumerate(self._slots) for _ in range(count)]
+            turns = [0] * len(self._slots)
+            made = []
+            for place in permutation(_BLOCK, self._seed, "mixture", block):
+                part = owners[place]
+                made.append(part * _BLOCK + turns[part])
+                turns[part] += 1
+            return made
+
+        return self._kept.get((-1, block), make)
+
+
+def shares(weights: Sequence[float], total: int) -> list[int]:
+    """`total` divided by weights, by largest remainder."""
+    whole = sum(weights)
+    exact = [total * weight / whole for weight in weights]
+    found = [int(each) for each in exact]
+    by_remainder = sorted(range(len(found)), key=lambda part: found[part] - exact[part])
+    for part in by_remainder[: total - sum(found)]:
+        found[part] += 1
+    return found
+
+
+class RecordOrder:
+    """Endless: every part's records are shuffled anew in each of its epochs, and parts take turns by their weights.
+
+    A weight is a share of the positions: a small source with a large weight repeats more often.
+    """
+
+    def __init__(self, seed: int, parts: Sequence[tuple[float, Sequence[int]]]) -> None:
+        """parts: weight and records (indices in the source) of each."""
+        self._seed = seed
+        self._records = [records for _, records in parts]
+        self._turns = Turns(seed, [weight for weight, _ in parts]) if len(parts) > 1 else None
+        self._kept = Remembered()
+
+    def index(self, position: int) -> int:
+        """Index in the source of the record at `position` (>= 0)."""
+        part, turn = (0, position) if self._turns is None else self._turns.at(position)
+        records = self._records[part]
+        epoch, place = divmod(turn, len(records))
+        return records[self._epoch(part, epoch)[place]]
+
+    def _epoch(self, part: int, epoch: int) -> array[int]:
+        count = len(self._records[part])
+        if self._turns is None:
+            return self._kept.get((part, epoch), lambda: prompt_order(count, self._seed, epoch))
+        return self._kept.get((part, epoch), lambda: permutation(count, self._seed, "mixture-part", part, epoch))
 
 
 def order_of(training: Sequence[int], parts: Sequence[Part], seed: int) -> RecordOrder:

@@ -18,7 +18,9 @@ from ..util.rng import permutation
 from .encoder import PromptEncoder as PromptEncoder
 from .encoder import Record as Record
 from .encoder import check_prompt, is_plain
-from .order import Part, RecordOrder, order_of
+from .mixed import MixedRecords
+from .mixture import StreamedMixture
+from .order import Part, RecordOrder, order_of, shares
 from .records import Check, Selecting, record_name, records_digest, select_records
 from .streamed import StreamedRecords
 
@@ -171,11 +173,7 @@ class PromptStream:
             skip_duplicates=skip_duplicates,
             keep=keep,
         )
-        self.records: Records = (
-            RecordStream(source, seed=seed, held_out=held_out, selecting=selecting)
-            if isinstance(source, PromptSource)
-            else StreamedRecords(source, held_out=held_out, selecting=selecting)
-        )
+        self.records: Records = _records(source, seed=seed, held_out=held_out, selecting=selecting)
 
     def __len__(self) -> int:
         """Training prompts: one epoch. Raises `TypeError` where their number is unknown."""
@@ -246,3 +244,18 @@ class PromptStream:
                 hint="raise prompts.max_prompt_tokens, or say prompts.too_long: skip",
             )
         return fits
+
+
+def _records(
+    source: PromptSource | StreamingPromptSource, *, seed: int, held_out: int, selecting: Selecting
+) -> Records:
+    if isinstance(source, PromptSource):
+        return RecordStream(source, seed=seed, held_out=held_out, selecting=selecting)
+    if not isinstance(source, StreamedMixture):
+        return StreamedRecords(source, held_out=held_out, selecting=selecting)
+    each = shares([weight for weight, _ in source.sources], held_out)
+    parts = [
+        (weight, _records(part, seed=seed, held_out=own, selecting=selecting))
+        for own, (weight, part) in zip(each, source.sources, strict=True)
+    ]
+    return MixedRecords(parts, seed=seed)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from .values import BadScore, RewardFault, read_scores
+from .values import BadScore, RewardFault, TurnScores, read_scores
 
 _MAX_REASON_CHARS = 10_000
 
@@ -27,7 +27,14 @@ def failed(reason: str) -> bytes:
 
 def scored(scores: Sequence[float | BadScore]) -> bytes:
     """A number for each sample, or why there is none."""
-    return json.dumps(["scores", [each.reason if isinstance(each, BadScore) else each for each in scores]]).encode()
+    return json.dumps(["scores", [_plain(each) for each in scores]]).encode()
+
+
+def _plain(score: float | BadScore) -> Any:
+    """A number, a text that says why there is none, or pairs of turns and numbers."""
+    if isinstance(score, TurnScores):
+        return list(score.turns.items())
+    return score.reason if isinstance(score, BadScore) else score
 
 
 def read_answer(data: bytes, count: int) -> tuple[str, Any]:
@@ -48,7 +55,8 @@ def read_answer(data: bytes, count: int) -> tuple[str, Any]:
 
 def _scores(values: list[Any], count: int) -> list[float | BadScore]:
     try:
-        numbers = read_scores([0.0 if isinstance(each, str) else each for each in values], count)
-    except RewardFault as fault:
+        given = [0.0 if isinstance(each, str) else dict(each) if isinstance(each, list) else each for each in values]
+        numbers = read_scores(given, count)
+    except (RewardFault, TypeError, ValueError) as fault:
         raise BadAnswer(str(fault)) from None
     return [BadScore(each) if isinstance(each, str) else number for each, number in zip(values, numbers, strict=True)]

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import RewardError
 from ..types import Rollout
+from .values import TurnScores
 
 _BUSY_SECONDS = 30.0
 _KEYS_A_QUERY = 500
@@ -55,7 +56,10 @@ def _digest(value: object) -> str | None:
 
 
 class ScoreCache:
-    """A SQLite file of key -> score; safe across threads and processes. A stored score never changes."""
+    """A SQLite file of key -> score; safe across threads and processes. A stored score never changes.
+
+    One that was earned in certain turns is kept as text, JSON pairs of turn and number.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,19 +89,19 @@ class ScoreCache:
                 part = wanted[start : start + _KEYS_A_QUERY]
                 marks = ",".join("?" * len(part))
                 try:
-                    found.update(
-                        self._connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part)
-                    )
+                    rows = self._connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part)
+                    found.update((key, _score(kept)) for key, kept in rows)
                 except sqlite3.Error as error:
                     raise self._broken(error) from error
         return found
 
     def put(self, scores: Mapping[str, float]) -> None:
         """Store scores; an existing key keeps its score."""
+        rows = [(key, _kept(score)) for key, score in scores.items()]
         with self._lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
-                self._connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", list(scores.items()))
+                self._connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", rows)
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 if self._connection.in_transaction:
@@ -114,3 +118,11 @@ class ScoreCache:
             where="rewards",
             hint=f"delete {self._path}, or set cache: false",
         )
+
+
+def _kept(score: float) -> float | str:
+    return json.dumps(list(score.turns.items())) if isinstance(score, TurnScores) else score
+
+
+def _score(kept: float | str) -> float:
+    return TurnScores(dict(json.loads(kept))) if isinstance(kept, str) else kept

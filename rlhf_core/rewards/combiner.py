@@ -95,10 +95,7 @@ class RewardCombiner:
         """
         import torch
 
-        if set(raw) != set(self.weights):
-            raise RewardError(
-                f"samples carry the rewards {sorted(raw)}, the run has {sorted(self.weights)}", where="rewards"
-            )
+        self._check_names(raw)
         if not raw and counts is not None:  # an algorithm that needs no rewards
             return Combined(torch.zeros(len(counts)), {})
         columns = {name: raw[name].detach().double() for name in self.weights}
@@ -124,6 +121,24 @@ class RewardCombiner:
                 "reward/score_std": float(scores[once].std(correction=0)),
             }
         return Combined(scores.float(), metrics)
+
+    def combine_as_before(self, raw: Mapping[str, Tensor]) -> Tensor:
+        """[B] float32: scores of answers that are not trained on, in the units of the last `combine`."""
+        import torch
+
+        self._check_names(raw)
+        total = torch.stack([weight * raw[name].detach().double() for name, weight in self.weights.items()]).sum(0)
+        if self._clip is not None:
+            total = total.clamp(*self._clip)
+        if self._moments is not None:
+            total = (total - self._moments.mean) / (self._moments.std + _EPS)
+        return total.float()
+
+    def _check_names(self, raw: Mapping[str, Tensor]) -> None:
+        if set(raw) != set(self.weights):
+            raise RewardError(
+                f"samples carry the rewards {sorted(raw)}, the run has {sorted(self.weights)}", where="rewards"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The running moments (JSON values); empty without normalisation."""

@@ -17,7 +17,7 @@ from ..util.printable import printable
 from .cache import ScoreCache, cache_key, reward_identity
 from .isolation import IsolatedReward
 from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
-from .values import BadScore, RewardFault, read_scores
+from .values import BadScore, RewardFault, fits, read_scores
 
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
@@ -197,7 +197,8 @@ class RewardRunner:
     def _attempt(self, batch: Sequence[Rollout]) -> list[Outcome]:
         started = time.perf_counter()
         try:
-            return [*self._call(batch)]
+            scores = zip(self._call(batch), batch, strict=True)
+            return [fits(score, sum(turn.role == "policy" for turn in each.turns)) for score, each in scores]
         except RewardFault as fault:
             return [fault] * len(batch)
         except BaseException as error:  # third-party code may raise anything, KeyboardInterrupt included

@@ -22,10 +22,34 @@ class BadScore:
     reason: str
 
 
+class TurnScores(float):
+    """A score that was earned in certain turns of the policy: the sum of their numbers."""
+
+    turns: Mapping[int, float]
+    """Which of the rollout's policy turns, counted from 0 -> its number."""
+
+    def __new__(cls, turns: Mapping[int, float]) -> TurnScores:
+        made = super().__new__(cls, math.fsum(turns.values()))
+        made.turns = dict(turns)
+        return made
+
+    def __reduce__(self) -> tuple[type[TurnScores], tuple[dict[int, float]]]:
+        return TurnScores, (dict(self.turns),)
+
+
+def fits(score: float | BadScore, num_turns: int) -> float | BadScore:
+    """The score of a rollout with so many turns of the policy, or what is wrong with it."""
+    if not isinstance(score, TurnScores):
+        return score
+    beyond = [turn for turn in score.turns if not 0 <= turn < num_turns]
+    return BadScore(f"a number for turn {beyond[0]}, counted from 0, of {num_turns}") if beyond else score
+
+
 def read_scores(answer: object, count: int) -> list[float | BadScore]:
     """A reward's result for `count` samples as Python floats, invalid scores marked.
 
-    Accepts any iterable of numbers, NumPy and torch scalars and one-dimensional arrays included; a bool is 0 or 1.
+    Accepts any iterable of numbers, NumPy and torch scalars and one-dimensional arrays included; a bool is 0 or 1. In
+    place of a number may stand a mapping of turns to numbers (`TurnScores`).
     Raises `RewardFault` when it is not a collection of `count` values.
     """
     if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
@@ -41,6 +65,8 @@ def read_scores(answer: object, count: int) -> list[float | BadScore]:
 
 
 def _read(value: object) -> float | BadScore:
+    if isinstance(value, Mapping):
+        return _read_turns(value)
     item = getattr(value, "item", None)
     if not isinstance(value, Real) and callable(item) and getattr(value, "ndim", None) == 0:
         value = item()
@@ -55,6 +81,19 @@ def _read(value: object) -> float | BadScore:
     if abs(number) > LARGEST:
         return BadScore(f"{number} is too large for a 32-bit float")
     return number
+
+
+def _read_turns(turns: Mapping[object, object]) -> float | BadScore:
+    numbers: dict[int, float] = {}
+    for turn, value in turns.items():
+        if not isinstance(turn, int) or isinstance(turn, bool):
+            return BadScore(f"{_show(turn)} is not the number of a turn")
+        number = BadScore("there are turns within a turn") if isinstance(value, Mapping) else _read(value)
+        if isinstance(number, BadScore):
+            return BadScore(f"turn {turn}: {number.reason}")
+        numbers[turn] = number
+    total = _read(math.fsum(numbers.values()))
+    return total if isinstance(total, BadScore) else TurnScores(numbers)
 
 
 def _show(value: object) -> str:

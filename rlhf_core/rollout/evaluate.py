@@ -53,10 +53,10 @@ class EvaluatedSet:
         if options.max_new_tokens is not None:
             sampling = replace(sampling, max_new_tokens=options.max_new_tokens)
         self._owned = [scorer] if owns_scorer else []
-        self._makers = {False: (_maker(player, scorer, _at_temperature(sampling, options.temperature), 1), 1)}
+        self._makers = {False: (_maker(player, scorer, at_temperature(sampling, options.temperature), 1), 1)}
         if count := options.num_sampled:
             at = sampling.temperature if options.sampled_temperature is None else options.sampled_temperature
-            self._makers[True] = (_maker(player, scorer, _at_temperature(sampling, at), count), count)
+            self._makers[True] = (_maker(player, scorer, at_temperature(sampling, at), count), count)
 
     def rows(self, prompts: Sequence[Prompt], set_index: int, batch_size: int) -> list[EvaluationRow]:
         """Answer and score some of the set's prompts, `batch_size` answers at once."""
@@ -126,7 +126,7 @@ def _maker(
     )
 
 
-def _at_temperature(sampling: SamplingParams, temperature: float) -> SamplingParams:
+def at_temperature(sampling: SamplingParams, temperature: float) -> SamplingParams:
     """The run's way of sampling at another temperature; 0 is greedy."""
     if temperature == 0:
         return replace(sampling, greedy=True, temperature=1.0, top_k=0, top_p=1.0)

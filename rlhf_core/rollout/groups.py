@@ -23,7 +23,7 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
     return RolloutGroup(
         position=tree["position"],
         rollouts=tuple(_rollout(rollout) for rollout in tree["rollouts"]),
-        items=tuple(BufferItem(**item) for item in tree["items"]),
+        items=tuple(BufferItem(**_with_turn_rewards(item)) for item in tree["items"]),
     )
 
 
@@ -53,6 +53,16 @@ def _rollout_tree(rollout: Rollout) -> dict[str, Any]:
 def _rollout(tree: Mapping[str, Any]) -> Rollout:
     turns = tuple(Turn.from_mapping(turn) for turn in tree.get("turns", ()))  # checkpoints before API 2 have none
     return Rollout(**{**tree, "turns": turns})
+
+
+def _with_turn_rewards(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Checkpoints of earlier versions have one number a token: the environment's, which is the first reward."""
+    turns = item.get("turn_rewards")
+    if turns is None or turns.dim() == 2:
+        return item
+    import torch
+
+    return {**item, "turn_rewards": torch.nn.functional.pad(turns.unsqueeze(-1), (0, len(item["rewards"]) - 1))}
 
 
 def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def summary_of(item: BufferItem) -> ItemSummary:
         num_tokens=item.num_tokens,
         num_sampled_tokens=item.num_sampled_tokens,
         rewards=item.rewards,
+        greedy_rewards=item.greedy_rewards,
         truncated=item.truncated,
         branch=item.branch,
         environment=item.environment,

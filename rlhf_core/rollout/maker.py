@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,11 +19,13 @@ from ..hooks.relay import HookRelay
 from ..models.reference_pass import ReferencePass
 from ..rewards.scorer import RewardScorer, Scores
 from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
-from .samples import item_of, rewards_of, rollout_of
+from .samples import SampleRewards, item_of, rollout_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+GREEDY_SAMPLE_ID = 1 << 61
+"""The greedy answer to the prompt at a position has this id more, far from the ids of training samples."""
 SCORED_TOGETHER = 64
 """Samples handed to the rewards at a time while later ones are still generated."""
 
@@ -46,7 +49,7 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """All samples of one prompt, by sample id."""
+    """All samples of one prompt, by sample id; its greedy answer, where one is made, is the last."""
 
     position: int
     samples: list[Played]
@@ -79,8 +82,11 @@ class PolicyExperienceMaker:
         reference_pass: ReferencePass | None = None,
         kl_coef: float | None = None,
         number: Callable[[int, int], int] | None = None,
+        greedy_player: Player | None = None,
     ) -> None:
+        """greedy_player: answers each prompt once more, greedily; that answer's rewards go with the group's items."""
         self._player = player
+        self._greedy_player = greedy_player
         self._samples_per_prompt = samples_per_prompt
         self._scorer = scorer
         self._hooks = hooks
@@ -95,8 +101,11 @@ class PolicyExperienceMaker:
         return self._player.tokenizer
 
     def close(self) -> None:
-        """End what the player keeps, such as a process of environments. Engine and rewards are not its own."""
-        self._player.close()
+        """End what the players keep, such as a process of environments. Engine and rewards are not its own."""
+        with ExitStack() as stack:
+            for player in (self._player, self._greedy_player):
+                if player is not None:
+                    stack.callback(player.close)
 
     def take_times(self) -> PhaseTimes:
         """The times since the last call, and what the rewards cost meanwhile."""
@@ -129,10 +138,10 @@ class PolicyExperienceMaker:
         scoring: list[_Scoring] = []
         before = self.times.response_tokens
         with self._hooks.span("rollout_batch", num_samples=len(samples)) as span:
-            for played in self._player.play(samples, self.times):
+            for played in self._play(prompts, samples):
                 group = arrived[played.prompt.position]
                 group.append(played)
-                if len(group) == self._samples_per_prompt:
+                if len(group) == self._samples_per_prompt + (self._greedy_player is not None):
                     finished.append(_finished(arrived.pop(played.prompt.position)))
                 if len(finished) * self._samples_per_prompt >= SCORED_TOGETHER:
                     scoring.append(self._submit(finished))
@@ -142,23 +151,38 @@ class PolicyExperienceMaker:
             span.set("num_tokens", self.times.response_tokens - before)
         return scoring
 
+    def _play(self, prompts: Sequence[Prompt], samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
+        if self._greedy_player is not None:
+            yield from self._greedy_player.play([(p, GREEDY_SAMPLE_ID + p.position) for p in prompts], self.times)
+        yield from self._player.play(samples, self.times)
+
     def _submit(self, groups: list[_Finished]) -> _Scoring:
         judged = [rows[-1] for group in groups for rows in group.rollouts if rows]
         return _Scoring(groups, self._scorer.submit(judged))
 
     def _groups(self, scoring: _Scoring, scores: Scores) -> Iterator[RolloutGroup]:
-        """Rollouts with their items; samples that a reward's or the environment's policy drops are left out."""
+        """Rollouts with their items; samples that a reward's or the environment's policy drops are left out.
+
+        So are all samples of a prompt whose greedy answer is dropped.
+        """
         found = iter(scores)
         for group in scoring.groups:
+            rewarded = [next(found) if rows else None for rows in group.rollouts]
+            samples = list(zip(group.samples, group.rollouts, rewarded, strict=True))
+            greedy = None
+            if self._greedy_player is not None:
+                sample, _, rewards = samples.pop()
+                greedy = None if rewards is None else SampleRewards.of(sample, rewards).scores
+                samples = [] if greedy is None else samples
             rollouts: list[Rollout] = []
             items: list[BufferItem] = []
-            for sample, rows in zip(group.samples, group.rollouts, strict=True):
-                rewards = next(found) if rows else None
+            for sample, rows, rewards in samples:
                 if rewards is None:
                     continue
                 rollouts += rows
+                of_sample = SampleRewards.of(sample, rewards)
                 items += [
-                    item_of(row, rollout, rewards_of(sample, rewards), sample, self._kl_coef)
+                    item_of(row, rollout, of_sample, sample, self._kl_coef, greedy)
                     for row, rollout in zip(sample.rows, rows, strict=True)
                 ]
             yield RolloutGroup(position=group.position, rollouts=tuple(rollouts), items=tuple(items))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..environments.attempt import Played
 from ..environments.metrics import ENVIRONMENT
 from ..environments.row import Row
+from ..rewards.values import TurnScores
 from ..types import BufferItem, Rollout
 
 if TYPE_CHECKING:
@@ -42,13 +43,36 @@ def rollout_of(row: Row, sample: Played) -> Rollout:
     )
 
 
-def rewards_of(sample: Played, rewards: Mapping[str, float]) -> dict[str, float]:
-    """All rewards of a sample; the environment's, if there is one, comes first."""
-    return {ENVIRONMENT: sample.reward, **rewards} if sample.measured else dict(rewards)
+@dataclass(frozen=True, slots=True)
+class SampleRewards:
+    """The raw rewards of one sample."""
+
+    scores: dict[str, float]
+    """By name; the environment's, if there is one, comes first."""
+    turns: list[Mapping[int, float]]
+    """The part of each of `scores` that was earned in certain turns: number of the turn in the episode -> number."""
+
+    @classmethod
+    def of(cls, sample: Played, rewards: Mapping[str, float]) -> SampleRewards:
+        """rewards: of the sample's last row."""
+        scores = {name: float(score) for name, score in rewards.items()}
+        if not sample.measured:
+            return cls(scores, [{} for _ in scores])
+        numbers = sample.rows[-1].turn_numbers
+        turns: list[Mapping[int, float]] = [
+            {numbers[turn]: each for turn, each in score.turns.items()} if isinstance(score, TurnScores) else {}
+            for score in rewards.values()
+        ]
+        return cls({ENVIRONMENT: sample.reward, **scores}, [sample.turn_rewards, *turns])
 
 
 def item_of(
-    row: Row, rollout: Rollout, rewards: Mapping[str, float], sample: Played, kl_coef: float | None
+    row: Row,
+    rollout: Rollout,
+    rewards: SampleRewards,
+    sample: Played,
+    kl_coef: float | None,
+    greedy_rewards: Mapping[str, float] | None = None,
 ) -> BufferItem:
     """One row of a sample as the trainer's buffer item."""
     import torch
@@ -62,23 +86,24 @@ def item_of(
         response_ids=torch.tensor(rollout.completion_ids, dtype=torch.int64),
         action_mask=torch.tensor(row.mask, dtype=torch.bool),
         action_log_probs=torch.tensor(rollout.logprobs, dtype=torch.float32),
-        rewards=rewards,
+        rewards=rewards.scores,
+        greedy_rewards=greedy_rewards,
         support_ids=_support_tensor(row.support) if row.truncates else None,
         truncated=rollout.finish_reason == "length",
         kl_coef=kl_coef,
         branch=row.branch,
-        turn_rewards=_turn_rewards(row, sample) if plays else None,
+        turn_rewards=_turn_rewards(row, rewards.turns) if plays else None,
         environment=sample.measured if plays and row is sample.rows[0] else {},
     )
 
 
-def _turn_rewards(row: Row, sample: Played) -> Tensor:
-    """[A] float32: the reward of each turn that was sampled in this row, at its last token."""
+def _turn_rewards(row: Row, turns: Sequence[Mapping[int, float]]) -> Tensor:
+    """[A, R] float32: what each reward gave to each turn that was sampled in this row, at the turn's last token."""
     import torch
 
-    rewards = torch.zeros(len(row.ids), dtype=torch.float32)
+    rewards = torch.zeros(len(row.ids), len(turns), dtype=torch.float32)
     for number, end in row.turn_ends.items():
-        rewards[end] = sample.turn_rewards.get(number, 0.0)
+        rewards[end] = torch.tensor([each.get(number, 0.0) for each in turns])
     return rewards
 
 

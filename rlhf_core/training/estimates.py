@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
 from ..batching import balanced, collate, split
-from ..environments.metrics import ENVIRONMENT
 from ..rewards.scorer import RewardCombiner
 from ..strategy import Strategy
 from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
-from ..whole import EpisodeScalars, Whole
+from ..whole import EpisodeScalars, Whole, alone
 from .batches import BatchPlan, TrainBatch, rows_of_samples
 
 if TYPE_CHECKING:
@@ -109,17 +108,20 @@ class EpisodeEstimates:
     def _scalars(self, items: Sequence[ItemSummary]) -> tuple[EpisodeScalars, dict[str, float]]:
         import torch
 
-        raw = {
-            name: torch.tensor([item.rewards[name] for item in items], dtype=torch.float32) for name in items[0].rewards
-        }
+        raw = _columns([item.rewards for item in items])
         counted = [items[0].sample_id - 1, *(item.sample_id for item in items[:-1])]
         first = torch.tensor([item.sample_id != before for item, before in zip(items, counted, strict=True)])
         combined = self._combiner.combine(raw, counts=first)
+        greedy = [item.greedy_rewards for item in items if item.greedy_rewards is not None]
+        greedy_scores = self._combiner.combine_as_before(_columns(greedy)) if greedy else None
+        if greedy_scores is not None:
+            combined.metrics["rollout/greedy_score_mean"] = float(greedy_scores[first].mean())
         branches = torch.tensor([item.branch for item in items])
         scalars = EpisodeScalars(
             sample_ids=torch.tensor([item.sample_id for item in items]),
             group_ids=torch.tensor([item.group_id for item in items]),
             scores=combined.scores,
+            greedy_scores=greedy_scores,
             lengths=torch.tensor([item.num_sampled_tokens for item in items]),
             rewards=raw,
             weights=self._combiner.weights,
@@ -135,14 +137,14 @@ class EpisodeEstimates:
 
         rows = collate(self._complete(mine, filler) or [filler])
         whole = Whole(scalars=scalars, rows=torch.tensor(held or [-1]), all_reduce=self._strategy.all_reduce)
-        if self.algorithm.needs == "episode":
-            rows = replace(rows, scores=scalars.scores)
-        else:
-            # A branch may stand here without the others of its sample, or the other way round.
-            branches = None if scalars.branches is None else whole.here(scalars.branches)
-            rows = replace(rows, scores=whole.here(scalars.scores), branches=branches, part_of=whole)
+        if self.algorithm.needs == "episode":  # every rank has all rows: there is nothing to add up
+            whole = replace(whole, all_reduce=alone)
+        # A branch may stand here without the others of its sample, or the other way round.
+        branches = None if scalars.branches is None else whole.here(scalars.branches)
+        rows = replace(rows, scores=whole.here(scalars.scores), branches=branches, part_of=whole)
         if rows.turn_rewards is not None:
-            rows = replace(rows, turn_rewards=self._combiner.weights[ENVIRONMENT] * rows.turn_rewards)
+            weights = torch.tensor([self._combiner.weights[name] for name in rows.rewards])
+            rows = replace(rows, turn_rewards=rows.turn_rewards @ weights)
         return rows
 
     def _users(self, items: Sequence[ItemSummary], plan: BatchPlan) -> list[set[int]]:
@@ -183,3 +185,10 @@ class EpisodeEstimates:
         mine = {row: each(values, lambda tensor: tensor.numpy()) for row, values in made.items()}
         parts = self._strategy.all_gather_objects(mine)
         return {row: each(values, torch.from_numpy) for part in parts for row, values in part.items()}
+
+
+def _columns(rewards: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
+    """Name -> [B] float32."""
+    import torch
+
+    return {name: torch.tensor([each[name] for each in rewards], dtype=torch.float32) for name in rewards[0]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
@@ -133,8 +134,10 @@ class _LocalParts:
         scoring = build_reference_pass(
             resolved, algorithm, strategy, self._models.policy, None if critic is None else critic.model
         )
+        player = partial(build_player, resolved, engine, self._models.tokenizer)
         maker = PolicyExperienceMaker(
-            player=build_player(resolved, engine, self._models.tokenizer),
+            player=player(),
+            greedy_player=player(greedy=True) if algorithm.needs_greedy_answer else None,
             samples_per_prompt=train.samples_per_prompt,
             scorer=scorer,
             hooks=self._request.hooks,

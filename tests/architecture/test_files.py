@@ -6,6 +6,10 @@ from pathlib import Path
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70
+MAX_MATHEMATICS_LINES = 200
+MATHEMATICS = ("rlhf_core/functional", "rlhf_core/objective", "plugins/algorithms/*/src/*")
+"""The folders of losses, estimators and algorithms."""
+SEED_CLASSES = ("trainer.py", "detached.py")
 
 # Each pattern is written so that it does not match itself.
 MACHINE_PATHS = re.compile(r"/(?:work|root|home/\w+|Users/\w+)/|(?<![\w.])/tm[p]/\w")
@@ -37,6 +41,14 @@ def test_files_are_short(root: Path, python_files: list[Path]) -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in python_files}
     long = {str(path.relative_to(root)): count for path, count in lengths.items() if count > MAX_FILE_LINES}
     assert not long, f"over {MAX_FILE_LINES} lines, split them by idea: {long}"
+
+
+def test_the_mathematics_is_in_short_files(root: Path) -> None:
+    files = [path for folder in MATHEMATICS for path in root.glob(f"{folder}/*.py") if path.name not in SEED_CLASSES]
+    lengths = {str(path.relative_to(root)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert len(lengths) > 50
+    long = {path: count for path, count in lengths.items() if count > MAX_MATHEMATICS_LINES}
+    assert not long, f"over {MAX_MATHEMATICS_LINES} lines: {long}"
 
 
 def test_functions_fit_a_screen(python_files: list[Path]) -> None:

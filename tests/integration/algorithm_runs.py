@@ -20,6 +20,7 @@ from rlhf_core.models.builtin import build_builtin
 from rlhf_core.plugins.discovery import discover
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
+    "ppo": {"name": "ppo"},
     "grpo": {"name": "grpo", "importance_cap": 2.0, "dynamic_sampling": True},
     "grpo-sequence": {"name": "grpo", "policy_loss": "gspo", "aggregation": "sequence-mean-token-mean"},
     "rloo": {"name": "rloo", "policy_loss": "cispo", "aggregation": "sequence-mean-token-sum-norm"},
@@ -34,7 +35,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "reward-model": {"name": "reward-model", "centring_coef": 0.01},
     "process-reward-model": {"name": "process-reward-model", "step_separator": ","},
 }
-ROLLOUTS = ("grpo", "rloo", "reinforce", "distill", "with")
+ROLLOUTS = ("ppo", "grpo", "rloo", "reinforce", "distill", "with")
 
 WEIGHTS: list[dict[str, Any]] = [
     {"importance_cap": 1.1},

@@ -86,6 +86,7 @@ def _items() -> tuple[BufferItem, ...]:
         length = 1 + (sample * 4) % _LONGEST
         rewards = {"length": float(sample % 4), "form": float(sample % 2)}
         item = replace(make_item(sample, group_id=sample // 3, num_actions=length), rewards=rewards)
+        item = replace(item, greedy_rewards={"length": float(sample // 3 % 2), "form": 0.5})
         plain.append(replace(item, truncated=length == _LONGEST, values=torch.randn(length, generator=generator) / 5))
     batch = collate(plain)
     with torch.no_grad():
@@ -93,4 +94,5 @@ def _items() -> tuple[BufferItem, ...]:
     old, reference, trainer = (now + torch.randn(now.shape, generator=generator) / 8 for _ in range(3))
     near = {"action_log_probs": old, "reference_log_probs": reference, "trainer_log_probs": trainer}
     masked = {name: torch.where(batch.action_mask, values, 0.0) for name, values in near.items()}
-    return tuple(split(replace(batch, **masked)))
+    made = split(replace(batch, **masked))
+    return tuple(replace(item, greedy_rewards=of.greedy_rewards) for item, of in zip(made, plain, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from rlhf_core.environments.episode import Rules
 from rlhf_core.environments.play import EnvironmentPlayer
 from rlhf_core.environments.shapes import new_environment
 from rlhf_core.environments.task import make_task
-from rlhf_core.rollout.samples import item_of, rewards_of, rollout_of
+from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_prompt
@@ -128,9 +128,9 @@ def rollouts(played: Played) -> list[Rollout]:
     return [rollout_of(row, played) for row in played.rows]
 
 
-def items(played: Played) -> list[BufferItem]:
-    """The trainer's, one of each row."""
-    rewards = rewards_of(played, {})
+def items(played: Played, scores: Mapping[str, float] | None = None) -> list[BufferItem]:
+    """The trainer's, one of each row. scores: of the rewards beside the environment."""
+    rewards = SampleRewards.of(played, scores or {})
     return [
         item_of(row, rollout, rewards, played, None) for row, rollout in zip(played.rows, rollouts(played), strict=True)
     ]

@@ -33,7 +33,7 @@ WEIGHTS = {"score": 1.0, "environment": 0.5}
 
 
 class AdvantageContract(FunctionContract):
-    """Four prompts with four answers each, two rewards, a KL, values, and an episode of two branches."""
+    """Four prompts with four answers and a greedy one each, two rewards, a KL, values, an episode of two branches."""
 
     kind = "advantages"
 
@@ -159,15 +159,22 @@ def _items() -> list[BufferItem]:
                     reference_log_probs=-drawn[1].abs() - 0.1,
                     trainer_log_probs=-drawn[2].abs() - 0.1,
                     values=drawn[3],
-                    turn_rewards=torch.zeros(length),
+                    turn_rewards=torch.zeros(length, len(WEIGHTS)),
                     rewards={"score": float(sample % 3), "environment": float(sample % 5 == 0)},
+                    greedy_rewards={"score": float(sample // 4 % 2), "environment": 0.5},
                 )
             )
     return items
 
 
 def _episode(items: list[BufferItem]) -> Experience:
+    import torch
+
     from ...batching import collate
 
-    batch = collate(items)
-    return replace(batch, scores=RewardCombiner(WEIGHTS).combine(batch.rewards).scores)
+    combiner, batch = RewardCombiner(WEIGHTS), collate(items)
+    batch = replace(batch, scores=combiner.combine(batch.rewards).scores)
+    greedy = {name: torch.tensor([(item.greedy_rewards or {})[name] for item in items]) for name in WEIGHTS}
+    whole = whole_of(batch)
+    scalars = replace(whole.scalars, greedy_scores=combiner.combine_as_before(greedy))
+    return replace(batch, part_of=replace(whole, scalars=scalars))

@@ -11,7 +11,8 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.plugins.discovery import load, resolve_build
-from rlhf_core.prompts.mixture import Mixture
+from rlhf_core.prompts.curriculum import CurriculumConfig, make_curriculum
+from rlhf_core.prompts.mixture import Mixture, StreamedMixture
 from rlhf_core.prompts.order import Part, order_of
 from rlhf_core.prompts.stream import PromptStream, RecordStream
 
@@ -69,17 +70,110 @@ def test_options_stand_beside_the_name_in_a_run_file(tmp_path):
     assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
 
 
-def test_what_is_wrong_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="two sources"):
-        build(tmp_path, [{"name": "sort-digits"}, {"name": "sort-digits"}])
-    with pytest.raises(ConfigError, match="sizes") as caught:
-        build(tmp_path, [{"name": "sort-digits"}, {"name": "sort-digits", "label": "b", "sizes": 3}])
-    assert caught.value.where == "prompts.sources.1"
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ([{"name": "sort-digits"}, {"name": "sort-digits"}], 'prompts.sources: two sources are called "sort-digits"'),
+        ([{"name": "sort-digits"}, {"name": "jsonl"}], "prompts.sources.1.path: is required"),
+        ([{"name": "sort-digits", "sizes": 3}], 'prompts.sources.0.sizes: unknown key; did you mean "size"'),
+        ([{"name": "sort-digits", "size": "many"}], "prompts.sources.0.size: should be a valid integer"),
+        ([{"name": "sort-digit"}], "prompts.sources.0.name: "),
+        ([{"name": "sort-digits", "too_long": "skip"}], "too_long of a source is that of the whole mixture"),
+        ([{"name": "./mine.py:lines"}], "prompts.sources.0.name: "),
+    ],
+)
+def test_what_is_wrong_is_said_at_check(entries, says):
+    run = {"model": {"path": "builtin:tiny-digits"}, "prompts": {"name": "mixture", "sources": entries}}
+    with pytest.raises(ConfigError) as caught:
+        resolve(run)
+    assert says in caught.value.message
+    prompts = {"prompts": {"name": "sort-digits"}, "eval": {"prompts": run["prompts"]}}
+    with pytest.raises(ConfigError) as caught:
+        resolve({**run, **prompts})
+    assert says.replace("prompts.sources", "eval.prompts.sources") in caught.value.message
+
+
+def test_a_wrong_record_is_named_by_its_file(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "1"}\n{"prompt": 3}\n')
     mixture = build(tmp_path, [{"name": "sort-digits", "size": 3}, {"name": "jsonl", "path": "p.jsonl"}])
     with pytest.raises(DataError) as caught:
         PromptStream(mixture, build_character_tokenizer("0123456789>"), seed=0)
     assert caught.value.where == f"{tmp_path / 'p.jsonl'}:2"
+
+
+class Endless:
+    """A stream that is read no further than it has to be."""
+
+    def __init__(self, count=1 << 40):
+        self.count, self.read = count, 0
+
+    def __iter__(self):
+        for index in range(self.count):
+            self.read += 1
+            yield {"prompt": f"{index}="}
+
+    def describe(self, index):
+        return f"endless, row {index + 1}"
+
+
+class TestAStreamInAMixture:
+    def stream(self, tokenizer, *, seed=0, endless=None, **options):
+        sources = [("a", 3.0, endless or Endless()), ("b", 1.0, source("1", 10))]
+        return PromptStream(StreamedMixture(sources), tokenizer, seed=seed, **options)
+
+    def test_shares_hold_and_each_source_has_its_own_order(self, tokenizer):
+        stream = self.stream(tokenizer)
+        drawn = [stream.record(position) for position in range(2000)]
+        of = {name: [each["prompt"] for each in drawn if each["source"] == name] for name in "ab"}
+        assert of["a"] == [f"{index}=" for index in range(1500)], "a stream keeps its order"
+        assert len(of["b"]) == 500 and sorted(of["b"][:10]) == sorted(of["b"][10:20]) != of["b"][:10]
+        assert stream.prompt(5).metadata["source"] in "ab"
+        with pytest.raises(TypeError, match="no length"):
+            len(stream)
+
+    def test_a_resume_goes_on_at_its_place_in_each(self, tokenizer):
+        first, again = self.stream(tokenizer), self.stream(tokenizer)
+        expected = [first.record(position) for position in range(3000)]
+        assert [again.record(position) for position in range(2500, 3000)] == expected[2500:]
+        assert again.record(2400) == expected[2400], "one that is made again"
+        assert first.digest == again.digest and first.has_digest(again.digest)
+
+    def test_it_is_read_as_it_is_drawn(self, tokenizer):
+        endless = Endless()
+        stream = self.stream(tokenizer, endless=endless)
+        before = endless.read
+        stream.prompt(40)
+        assert endless.read - before <= 40
+
+    def test_each_holds_out_its_share(self, tokenizer):
+        stream = self.stream(tokenizer, held_out=8, endless=Endless(100))
+        held_out = [json.dumps(record) for record in stream.held_out_records()]
+        assert [json.loads(record)["source"] for record in held_out] == ["a"] * 6 + ["b"] * 2
+        assert not {json.dumps(stream.record(position)) for position in range(2000)} & set(held_out)
+
+    def test_a_wrong_record_is_named(self, tokenizer):
+        sources = [("a", 1.0, Endless(5)), ("b", 1.0, [{"prompt": "1"}, {"prompt": None}])]
+        with pytest.raises(DataError) as caught:
+            PromptStream(StreamedMixture(sources), tokenizer, seed=0)
+        assert caught.value.where == "record 2"
+
+    def test_a_curriculum_says_why_it_cannot(self, tokenizer):
+        with pytest.raises(ConfigError, match="number of records is known"):
+            make_curriculum(CurriculumConfig(), self.stream(tokenizer).records)
+
+    def test_a_run_file_may_mix_them(self, tmp_path, monkeypatch):
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: Endless())
+        entries = [
+            {"name": "hf-dataset", "path": "o/n", "streaming": True, "label": "hub"},
+            {"name": "sort-digits", "size": 9},
+        ]
+        mixture = build(tmp_path, entries)
+        assert [weight for weight, _ in mixture.sources] == [1.0, 1.0]
+        records = [next(iter(source)) for _, source in mixture.sources]
+        assert [record["source"] for record in records] == ["hub", "sort-digits"]
+        assert mixture.sources[0][1].describe(1) == "o/n, row 2"
+        assert next(iter(mixture)) == {"source": "hub", "prompt": "0="}
 
 
 def build(folder, entries):

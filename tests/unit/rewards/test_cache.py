@@ -35,6 +35,18 @@ def test_a_non_deterministic_reward_keeps_its_first_answer(score, rollouts):
     assert values(score(reward, rollouts)[0]) == [5, 6, 7, 8]
 
 
+def test_numbers_of_turns_are_remembered_as_such(score):
+    turn = Turn(role="policy", text="x", token_ids=(1,), logprobs=(0.0,))
+    asked = [dataclasses.replace(make_rollout(index, text), turns=(turn, turn)) for index, text in enumerate("ab")]
+    first, _ = score(lambda batch: [{0: 0.5, 1: 2.0}, 3.0], asked, cache=True)
+    again, _ = score(faulty.raises, asked, cache=True)
+    for found in (first, again):
+        turns, number = values(found)
+        assert turns.turns == {0: 0.5, 1: 2.0} and (turns, number) == (2.5, 3.0)
+    with pytest.raises(RewardError, match="a number for turn 2, counted from 0, of 2, at sample 1"):
+        score(lambda batch: [1.0, {2: 1.0}], asked)
+
+
 def test_equal_answers_in_one_batch_are_asked_about_once(score):
     same = [make_rollout(index, "x", policy_version=index, logprobs=(-float(index),)) for index in range(3)]
     assert values(score(counting(), [*same, make_rollout(9, "y")], cache=True)[0]) == [1, 1, 1, 2]

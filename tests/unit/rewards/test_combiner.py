@@ -47,6 +47,17 @@ def test_normalisation_by_all_episodes_so_far():
     assert second.metrics["reward/mean"] == 5.0
 
 
+def test_answers_beside_an_episode_are_scored_in_its_units():
+    combiner = RewardCombiner({"a": 2.0, "b": 1.0}, clip=(-4.0, 5.0), normalise=True)
+    combiner.combine({"a": torch.tensor([0.0, 2.0]), "b": torch.zeros(2)})
+    before = combiner.state_dict()
+    greedy = combiner.combine_as_before({"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([2.0, 0.0])})
+    assert greedy.tolist() == pytest.approx([(4 - 2) / 2, (5 - 2) / 2])
+    assert combiner.state_dict() == before
+    with pytest.raises(RewardError, match="samples carry"):
+        combiner.combine_as_before({"a": torch.tensor([1.0])})
+
+
 def test_equal_scores_become_zero_not_nan():
     combined = RewardCombiner({"a": 1.0}, normalise=True).combine({"a": torch.full((3,), 0.1)})
     assert combined.scores.abs().max() < 1e-6

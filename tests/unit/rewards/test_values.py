@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.rewards.values import LARGEST, BadScore, RewardFault, read_scores
+from rlhf_core.rewards.answers import BadAnswer, read_answer, scored
+from rlhf_core.rewards.values import LARGEST, BadScore, RewardFault, TurnScores, fits, read_scores
 
 
 @given(st.lists(st.floats(-LARGEST, LARGEST) | st.integers(-(2**80), 2**80) | st.booleans()))
@@ -70,3 +71,39 @@ def test_values_are_shown_but_not_at_length():
     with pytest.raises(RewardFault) as caught:
         read_scores("x" * 10_000, 2)
     assert len(str(caught.value)) < 200
+
+
+class TestNumbersOfTurns:
+    def test_a_mapping_of_turns_is_their_sum(self):
+        first, second, third = read_scores([{0: 0.5, 2: numpy.float32(1)}, 3, {}], 3)
+        assert (first, second, third) == (1.5, 3.0, 0.0)
+        assert isinstance(first, TurnScores) and first.turns == {0: 0.5, 2: 1.0}
+        assert isinstance(third, TurnScores) and not third.turns
+
+    @pytest.mark.parametrize(
+        ("turns", "says"),
+        [
+            ({"0": 1.0}, "is not the number of a turn"),
+            ({True: 1.0}, "is not the number of a turn"),
+            ({0: "good"}, "turn 0: 'good'"),
+            ({0: math.nan}, "turn 0: nan is not finite"),
+            ({0: {1: 1.0}}, "turn 0: there are turns within a turn"),
+            ({0: LARGEST, 1: LARGEST}, "too large"),
+        ],
+    )
+    def test_what_is_none_is_marked(self, turns, says):
+        (score,) = read_scores([turns], 1)
+        assert isinstance(score, BadScore) and says in score.reason
+
+    def test_turns_are_those_of_the_rollout(self):
+        assert fits(TurnScores({0: 1.0, 1: 2.0}), 2) == 3.0
+        for wrong in ({2: 1.0}, {-1: 1.0}):
+            assert isinstance(fits(TurnScores(wrong), 2), BadScore)
+
+    def test_they_cross_between_processes_as_json(self):
+        given = [TurnScores({0: 0.25, 3: -1.0}), 1.0, BadScore("why")]
+        kind, found = read_answer(scored(given), 3)
+        assert (kind, found) == ("scores", given) and found[0].turns == {0: 0.25, 3: -1.0}
+        for hostile in (b'["scores", [[1]]]', b'["scores", [[[1, 2, 3]]]]', b'["scores", [[[[], 1]]]]'):
+            with pytest.raises(BadAnswer):
+                read_answer(hostile, 1)

@@ -21,6 +21,8 @@ def full_group():
             support_ids=torch.tensor([[1, 2], [3, -1], [4, 5], [6, -1]], dtype=torch.int32),
             kl_coef=0.5,
             truncated=True,
+            greedy_rewards={"score": 0.5},
+            turn_rewards=torch.rand(4, 1),
         )
         for item in group.items
     )
@@ -55,3 +57,11 @@ def same(ours, theirs):
     else:
         assert ours == theirs
         assert type(ours) is type(theirs)
+
+
+def test_turn_rewards_of_earlier_versions_are_the_environments():
+    tree = group_to_tree(make_group(0))
+    for item in tree["items"]:
+        item.update(rewards={"environment": 3.0, "form": 1.0}, turn_rewards=torch.tensor([0.0, 1.0, 0.0, 2.0]))
+    for item in group_from_tree(tree).items:
+        assert item.turn_rewards.tolist() == [[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [2.0, 0.0]]

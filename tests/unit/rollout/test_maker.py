@@ -9,7 +9,7 @@ from rlhf_core.errors import RewardError, RlhfError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, EvaluatedSet, PolicyEvaluator
-from rlhf_core.rollout.maker import PolicyExperienceMaker
+from rlhf_core.rollout.maker import GREEDY_SAMPLE_ID, PolicyExperienceMaker
 from rlhf_core.rollout.single_answer import SingleAnswers
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.samples import make_prompt
@@ -115,6 +115,42 @@ def test_a_failing_reward_ends_the_making(make_maker):
     maker = make_maker(functions=(even_only,), policy={"retries": 0})
     with pytest.raises(RewardError, match="even_only"):
         list(maker.make(PROMPTS))
+
+
+class TestAGreedyAnswer:
+    """Beside each group, where an estimator compares with it."""
+
+    def make(self, make_maker, tokenizer, engine, **options):
+        greedy = SingleAnswers(engine, tokenizer, SamplingParams(max_new_tokens=6, greedy=True))
+        return make_maker(engine, greedy_player=greedy, **options)
+
+    def test_is_scored_with_the_group_and_not_trained_on(self, make_maker, tokenizer):
+        asked, engine = [], FakeEngine()
+
+        def seen(rollouts):
+            asked.extend(rollouts)
+            return [float(len(rollout.completion_ids)) + 10 * (rollout.sample_id >= 1 << 61) for rollout in rollouts]
+
+        maker = self.make(make_maker, tokenizer, engine, functions=(seen,))
+        groups = {group.position: group for group in maker.make(PROMPTS)}
+        assert [request.sample_id for request in engine.calls[0]] == [GREEDY_SAMPLE_ID + p.position for p in PROMPTS]
+        plain = {group.position: group for group in make_maker(functions=(length,)).make(PROMPTS)}
+        for position, group in groups.items():
+            assert group.rollouts == plain[position].rollouts
+            (answer,) = (r for r in asked if r.sample_id == GREEDY_SAMPLE_ID + position)
+            assert answer.group_id == position
+            for item in group.items:
+                assert item.greedy_rewards == {"seen": len(answer.completion_ids) + 10.0}
+                assert item.rewards == {"seen": float(len(item.response_ids))}
+
+    def test_that_is_dropped_leaves_nothing_to_compare_with(self, make_maker, tokenizer):
+        def fails_at_three(rollouts):
+            bad = GREEDY_SAMPLE_ID + 3
+            return [float("nan") if rollout.sample_id == bad else 1.0 for rollout in rollouts]
+
+        policy = {"on_failure": "drop", "retries": 0}
+        maker = self.make(make_maker, tokenizer, FakeEngine(), functions=(fails_at_three,), policy=policy)
+        assert {group.position: len(group.items) for group in maker.make(PROMPTS)} == {3: 0, 0: 2, 77: 2}
 
 
 class BadEngine(FakeEngine):

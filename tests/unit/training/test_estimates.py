@@ -66,7 +66,7 @@ class Estimating:
 
     def __init__(self, estimator: Any, needs: str) -> None:
         self._inner = make("grpo", {"kl_coef": 0.1, "kl_in": "reward"})
-        self._inner._estimator = estimator
+        self._inner.estimator = estimator
         self.needs = needs
         if needs != "episode":
             estimator.needs = needs
@@ -88,6 +88,8 @@ ALGORITHMS: dict[str, Callable[[], Any]] = {
     "rloo": lambda: make("rloo", {"kl_coef": 0.1}),
     "reinforce++": lambda: make("reinforce++", {"kl_coef": 0.1}),
     "group-whitened": lambda: make("grpo", {"advantage": "group-whitened"}),
+    "remax": lambda: make("grpo", {"advantage": "remax", "kl_coef": 0.1, "kl_in": "reward"}),
+    "ppo with remax": lambda: make("ppo", {"advantage": "remax", "whiten_advantages": False}),
     "groups": lambda: Estimating(of_groups, "group"),
     "episode": lambda: Estimating(of_the_episode, "episode"),
 }
@@ -100,6 +102,7 @@ def episodes(draw: st.DrawFn) -> list[BufferItem]:
     branching = draw(st.booleans())
     items = []
     for group in range(draw(st.integers(1, 6))):
+        greedy = float(torch.randint(0, 3, (), generator=seed))
         for k in range(draw(st.integers(2, 3))):
             reward = float(torch.randint(0, 3, (), generator=seed))
             for branch in range(draw(st.integers(1, 3)) if branching else 1):
@@ -114,6 +117,7 @@ def episodes(draw: st.DrawFn) -> list[BufferItem]:
                         reference_log_probs=item.action_log_probs + drawn[1],
                         trainer_log_probs=item.action_log_probs + drawn[2],
                         truncated=length == 7,
+                        greedy_rewards={"score": greedy},
                     )
                 )
     return items
@@ -197,3 +201,22 @@ def test_what_an_algorithm_replaces_is_what_it_trains_on(needs: str) -> None:
         for (sample, _), item in used(made).items():
             assert item.values.tolist() == [1.0] * 4
             assert torch.equal(item.action_log_probs, items[sample].action_log_probs - 1)
+
+
+def test_turns_earn_what_each_reward_gave_them() -> None:
+    """By hand: gamma and lam 1, values 0, so a token's advantage is what is earned from it on."""
+    given = torch.tensor([[0.0, 0.0], [1.0, 0.5], [0.0, 0.0], [2.0, -1.0]])
+    item = replace(make_item(0), rewards={"environment": 5.0, "steps": 4.0}, turn_rewards=given)
+    item = replace(item, values=torch.zeros(4), reference_log_probs=item.action_log_probs)
+    algorithm = make("ppo", {"gamma": 1.0, "lam": 1.0, "whiten_advantages": False, "kl_coef": 0.0})
+    combiner = RewardCombiner({"environment": 2.0, "steps": 10.0})
+
+    def work(rank: int, strategy: Any) -> list[float]:
+        made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+        found = made.of(made_episode([item], PhaseTimes()), BatchPlan(1, 1, rank, 1))
+        assert found.scores == [50.0]
+        return used(found)[0, 0].advantages.tolist()
+
+    # The turns earn 2 + 5 and 4 - 10; what is left of 50 stands at the end.
+    (found,) = Ranks(1).run(work)
+    assert found == [50.0, 50.0, 43.0, 43.0]

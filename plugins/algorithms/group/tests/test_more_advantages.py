@@ -1,4 +1,4 @@
-"""GDPO and pass@k: by hand, and against slow float64 loops."""
+"""GDPO, pass@k and ReMax: by hand, and against slow float64 loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf_core.algorithm import needs_greedy_answer, needs_of
 from rlhf_core.config.named_functions import bind_function
+from rlhf_core.functional import AdvantageInput
 from rlhf_core.whole import KL_PENALTY, EpisodeScalars
 
 
@@ -118,3 +120,28 @@ def test_an_episode_of_several_rows_is_one_answer() -> None:
     assert estimate("pass-at-k", episode, divide_by_std=False) == [2.0, 2.0, 2.0, 0.0, 0.0]
     by_answer = estimate("gdpo", scalars({"it": [4.0, 1.0, 2.0]}, [0] * 3, [3, 1, 1], {}))
     assert estimate("gdpo", episode) == pytest.approx([by_answer[0]] * 3 + by_answer[1:], rel=1e-5)
+
+
+def test_remax_by_hand() -> None:
+    """Two answers to a prompt whose greedy one scores 1, one to a prompt whose greedy one scores 4."""
+    remax = bind_function("advantages", "remax", where="test")
+    rewards = torch.tensor([[-0.5, 0.25, 3.0], [0.0, 0.0, 0.0], [4.0, 9.0, 9.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
+    greedy = torch.tensor([1.0, 1.0, 4.0])
+    found = remax(AdvantageInput(rewards, mask, torch.tensor([0, 0, 1]), greedy_scores=greedy))
+    assert found.tolist() == [[1.75, 2.25, 2.0], [-1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]
+    assert needs_greedy_answer(remax.func if hasattr(remax, "func") else remax) and needs_of(remax) == "row"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_remax_agrees_with_a_slow_reference(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rewards, greedy = torch.randn(6, 5, generator=draw), torch.randn(6, generator=draw)
+    mask = torch.rand(6, 5, generator=draw) < 0.7
+    expected = [
+        [sum(rewards[row, u].item() for u in range(t, 5) if mask[row, u]) - greedy[row].item() for t in range(5)]
+        for row in range(6)
+    ]
+    remax = bind_function("advantages", "remax", where="test")
+    found = remax(AdvantageInput(rewards, mask, torch.arange(6), greedy_scores=greedy))
+    torch.testing.assert_close(found, torch.tensor(expected) * mask, rtol=1e-5, atol=1e-6)

@@ -73,6 +73,17 @@ def test_a_turn_of_an_episode_is_a_step(model_and_path, rollout):
         reward(path, steps="mean")([played])
 
 
+def test_each_turn_earns_its_part_of_the_mean(model_and_path, rollout):
+    _, path = model_and_path
+    played = episode(rollout, made.make_tokenizer())
+    scorer = reward(path, model_path=path, steps="turns", step_separator=",")
+    (logits,) = scorer.step_scores([played])
+    (found, alone) = scorer([played, rollout(1, "1,2,")])
+    assert found == pytest.approx({turn: 1 / (1 + math.exp(-x)) / 2 for turn, x in enumerate(logits)})
+    plain = reward(path, model_path=path, steps="mean", step_separator=",")
+    assert [sum(found.values()), alone] == pytest.approx(plain([played, rollout(1, "1,2,")]))
+
+
 def test_one_number_of_several():
     logits = [2.0, -1.0, 0.5]
     chances = [1 / (1 + math.exp(-x)) for x in logits]

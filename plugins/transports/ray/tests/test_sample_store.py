@@ -46,6 +46,8 @@ def group(position: int) -> RolloutGroup:
         action_mask=torch.tensor([True, True, False]),
         action_log_probs=torch.tensor([-0.5, -0.25, 0.0]),
         rewards={"exact": 1.0},
+        greedy_rewards={"exact": 0.5},
+        turn_rewards=torch.tensor([[0.0], [1.0], [0.0]]),
         values=torch.tensor([0.1, 0.2, 0.3]),
         support_ids=torch.tensor([[5, -1], [6, 7], [7, -1]], dtype=torch.int32),
     )

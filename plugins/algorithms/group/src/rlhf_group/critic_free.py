@@ -7,7 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Needs, RolloutAlgorithm, needs_of
+from rlhf_core.algorithm import (
+    EpisodeOutput,
+    LossOutput,
+    LossTerm,
+    Needs,
+    RolloutAlgorithm,
+    needs_greedy_answer,
+    needs_of,
+)
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import group_spread, token_rewards
 from rlhf_core.objective import PolicyObjective, estimated
@@ -39,6 +47,10 @@ class CriticFree(RolloutAlgorithm):
     @property
     def terms(self) -> Mapping[str, LossTerm]:
         return self._objective.terms()
+
+    @property
+    def needs_greedy_answer(self) -> bool:
+        return needs_greedy_answer(self.estimator)
 
     @property
     def needs_trainer_log_probs(self) -> bool:

@@ -45,6 +45,18 @@ def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le
     return masked_whiten(rewards_to_go(rows.rewards, rows.mask, gamma), rows.mask, all_reduce=rows.all_reduce)
 
 
+@needs("row", greedy_answer=True)
+def remax(rows: AdvantageInput) -> Tensor:
+    """Sum of the rewards from each token on, less the score of the greedy answer to the prompt (ReMax, Li 2023).
+
+    The greedy answer is the current policy's, one more answer a prompt; its score has neither KL nor length penalty.
+    """
+    from rlhf_core.functional import rewards_to_go
+
+    assert rows.greedy_scores is not None
+    return (rewards_to_go(rows.rewards, rows.mask) - rows.greedy_scores.unsqueeze(-1)) * rows.mask
+
+
 @needs("scalars", compares_answers=True)
 def group_whitened(episode: EpisodeScalars) -> Tensor:
     """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.errors import DataError
 
 from .examples import Example, ExampleBatch, answer_example, collate_examples
-from .pairs import encode_pair
+from .pairs import check_pair, encode_pair
 
 _HINT = 'each line needs {"prompt": …, "completion": "…", "label": true or false}, or chosen and rejected'
 
@@ -79,13 +79,11 @@ class JudgedBatch:
         return values.new_zeros(self.num_items, 2).index_put((self.item, self.side), values)
 
 
-def encode_judged(
-    record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, add_eos: bool, where: str
-) -> Judged | None:
-    """`prompt` with `completion` and `label`, or with `chosen` and `rejected`; None when an answer is too long."""
+def check_judged(record: Mapping[str, Any], *, where: str) -> None:
+    """Raise `DataError` for a line that is neither a judged answer nor a pair."""
     if "label" not in record and "chosen" in record:
-        pair = encode_pair(record, tokenizer, max_tokens=max_tokens, add_eos=add_eos, use_margin=False, where=where)
-        return None if pair is None else Judged(pair.answers, (True, False))
+        check_pair(record, use_margin=False, where=where)
+        return
     label, answer = record.get("label"), record.get("completion")
     if not isinstance(label, bool):
         raise DataError(f"the record's `label` is {label!r}, not true or false", where=where, hint=_HINT)
@@ -93,8 +91,18 @@ def encode_judged(
         raise DataError(
             f"the record has no text `completion` (its keys: {', '.join(sorted(record))})", where=where, hint=_HINT
         )
-    example = answer_example(record, answer, tokenizer, add_eos=add_eos, where=where)
-    return Judged((example,), (label,)) if example.num_tokens <= max_tokens else None
+
+
+def encode_judged(
+    record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, add_eos: bool, where: str
+) -> Judged | None:
+    """`prompt` with `completion` and `label`, or with `chosen` and `rejected`; None when an answer is too long."""
+    check_judged(record, where=where)
+    if "label" not in record:
+        pair = encode_pair(record, tokenizer, max_tokens=max_tokens, add_eos=add_eos, use_margin=False, where=where)
+        return None if pair is None else Judged(pair.answers, (True, False))
+    example = answer_example(record, record["completion"], tokenizer, add_eos=add_eos, where=where)
+    return Judged((example,), (record["label"],)) if example.num_tokens <= max_tokens else None
 
 
 def collate_judged(items: Sequence[Judged]) -> JudgedBatch:

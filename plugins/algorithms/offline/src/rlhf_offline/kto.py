@@ -16,7 +16,7 @@ from rlhf_core.types import Role
 
 from .config import KTOConfig
 from .examples import answer_log_probs
-from .judged import Judged, JudgedBatch, collate_judged, encode_judged, mismatched
+from .judged import Judged, JudgedBatch, check_judged, collate_judged, encode_judged, mismatched
 from .known_reference import KnownReference
 from .policy_only import PolicyOnly
 
@@ -59,6 +59,9 @@ class KTO(PolicyOnly[Judged, JudgedBatch]):
     @property
     def roles(self) -> frozenset[Role]:
         return frozenset({"policy", "reference"})
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        check_judged(record, where="kto")
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Judged | None:
         """`prompt` with `completion` and `label` (true: good), or with `chosen` and `rejected`."""

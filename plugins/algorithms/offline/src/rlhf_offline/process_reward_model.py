@@ -16,7 +16,7 @@ from rlhf_core.models import innermost, own_lengths
 from .config import ProcessRewardModelConfig
 from .policy_only import PolicyOnly
 from .reward_model import set_pad_token
-from .steps import Steps, StepsBatch, collate_steps, encode_steps
+from .steps import Steps, StepsBatch, check_steps, collate_steps, encode_steps
 
 
 def build(config: ProcessRewardModelConfig, context: AlgorithmContext) -> ProcessRewardModel:
@@ -34,6 +34,9 @@ class ProcessRewardModel(PolicyOnly[Steps, StepsBatch]):
     @property
     def model_kind(self) -> ModelKind:
         return "sequence-classification"
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        check_steps(record, separator=self._config.step_separator, where="process-reward-model")
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Steps | None:
         """`prompt` (text or chat messages), `steps` (texts) and `labels` (true: the step is right)."""

@@ -52,18 +52,25 @@ class StepsBatch:
         return StepsBatch(self.examples.to(device), self.right.to(device))
 
 
-def encode_steps(
-    record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, separator: str, where: str
-) -> Steps | None:
-    """The prompt, and each step with the separator behind it; None when that is too long."""
+def check_steps(record: Mapping[str, Any], *, separator: str, where: str) -> None:
+    """Raise `DataError` for a line without labelled steps, or with a step that has no text."""
     steps, labels = _texts(record.get("steps")), _flags(record.get("labels"))
     if not steps or len(steps) != len(labels):
         raise DataError(
             "the record has no `steps` (texts) with as many `labels` (true or false)", where=where, hint=_HINT
         )
+    if not all(step + separator for step in steps):
+        raise DataError("a step of the record is empty", where=where, hint=_HINT)
+
+
+def encode_steps(
+    record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, separator: str, where: str
+) -> Steps | None:
+    """The prompt, and each step with the separator behind it; None when that is too long."""
+    check_steps(record, separator=separator, where=where)
     ids = list(PromptEncoder(tokenizer).prompt(record, 0, where).prompt_ids)
     ends = []
-    for step in steps:
+    for step in record["steps"]:
         own = list(tokenizer(step + separator, add_special_tokens=False)["input_ids"])
         if not own:
             raise DataError("a step of the record is empty", where=where, hint=_HINT)
@@ -73,7 +80,7 @@ def encode_steps(
         return None
     mask = torch.zeros(len(ids), dtype=torch.bool)
     mask[ends] = True
-    return Steps(Example(torch.tensor(ids, dtype=torch.int64), mask), torch.tensor(labels))
+    return Steps(Example(torch.tensor(ids, dtype=torch.int64), mask), torch.tensor(record["labels"]))
 
 
 def collate_steps(items: Sequence[Steps], *, pad_id: int) -> StepsBatch:

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, Needs, RolloutAlgorithm, needs_of
+from rlhf_core.algorithm import (
+    EpisodeOutput,
+    LossOutput,
+    LossTerm,
+    Mean,
+    Needs,
+    RolloutAlgorithm,
+    needs_greedy_answer,
+    needs_of,
+)
 from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import (
@@ -16,21 +25,17 @@ from rlhf_core.functional import (
     FixedKLController,
     KLController,
     aggregate_count,
-    aggregate_sum,
-    explained_variance,
     gae,
     masked_whiten,
-    mean_over_ranks,
     token_rewards,
-    value_loss,
 )
-from rlhf_core.models import value_forward
 from rlhf_core.objective import PolicyObjective, check_groups, estimated
 from rlhf_core.types import BufferItem, Experience, Role
-from rlhf_core.whole import Whole, whole_of
+from rlhf_core.whole import whole_of
 
 from .config import PPOConfig
 from .critic import Critic
+from .critic_terms import critic_metrics, value_sum
 from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
 
 
@@ -87,6 +92,10 @@ class PPO(RolloutAlgorithm):
         return terms
 
     @property
+    def needs_greedy_answer(self) -> bool:
+        return needs_greedy_answer(self.estimator)
+
+    @property
     def needs_trainer_log_probs(self) -> bool:
         return self._config.corrects_off_policy
 
@@ -122,21 +131,9 @@ class PPO(RolloutAlgorithm):
         if kl is not None:
             self._last_kl = (metrics["kl/per_sample"], whole.scalars.num_samples)
             metrics["kl/coef"] = self._controller.value
-        metrics |= self._episode_metrics(episode, whole, returns)
+        metrics |= critic_metrics(episode, whole, returns)
         learnt = self._objective.corrected(episode, advantages, whole, metrics)
         return EpisodeOutput(replace(learnt, returns=returns), metrics)
-
-    def _episode_metrics(self, episode: Experience, whole: Whole, returns: Tensor) -> dict[str, float]:
-        assert episode.values is not None
-        mask, reduce = episode.action_mask, whole.all_reduce
-        metrics = {
-            "value/mean": float(mean_over_ranks(episode.values, mask, reduce)),
-            "returns/mean": float(mean_over_ranks(returns, mask, reduce)),
-        }
-        explained = explained_variance(episode.values, returns, mask, reduce)
-        if explained is not None:
-            metrics["value/explained_variance"] = explained
-        return metrics
 
     def collate(self, items: Sequence[BufferItem]) -> Experience:
         batch = super().collate(items)
@@ -158,17 +155,8 @@ class PPO(RolloutAlgorithm):
             sums["ptx"] = pretraining_loss(models["policy"], batch)
         if self._config.dual_clip is not None:
             metrics["policy/dual_clip_fraction"] = Mean(learnt.loss.dual_clipped.sum(), batch.action_mask.sum())
-        sums["value"], value_metrics = self._value_sum(models["critic"], batch)
+        sums["value"], value_metrics = value_sum(models["critic"], batch, clip_eps=self._config.value_clip)
         return LossOutput(sums, {**metrics, **value_metrics}, learnt.output.log_probs.detach())
-
-    def _value_sum(self, critic: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Metric]]:
-        assert batch.values is not None and batch.returns is not None
-        mask = batch.action_mask
-        result = value_loss(
-            value_forward(critic, batch), batch.values, batch.returns, mask, clip_eps=self._config.value_clip
-        )
-        clipped = Mean(result.clipped.sum(), mask.sum())
-        return aggregate_sum(result.losses, mask, "token-mean"), {"value/clip_fraction": clipped}
 
     def set_option(self, name: str, value: float) -> None:
         """Change `kl_coef`, where there is a reference; an adaptive controller continues from the new value."""

@@ -32,10 +32,11 @@ class ModelRewardConfig(BaseModel):
         "learn to be read; what they say at another token may be anything, and a policy finds out. Not for "
         "conversation, where the template ends the answer.",
     )
-    steps: Literal["min", "mean", "product", "last"] | None = Field(
+    steps: Literal["min", "mean", "product", "last", "turns"] | None = Field(
         None,
         description="For a process reward model: how the chances that each step is right become one score, 0 to 1. A "
-        "step is a turn of the policy, or a part of a single answer. null: one score at the end, as it is.",
+        "step is a turn of the policy, or a part of a single answer. turns: the mean, of which each turn of an episode "
+        "earns its part, for algorithms that credit turns. null: one score at the end, as it is.",
     )
     step_separator: str = Field("\n", description="With steps: what ends a step of a single answer, as in training.")
     max_tokens: int | None = Field(

@@ -16,13 +16,13 @@ from rlhf_core.config import ModelConfig
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import last_token_scores, own_lengths, scores_at
 from rlhf_core.models import load_tokenizer as load_policy_tokenizer
-from rlhf_core.protocols import Reward
+from rlhf_core.protocols import Reward, Score
 from rlhf_core.types import Rollout
 
 from .config import ModelRewardConfig
 from .encoding import RolloutEncoder, same_tokenizer
 from .loading import load_model, load_tokenizer, place
-from .steps import Combine, StepEncoder, combined
+from .steps import Combine, StepEncoder, by_turn, combined, has_turns
 
 
 def build(config: ModelRewardConfig, context: RewardContext) -> Reward:
@@ -136,9 +136,13 @@ class StepReward:
         self._encoder = encoder
         self._how = how
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """The combined chance that the steps are right, 0 to 1. Raises `ValueError` naming a bad sample."""
-        return [combined(steps, self._how) for steps in self.step_scores(rollouts)]
+        scores = zip(self.step_scores(rollouts), rollouts, strict=True)
+        return [self._score(steps, has_turns(rollout)) for steps, rollout in scores]
+
+    def _score(self, steps: Sequence[float], has_turns: bool) -> Score:
+        return by_turn(steps) if has_turns and self._how == "turns" else combined(steps, self._how)
 
     def step_scores(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """The logit of the label at the end of each step of each sample."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_core.prompts import PromptEncoder
 from rlhf_core.types import Rollout
 
-Combine = Literal["min", "mean", "product", "last"]
+Combine = Literal["min", "mean", "product", "last", "turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class StepEncoder:
 
     def encode(self, rollout: Rollout) -> SteppedSample:
         """Raises `ValueError` naming a sample that cannot be encoded."""
-        turns = sum(turn.role == "policy" for turn in rollout.turns)
-        found = self._of_turns(rollout) if turns > 1 else self._of_text(rollout)
+        found = self._of_turns(rollout) if has_turns(rollout) else self._of_text(rollout)
         if len(found.ids) > self._limit_tokens:
             raise ValueError(
                 f"sample {rollout.sample_id} is {len(found.ids)} tokens long, the reward model reads "
@@ -59,7 +58,7 @@ class StepEncoder:
         ids, ends = list(rollout.prompt_ids), []
         for turn in rollout.turns:
             ids += turn.token_ids
-            if turn.role == "policy" and turn.token_ids:
+            if turn.role == "policy":
                 ends.append(len(ids) - 1)
         return SteppedSample(ids, ends)
 
@@ -75,6 +74,11 @@ class StepEncoder:
         return SteppedSample(ids, ends)
 
 
+def has_turns(rollout: Rollout) -> bool:
+    """Whether it is an episode with several turns of the policy."""
+    return sum(turn.role == "policy" for turn in rollout.turns) > 1
+
+
 def split_steps(text: str, separator: str) -> list[str]:
     """The parts between separators, blank ones left out; without a separator each character is a step."""
     if not separator:
@@ -82,11 +86,20 @@ def split_steps(text: str, separator: str) -> list[str]:
     return [part for part in text.split(separator) if part.strip()]
 
 
+def by_turn(scores: Sequence[float]) -> dict[int, float]:
+    """Each turn's part in the mean of the chances that the turns are right, of their logits."""
+    return {turn: chance / len(scores) for turn, chance in enumerate(_chances(scores))}
+
+
+def _chances(scores: Sequence[float]) -> list[float]:
+    return [1.0 / (1.0 + math.exp(-max(min(score, 80.0), -80.0))) for score in scores]
+
+
 def combined(scores: Sequence[float], how: Combine) -> float:
     """The chance that all is right, of the steps' logits; 0 where there is no step."""
-    chances = [1.0 / (1.0 + math.exp(-max(min(score, 80.0), -80.0))) for score in scores]
+    chances = _chances(scores)
     if not chances:
         return 0.0
-    if how == "mean":
+    if how in ("mean", "turns"):
         return math.fsum(chances) / len(chances)
     return {"min": min(chances), "product": math.prod(chances), "last": chances[-1]}[how]

@@ -181,8 +181,10 @@ def build_maker(
     )
     engine = build_engine(resolved, policy, tokenizer, place)
     scorer = build_scorer(resolved, place.device, cache_folder=cache_folder)
+    player = partial(build_player, resolved, engine, tokenizer)
     maker = PolicyExperienceMaker(
-        player=build_player(resolved, engine, tokenizer),
+        player=player(),
+        greedy_player=player(greedy=True) if rollouts is not None and rollouts.needs_greedy_answer else None,
         samples_per_prompt=run.train.samples_per_prompt,
         scorer=scorer,
         hooks=hooks,

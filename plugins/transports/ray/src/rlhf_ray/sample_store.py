@@ -220,6 +220,7 @@ def _unpack(packed: Mapping[str, Any], places: Sequence[int], of: Sequence[ItemS
                 group_id=summary.group_id,
                 policy_version=summary.policy_version,
                 rewards=summary.rewards,
+                greedy_rewards=summary.greedy_rewards,
                 truncated=summary.truncated,
                 branch=summary.branch,
                 environment=summary.environment,
