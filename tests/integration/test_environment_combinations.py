@@ -20,15 +20,22 @@ GAME = """
 from rlhf_core.environments import Outcome
 
 
+def digits_of_turns(rollouts):
+    turns = [[turn for turn in rollout.turns if turn.role == "policy"] for rollout in rollouts]
+    return [{place: sum(map(str.isdigit, turn.text)) / 2 for place, turn in enumerate(own)} for own in turns]
+
+
 class Scaled:
-    def __init__(self, *, scale: float = 1.0):
+    def __init__(self, *, scale: float = 1.0, rewards_turns: bool = True):
         self.scale = scale
+        self.rewards_turns = rewards_turns
 
     async def run(self, task, policy):
         first = await policy.turn(f"{task.seed % 100:02d}>")
         second = await policy.turn(">")
         digits = [self.scale * sum(char.isdigit() for char in reply.text) for reply in (first, second)]
-        return Outcome(reward=self.scale * (task.sample_seed % 3), turn_rewards=dict(enumerate(digits)))
+        turn_rewards = dict(enumerate(digits)) if self.rewards_turns else {}
+        return Outcome(reward=self.scale * (task.sample_seed % 3), turn_rewards=turn_rewards)
 """
 
 RUNS = [
@@ -81,3 +88,20 @@ def test_the_weight_multiplies_the_outcome_and_the_turns_and_samples_are_raw(tmp
         assert mine["completion"] == other["completion"] and mine["score"] == pytest.approx(other["score"])
         assert mine["rewards"]["environment"] * 4 == pytest.approx(other["rewards"]["environment"])
         assert mine["turns"][0]["reward"] * 4 == pytest.approx(other["turns"][0]["reward"])
+
+
+def test_a_reward_credits_turns_as_the_environment_does(tmp_path: Path) -> None:
+    """The same numbers, once from the environment and once, halved and with a weight of 2, from a reward."""
+    (tmp_path / "game.py").write_text(GAME)
+
+    def trained(name: str, rewards: Any, **options: Any) -> list[dict[str, Any]]:
+        environment = {"name": f"{tmp_path}/game.py:Scaled", **options}
+        changes = {"prompts": {"name": "tasks"}, "rewards": rewards, "environment": environment}
+        return metrics(start(changes, tmp_path / name).run_folder)
+
+    reward = {"name": f"{tmp_path}/game.py:digits_of_turns", "weight": 2.0}
+    by_environment = trained("environment", None)
+    for mine, other in zip(trained("reward", [reward], rewards_turns=False), by_environment, strict=True):
+        assert mine["reward/digits_of_turns"] > 0
+        for key in ("reward/mean", "returns/mean", "value/explained_variance", "loss/policy", "loss/value"):
+            assert mine[key] == pytest.approx(other[key], rel=1e-5, abs=1e-7), key

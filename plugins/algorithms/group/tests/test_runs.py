@@ -52,6 +52,15 @@ def test_shorter_answers_are_learnt(options: dict[str, Any], tmp_path: Path) -> 
         assert ("kl/mean" in line) == (options.get("kl_coef") != 0)
 
 
+def test_a_greedy_answer_beside_each_prompt_is_the_baseline(tmp_path: Path) -> None:
+    train = {"episodes": 3, "prompts_per_episode": 16, "samples_per_prompt": 1, "train_batch_size": 16}
+    metrics = start({"name": "reinforce++", "advantage": "remax", "kl_coef": 0}, tmp_path, train=train)
+    assert all(0 <= line["rollout/greedy_score_mean"] <= 1 for line in metrics)
+    assert metrics[0]["loss/policy"] != 0.0
+    samples = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    assert [each["sample_id"] for each in samples] == list(range(48)), "it is scored, and not trained on"
+
+
 def test_the_trainer_agrees_with_the_engine(tmp_path: Path) -> None:
     """Same module, same arithmetic: every weight is 1, and nothing is masked."""
     options = {"name": "grpo", "importance_cap": 1.5, "importance_sequence_range": [0.9, 1.1], "kl_coef": 0}

@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # checking a run file reads the options below; only losses ne
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
+_ROUNDING_NATS = 1e-5
+"""A log-ratio below it has no sign: before the first update that of each token is the rounding of two forwards."""
 
 
 def covariances(tokens: EpisodeTokens) -> tuple[Tensor, Tensor]:
@@ -82,5 +84,6 @@ def kl_cov(batch: PolicyLossInput, *, fraction: Fraction = 2e-3, coef: Positive 
     nowhere = torch.zeros_like(batch.mask)
     if batch.marked is not None:
         moved = torch.where(batch.mask & batch.marked, batch.log_probs - batch.old_log_probs, 0.0)
+        moved = torch.where(moved.detach().abs() > _ROUNDING_NATS, moved, 0.0)
         losses = losses + coef * moved.abs()
     return PolicyLoss(torch.where(batch.mask, losses, 0.0), ratio.detach(), nowhere, nowhere)
