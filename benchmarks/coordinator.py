@@ -161,6 +161,11 @@ class Rank:
         self._exchanges += 1
         return list(ray.get(self._meeting.exchange.remote(self._exchanges, self._rank, value), timeout=WAIT))
 
+    def all_reduce(self, tensor: Any, op: str) -> Any:
+        import torch
+
+        return torch.stack(self.all_gather_objects(tensor)).amax(0)
+
     def run_on_main(self, work: Callable[[], None]) -> None:
         if self._rank == 0:
             work()

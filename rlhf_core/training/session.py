@@ -343,7 +343,7 @@ class TrainerSession:
                 role: sum(p.numel() for p in self._strategy.unwrap(model.model).parameters())
                 for role, model in self._models.trained.items()
             },
-            world_size=self._strategy.world_size,
+            world_size=self._strategy.num_processes,
             device=str(self._strategy.device),
             gradient_checkpointing=self._resolved.run.model.gradient_checkpointing,
         )

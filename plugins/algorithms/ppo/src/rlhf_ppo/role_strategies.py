@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy import ReduceOp, Strategy, Trained
+from rlhf_core.strategy import AgreedT, ReduceOp, Strategy, Trained
 from rlhf_core.util import load_tree, save_tree
 
 from .booster import BoosterAdapter, is_booster
@@ -61,6 +61,17 @@ class RoleStrategies(Strategy):
     @property
     def world_size(self) -> int:
         return self._main.world_size
+
+    @property
+    def is_main(self) -> bool:
+        return self._main.is_main
+
+    @property
+    def num_processes(self) -> int:
+        return self._main.num_processes
+
+    def agreed(self, value: AgreedT) -> AgreedT:
+        return self._main.agreed(value)
 
     @property
     def device(self) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class SingleConfig(BaseModel):
@@ -27,6 +27,18 @@ class FsdpConfig(BaseModel):
         default="auto",
         description="Type of the arithmetic; sharded weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU.",
     )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that hold each block's matrices in parts and compute every row together; the others are "
+        "groups of as many, which share the rows. Divides the number of processes and of key-value heads.",
+    )
+    sequence_parallel: bool = Field(
+        default=False,
+        description="With tensor_parallel, split what lies between the matrices over positions too: less memory for "
+        "activations, as much communication.",
+    )
     reshard_after_forward: bool = Field(
         default=True,
         description="Free a block's gathered weights after its forward and gather them again for its backward: "
@@ -42,3 +54,9 @@ class FsdpConfig(BaseModel):
         le=86400,
         description="Longest wait for another process before the run ends with an error that names it.",
     )
+
+    @model_validator(mode="after")
+    def _sequence_needs_tensor_parallel(self) -> FsdpConfig:
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError("sequence_parallel splits what tensor_parallel leaves whole: set tensor_parallel above 1")
+        return self

@@ -35,7 +35,7 @@ from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker, SingleAnswers, success_of
 from rlhf_core.seed import seed_reward, strategy_by_name
 from rlhf_core.strategies import autocast_for
-from rlhf_core.strategy import Strategy
+from rlhf_core.strategy import AgreedT, Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 
 from .holder_weights import StagedWeights, WeightTarget
@@ -137,6 +137,9 @@ class InferencePlace:
         self.device = strategy.device
         self.parameter_dtype = strategy.parameter_dtype
         self.compute_dtype = strategy.compute_dtype
+
+    def agreed(self, value: AgreedT) -> AgreedT:
+        return value
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The trainers' precision, over whole weights also where theirs are cast or sharded."""
