@@ -46,6 +46,8 @@ class StateBytes(NamedTuple):
     """Adam's two moments, and finer weights where the optimizer keeps them."""
     reference: float = 4.0
     """Weights of a frozen model."""
+    activations: float = 1.0
+    """Share of what the blocks keep of a row for its backward pass; below 1 where processes compute rows together."""
 
 
 class Strategy(ABC):

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
 from ..config.load import Override, load_run, parse_override
-from ..config.processes import check_processes
+from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
@@ -156,6 +156,7 @@ def prepare(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
+    check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
         inputs=check_run(resolved, is_check=is_check),

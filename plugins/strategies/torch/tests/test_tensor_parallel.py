@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
-from rlhf_core.errors import UserInputError
+from rlhf_core.config.processes import check_groups
+from rlhf_core.config.resolve import resolve
+from rlhf_core.errors import ConfigError, UserInputError
+from rlhf_core.strategy import StateBytes
+from rlhf_core.testing.runs import tiny_run
 from rlhf_core.testing.strategy_suite import StrategyCase, run_strategies
 from rlhf_core.testing.tiny_training import largest_difference, tiny_model, train_alone
 from rlhf_torch.config import FsdpConfig
-from rlhf_torch.fsdp import check_processes
+from rlhf_torch.fsdp import FsdpStrategy, check_processes
 from rlhf_torch.tensor_parallel_plan import plan_of
 
 SMALL = {"vocab_size": 16, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -71,6 +76,42 @@ def test_processes_form_whole_groups():
     check_processes(4, 2)
     with pytest.raises(UserInputError, match=r"3 processes do not form groups of 2.*\n.*a multiple of 2"):
         check_processes(3, 2)
+
+
+def test_a_run_of_part_of_a_group_is_refused_before_anything_starts():
+    run = resolve(tiny_run({"strategy": {"name": "fsdp", "tensor_parallel": 2}}))
+    check_groups(run, 4)
+    with pytest.raises(ConfigError, match=r"3 do not form groups of 2.*\n.*--num-processes 2"):
+        check_groups(run, 3)
+    detached = {"strategy": {"name": "fsdp", "tensor_parallel": 2}, "transport": {"name": "ray", "num_trainers": 1}}
+    with pytest.raises(ConfigError, match=r"transport.num_trainers=2"):
+        check_groups(resolve(tiny_run(detached)), 1)
+
+
+class Group:
+    """The process group, seen by its last process of four."""
+
+    rank, world_size = 3, 4
+
+    def all_gather_objects(self, value):
+        return ["first", "second", "third", value]
+
+
+def test_processes_of_a_group_are_one_rank():
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=2), torch.device("cpu"))
+    strategy.group, strategy._mesh = Group(), object()
+    assert (strategy.rank, strategy.world_size, strategy.num_processes) == (1, 2, 4)
+    assert not strategy.is_main
+    assert strategy.gradient_average_factor == 2
+    assert strategy.all_gather_objects("fourth") == ["first", "third"]
+    assert strategy.agreed("fourth") == "third"
+
+
+@pytest.mark.parametrize(("sequence_parallel", "activations"), [(False, (10 + 24 / 4) / 34), (True, 1 / 4)])
+def test_a_plan_knows_what_a_process_holds(sequence_parallel, activations):
+    config = FsdpConfig(tensor_parallel=4, sequence_parallel=sequence_parallel)
+    held = FsdpStrategy(config, torch.device("cpu")).state_bytes(8, torch.float32)
+    assert held == StateBytes(weights=0.5, gradients=0.5, optimizer=1.0, reference=0.5, activations=activations)
 
 
 def test_sequence_parallel_needs_tensor_parallel():

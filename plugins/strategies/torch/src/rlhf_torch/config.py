@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rlhf_core.config import StrategyConfig
+
 
 class SingleConfig(BaseModel):
     """`strategy:` section for `name: single`."""
@@ -18,10 +20,8 @@ class SingleConfig(BaseModel):
     )
 
 
-class FsdpConfig(BaseModel):
+class FsdpConfig(StrategyConfig):
     """`strategy:` section for `name: fsdp`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
@@ -54,6 +54,9 @@ class FsdpConfig(BaseModel):
         le=86400,
         description="Longest wait for another process before the run ends with an error that names it.",
     )
+
+    def processes_per_rank(self) -> int:
+        return self.tensor_parallel
 
     @model_validator(mode="after")
     def _sequence_needs_tensor_parallel(self) -> FsdpConfig:
