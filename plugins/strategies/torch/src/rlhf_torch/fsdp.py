@@ -101,11 +101,16 @@ class FsdpStrategy(StrategyBase):
         return contextlib.nullcontext()
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
-        weights, gradients, optimizer, reference, _ = super().state_bytes(num_processes, dtype)
-        parts = (each / num_processes for each in (weights, gradients, optimizer, reference))
+        whole = super().state_bytes(num_processes, dtype)
         size, is_split = self._config.tensor_parallel, self._config.sequence_parallel
-        # Korthikanti 2022, tables 2 and 3: 10 of 34 parts lie between the split matrices.
-        return StateBytes(*parts, activations=1 / size if is_split else (10 + 24 / size) / 34)
+        return StateBytes(
+            weights=whole.weights / num_processes,
+            gradients=whole.gradients / num_processes,
+            optimizer=whole.optimizer / num_processes,
+            reference=whole.reference / num_processes,
+            # Korthikanti 2022, tables 2 and 3: 10 of 34 parts lie between the split matrices.
+            activations=1 / size if is_split else (10 + 24 / size) / 34,
+        )
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None

@@ -119,7 +119,7 @@ class _LocalWeights:
             assert isinstance(parameter, DTensor)
             if id(parameter) not in local:
                 local[id(parameter)] = _local(parameter, held)
-            module._parameters[name] = local[id(parameter)]  # type: ignore[assignment]  # torch reads it as it is
+            module._parameters[name] = local[id(parameter)]
 
     def _remove(self, unit: nn.Module, args: object, output: object) -> None:
         for (module, name, _), parameter in zip(self._weights, self._parameters, strict=False):
