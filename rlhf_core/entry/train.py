@@ -144,10 +144,7 @@ def prepare(
     trust: FileTrust | bool = False,
     is_check: bool = False,
 ) -> PreparedRun:
-    """Resolve a run and check all that can be checked before weights are loaded. The arguments are those of `train`.
-
-    is_check: see `check_run`.
-    """
+    """Resolve a run, check what can be checked before weights are loaded. Arguments as of `train` and `check_run`."""
     set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
