@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-AgreedT = TypeVar("AgreedT")
+ValueT = TypeVar("ValueT")
 ReduceOp = Literal["sum", "max", "min"]
 """How `Strategy.all_reduce` combines the values of all ranks."""
 
@@ -72,7 +72,7 @@ class Strategy(ABC):
         """More than `world_size` where several processes compute the same rows together (tensor parallelism)."""
         return self.world_size
 
-    def agreed(self, value: AgreedT) -> AgreedT:
+    def agreed(self, value: ValueT) -> ValueT:
         """The value (picklable) of the first of the processes that are one rank with this one; collective.
 
         Asked before a forward pass of rows that these processes have each made by themselves.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..strategy import AgreedT, ReduceOp, Strategy
+    from ..strategy import ReduceOp, Strategy
 
 _PATIENCE_SECONDS = 60.0
 
@@ -51,7 +51,7 @@ class _Rank:
         self.world_size = self.num_processes = world_size
         self._gather = gather
 
-    def agreed(self, value: AgreedT) -> AgreedT:
+    def agreed(self, value: T) -> T:
         return value
 
     def all_gather_objects(self, value: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy import AgreedT, ReduceOp, Strategy, Trained
+from rlhf_core.strategy import ReduceOp, Strategy, Trained
 from rlhf_core.util import load_tree, save_tree
 
 from .booster import BoosterAdapter, is_booster
@@ -32,6 +32,9 @@ def as_strategy(booster: object, trained: Trained, *, where: str) -> Strategy:
         where=where,
         hint="give what prepared the model: a rlhf_core.Strategy, or a colossalai.booster.Booster",
     )
+
+
+ValueT = TypeVar("ValueT")
 
 
 class RoleStrategies(Strategy):
@@ -70,7 +73,7 @@ class RoleStrategies(Strategy):
     def num_processes(self) -> int:
         return self._main.num_processes
 
-    def agreed(self, value: AgreedT) -> AgreedT:
+    def agreed(self, value: ValueT) -> ValueT:
         return self._main.agreed(value)
 
     @property

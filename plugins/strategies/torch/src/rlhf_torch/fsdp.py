@@ -10,11 +10,10 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed import read_launch_env
-from rlhf_core.distributed.process_group import ProcessGroup
+from rlhf_core.distributed import ProcessGroup, read_launch_env
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import transformer_blocks
 from rlhf_core.strategies import (
@@ -26,7 +25,7 @@ from rlhf_core.strategies import (
     resolve_precision,
     torch_dtype,
 )
-from rlhf_core.strategy import AgreedT, ReduceOp, StateBytes, Trained
+from rlhf_core.strategy import ReduceOp, StateBytes, Trained
 
 from .config import FsdpConfig
 from .tensor_parallel_plan import WHERE
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+
+
+ValueT = TypeVar("ValueT")
 
 
 class FsdpStrategy(StrategyBase):
@@ -88,8 +90,8 @@ class FsdpStrategy(StrategyBase):
         """Of each tensor-parallel group its first process's value, so that all of it go on with the same."""
         return super().all_gather_objects(value)[:: self._config.tensor_parallel]
 
-    def agreed(self, value: AgreedT) -> AgreedT:
-        own: AgreedT = self.all_gather_objects(value)[self.rank] if self._mesh is not None else value
+    def agreed(self, value: ValueT) -> ValueT:
+        own: ValueT = self.all_gather_objects(value)[self.rank] if self._mesh is not None else value
         return own
 
     @property

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.build import (
@@ -35,7 +35,7 @@ from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker, SingleAnswers, success_of
 from rlhf_core.seed import seed_reward, strategy_by_name
 from rlhf_core.strategies import autocast_for
-from rlhf_core.strategy import AgreedT, Strategy
+from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 
 from .holder_weights import StagedWeights, WeightTarget
@@ -123,6 +123,9 @@ class MakerParts:
     evaluator: PolicyEvaluator | None
 
 
+ValueT = TypeVar("ValueT")
+
+
 class InferencePlace:
     """A process that only runs models forward: the trainers' device type, precision and nothing else of theirs.
 
@@ -138,7 +141,7 @@ class InferencePlace:
         self.parameter_dtype = strategy.parameter_dtype
         self.compute_dtype = strategy.compute_dtype
 
-    def agreed(self, value: AgreedT) -> AgreedT:
+    def agreed(self, value: ValueT) -> ValueT:
         return value
 
     def autocast(self) -> AbstractContextManager[Any]:
