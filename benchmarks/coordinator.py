@@ -151,15 +151,15 @@ class Rank:
     """A trainer rank without a model. It is its own `Strategy`, as far as a load needs one."""
 
     def __init__(self, case: Case, coordinator: Any, meeting: Any, rank: int) -> None:
-        self._case = case
-        self._coordinator = coordinator
-        self._meeting = meeting
-        self._rank = rank
-        self._exchanges = 0
+        self._case, self._rank = case, rank
+        self._coordinator, self._meeting, self._exchanges = coordinator, meeting, 0
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         self._exchanges += 1
         return list(ray.get(self._meeting.exchange.remote(self._exchanges, self._rank, value), timeout=WAIT))
+
+    def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
+        return torch.stack(self.all_gather_objects(tensor)).amax(0)
 
     def run_on_main(self, work: Callable[[], None]) -> None:
         if self._rank == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+ValueT = TypeVar("ValueT")
 ReduceOp = Literal["sum", "max", "min"]
 """How `Strategy.all_reduce` combines the values of all ranks."""
 
@@ -45,6 +46,8 @@ class StateBytes(NamedTuple):
     """Adam's two moments, and finer weights where the optimizer keeps them."""
     reference: float = 4.0
     """Weights of a frozen model."""
+    activations: float = 1.0
+    """Share of what the blocks keep of a row for its backward pass; below 1 where processes compute rows together."""
 
 
 class Strategy(ABC):
@@ -56,11 +59,25 @@ class Strategy(ABC):
 
     @property
     @abstractmethod
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Which share of the rows is this process's: processes that compute the same rows together are one rank."""
 
     @property
     @abstractmethod
-    def world_size(self) -> int: ...
+    def world_size(self) -> int:
+        """Number of ranks, by which rows are shared; reductions and gathers are over them."""
+
+    @property
+    def num_processes(self) -> int:
+        """More than `world_size` where several processes compute the same rows together (tensor parallelism)."""
+        return self.world_size
+
+    def agreed(self, value: ValueT) -> ValueT:
+        """The value (picklable) of the first of the processes that are one rank with this one; collective.
+
+        Asked before a forward pass of rows that these processes have each made by themselves.
+        """
+        return value
 
     @property
     @abstractmethod

@@ -11,6 +11,7 @@ from .resolve import resolve as resolve
 from .resolve import resolve_reward as resolve_reward
 from .section import OwnProcesses as OwnProcesses
 from .section import PolicyLossSection as PolicyLossSection
+from .section import StrategyConfig as StrategyConfig
 from .section import TransportConfig as TransportConfig
 from .section import secret_value as secret_value
 from .sections import EngineConfig as EngineConfig

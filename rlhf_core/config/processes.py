@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import Selected, discover, load
+from .section import StrategyConfig
 
 if TYPE_CHECKING:
     from .resolve import ResolvedRun
@@ -32,6 +33,25 @@ def other_strategies(num_processes: int) -> str:
     return f"add --strategy {' or '.join(found)}" if found else "install a strategy that trains across processes"
 
 
+def processes_per_rank(run: ResolvedRun) -> int:
+    """Training processes that compute the same rows together; 1 unless the strategy declares otherwise."""
+    config = run.strategy.config
+    return config.processes_per_rank() if isinstance(config, StrategyConfig) else 1
+
+
+def check_groups(run: ResolvedRun, num_processes: int) -> None:
+    """Raise `ConfigError` where the trainers, `num_processes` unless the transport starts its own, form no groups."""
+    own, together = run.own_processes, processes_per_rank(run)
+    trainers = num_processes if own is None else own.trainers
+    if trainers % together:
+        start = f"--num-processes {together}" if own is None else f"--set transport.{own.option}={together}"
+        raise ConfigError(
+            f"{together} processes train the same rows together, and {trainers} do not form groups of {together}",
+            where="strategy",
+            hint=f"start a multiple of {together}: {start}",
+        )
+
+
 def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-processes") -> None:
     """Raise `ConfigError` where the transport, the strategy or the run's sizes do not allow several processes.
 
@@ -56,7 +76,7 @@ def check_processes(run: ResolvedRun, num_processes: int, where: str = "--num-pr
         ("prompts_per_episode", train.prompts_per_episode),
         ("train_batch_size", train.train_batch_size),
     ):
-        if num_processes > count:
+        if num_processes // processes_per_rank(run) > count:
             raise ConfigError(
                 f"more processes than train.{key} ({count}): some would never have work",
                 where=where,

@@ -74,6 +74,14 @@ class OwnProcesses:
     """The transport's option for the number of trainers."""
 
 
+class StrategyConfig(Section):
+    """Base of the options of a strategy with capabilities that depend on them."""
+
+    def processes_per_rank(self) -> int:
+        """Processes that compute the same rows together; their number divides that of all training processes."""
+        return 1
+
+
 class TransportConfig(Section):
     """Base of a transport's options; core asks about the transport's capabilities through these methods."""
 

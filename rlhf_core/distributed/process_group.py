@@ -22,6 +22,7 @@ from .loopback import is_loopback, keep_to_loopback, loopback_store
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
     from torch import Tensor
     from torch.distributed.distributed_c10d import Store
 
@@ -133,15 +134,15 @@ class ProcessGroup:
             dist.destroy_process_group()
         self._owned = False
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """The tensor reduced over ranks, as a new tensor of the same dtype and device."""
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", among: dist.ProcessGroup | None = None) -> Tensor:
+        """The tensor reduced over ranks (of `among`), as a new tensor of the same dtype and device."""
         import torch.distributed as dist
 
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
         result = tensor.detach().clone()
         if self.world_size > 1:
             with self.guard("an all-reduce"):
-                dist.all_reduce(result, op=ops[op])
+                dist.all_reduce(result, op=ops[op], group=among)
         return result
 
     def all_gather_objects(self, value: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
 from ..config.load import Override, load_run, parse_override
-from ..config.processes import check_processes
+from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
 from ..distributed.interrupts import InterruptFlag
 from ..distributed.launch_env import LaunchEnv, read_launch_env
@@ -144,10 +144,7 @@ def prepare(
     trust: FileTrust | bool = False,
     is_check: bool = False,
 ) -> PreparedRun:
-    """Resolve a run and check all that can be checked before weights are loaded. The arguments are those of `train`.
-
-    is_check: see `check_run`.
-    """
+    """Resolve a run, check what can be checked before weights are loaded. Arguments as of `train` and `check_run`."""
     set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
@@ -156,6 +153,7 @@ def prepare(
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
+    check_groups(resolved, max(num_processes, environment.world_size))
     return PreparedRun(
         resolved=resolved,
         inputs=check_run(resolved, is_check=is_check),

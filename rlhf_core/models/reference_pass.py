@@ -50,6 +50,7 @@ class ReferencePass:
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The same groups with all values added to their items."""
+        groups = self._strategy.agreed(list(groups))
         items = [item for group in groups for item in group.items]
         if self._reference is not None:
             with self._placed(self._reference, self._offload), self._reference_context():

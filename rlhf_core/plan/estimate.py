@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import Algorithm, RolloutAlgorithm
 from ..batching import default_tokens
 from ..build import build_strategy, model_dtype
+from ..config.processes import processes_per_rank
 from ..config.resolve import ResolvedRun
 from ..config.sections import ModelConfig
 from ..prompts.stream import PromptStream
@@ -96,6 +97,7 @@ def plan_run(resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1) -
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,
         trainers=trainers,
+        ranks=trainers // processes_per_rank(resolved),
         makers=makers,
     )
     return Plan(
@@ -157,6 +159,8 @@ class _Work:
     prompt_tokens: float
     answer_tokens: int
     trainers: int
+    ranks: int
+    """Shares of the rows; fewer than trainers where some compute the same rows together."""
     makers: int
 
     @property
@@ -172,7 +176,7 @@ class _Work:
     @property
     def samples(self) -> float:
         """Samples of an episode per generating process."""
-        return self.resolved.run.train.samples_per_episode / (self.makers or self.trainers)
+        return self.resolved.run.train.samples_per_episode / (self.makers or self.ranks)
 
     def processes(self, base: int) -> list[ProcessPlan]:
         training = {**self._trained("policy", self.shape.num_parameters, self.shape.num_trainable)}
@@ -250,10 +254,10 @@ class _Work:
         length = self.prompt_tokens + self.answer_tokens
         device = "cpu" if self.machine.device == "cpu" else "cuda"
         bound = train.micro_batch_tokens or default_tokens(device, shape.num_parameters)
-        tokens = max(length, min(bound, math.ceil(train.train_batch_size / self.trainers) * length))
+        tokens = max(length, min(bound, math.ceil(train.train_batch_size / self.ranks) * length))
         per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
         if self.resolved.run.model.gradient_checkpointing:
             kept = shape.num_layers * shape.hidden_size + per_layer
         else:
             kept = shape.num_layers * per_layer
-        return int(tokens * (kept + 3 * shape.vocabulary) * _FP32)
+        return int(tokens * (self.state.activations * kept + 3 * shape.vocabulary) * _FP32)

@@ -80,6 +80,4 @@ class LocalChannel:
         """Do nothing: no resource is held."""
 
     def _exchange(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        if self._strategy.world_size == 1:
-            return groups
         return [group for part in self._strategy.all_gather_objects(groups) for group in part]

@@ -228,15 +228,15 @@ class StrategyBase(GroupStrategy):
         import torch
         import torch.distributed as dist
 
-        if self.world_size == 1:
+        if self.group.world_size == 1:
             return
         tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         sums = {name: float(tensor.double().sum()) for name, tensor in tensors.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        all_sums = self.all_gather_objects((sums, shapes))
+        all_sums = self.group.all_gather_objects((sums, shapes))
         for rank, (_, other) in enumerate(all_sums):
             if other != shapes:
-                raise CheckpointError(f"rank {rank} built another model than rank {self.rank}", where="prepare")
+                raise CheckpointError(f"rank {rank} built another model than rank {self.group.rank}", where="prepare")
         with self.group.guard("rank 0's weights"), torch.no_grad():
             for name, tensor in tensors.items():
                 if any(other[name] != sums[name] for other, _ in all_sums):
@@ -249,7 +249,7 @@ class StrategyBase(GroupStrategy):
             action()
         except CheckpointError as caught:
             error = caught
-        for failed in self.all_gather_objects(error):
+        for failed in self.group.all_gather_objects(error):
             if failed is not None:
                 raise failed
 

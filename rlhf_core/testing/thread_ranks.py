@@ -48,8 +48,11 @@ class Ranks:
 class _Rank:
     def __init__(self, rank: int, world_size: int, gather: Callable[[int, Any], list[Any]]) -> None:
         self.rank = rank
-        self.world_size = world_size
+        self.world_size = self.num_processes = world_size
         self._gather = gather
+
+    def agreed(self, value: T) -> T:
+        return value
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self._gather(self.rank, value)

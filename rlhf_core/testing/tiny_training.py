@@ -50,7 +50,7 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> 
                 intermediate_size=30,
                 num_hidden_layers=2,
                 num_attention_heads=2,
-                num_key_value_heads=1,
+                num_key_value_heads=2,
                 max_position_embeddings=64,
                 tie_word_embeddings=True,
             )
@@ -59,7 +59,9 @@ def tiny_model(seed: int = 0, *, lora: bool = False, dtype: str = "float32") -> 
         if lora:
             from peft import LoraConfig, get_peft_model
 
-            model = get_peft_model(model, LoraConfig(r=3, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+            model = get_peft_model(
+                model, LoraConfig(r=3, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=False)
+            )
     return model
 
 

@@ -70,7 +70,7 @@ class ControlLoop:
     def _agreed(self) -> list[Command]:
         """Rank 0's commands, on every rank."""
         commands = self._box.take() if self._strategy.is_main else []
-        if self._strategy.world_size == 1:
+        if self._strategy.num_processes == 1:
             return commands
         if not self.agree(bool(commands)):
             return []

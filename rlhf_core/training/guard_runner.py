@@ -158,7 +158,7 @@ class GuardRunner:
         if self._strategy.is_main and self._hooks.listens(event):
             answers = self._hooks.fire(event, **facts)
             verdict = max(answers, key=lambda each: _GRAVITY[each.action], default=None)
-        if self._strategy.world_size == 1:
+        if self._strategy.num_processes == 1:
             return verdict
         flag = torch.tensor([float(verdict is not None)])
         if not self._strategy.all_reduce(flag, "max").item():

@@ -345,7 +345,7 @@ class TrainerSession:
             samples_per_episode=train.samples_per_episode,
             updates_per_episode=updates_per_episode(train),
             num_parameters=self._num_parameters,
-            world_size=self._strategy.world_size,
+            world_size=self._strategy.num_processes,
             device=str(self._strategy.device),
             gradient_checkpointing=self._resolved.run.model.gradient_checkpointing,
         )

@@ -27,7 +27,7 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
       rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
     """
     from rlhf_core.config.named_functions import NamesFunctions, without_files
-    from rlhf_core.config.processes import check_processes
+    from rlhf_core.config.processes import check_groups, check_processes
     from rlhf_core.config.resolve import resolve
     from rlhf_core.entry.train import check_run
     from rlhf_core.errors import ConfigError
@@ -52,6 +52,7 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
         config = without_files(resolved.algorithm.config)
         resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config))
     check_processes(resolved, num_processes)
+    check_groups(resolved, num_processes)
     found = plan_run(resolved, check_run(resolved), num_processes)
     if as_json:
         print_json(found.to_json())

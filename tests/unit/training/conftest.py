@@ -14,7 +14,7 @@ class Rank:
     """One rank of a strategy; what rank 0 would broadcast is put into `said` for the others."""
 
     rank: int = 0
-    world_size: int = 1
+    num_processes: int = 1
     said: list[Any] = field(default_factory=list)
 
     @property

@@ -84,7 +84,7 @@ def test_resuming_what_is_not_paused_says_so(make_loop, box):
 
 def test_another_rank_does_rank_0s_commands_and_takes_none_itself(make_loop, make_rank, box, folder, values):
     box.send(Command("set", "optimizer.lr", 5.0))
-    rank = make_rank(rank=1, world_size=2, said=[[Command("set", "optimizer.lr", 2.0)]])
+    rank = make_rank(rank=1, num_processes=2, said=[[Command("set", "optimizer.lr", 2.0)]])
     loop = make_loop(rank)
     loop.after_update(1, 0)
     loop.after_update(2, 0)

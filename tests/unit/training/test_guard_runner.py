@@ -96,8 +96,8 @@ def test_a_failed_update_may_be_skipped_or_rolled_back(make_runner):
 def test_another_rank_does_what_rank_0_was_told(make_runner, make_rank):
     verdict = Verdict(action="stop", guard="kl", reason="kl/mean is 9")
     with pytest.raises(GuardStop, match="kl/mean is 9"):
-        make_runner(rank=make_rank(rank=1, world_size=2, said=[verdict])).after_update(1, 0, {})
-    make_runner(Says("stop"), rank=make_rank(rank=1, world_size=2)).after_update(1, 0, {})
+        make_runner(rank=make_rank(rank=1, num_processes=2, said=[verdict])).after_update(1, 0, {})
+    make_runner(Says("stop"), rank=make_rank(rank=1, num_processes=2)).after_update(1, 0, {})
 
 
 def test_rollbacks_are_counted_bounded_and_told(make_runner, folder, tmp_path):

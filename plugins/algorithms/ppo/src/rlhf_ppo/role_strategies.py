@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ def as_strategy(booster: object, trained: Trained, *, where: str) -> Strategy:
         where=where,
         hint="give what prepared the model: a rlhf_core.Strategy, or a colossalai.booster.Booster",
     )
+
+
+ValueT = TypeVar("ValueT")
 
 
 class RoleStrategies(Strategy):
@@ -61,6 +64,17 @@ class RoleStrategies(Strategy):
     @property
     def world_size(self) -> int:
         return self._main.world_size
+
+    @property
+    def is_main(self) -> bool:
+        return self._main.is_main
+
+    @property
+    def num_processes(self) -> int:
+        return self._main.num_processes
+
+    def agreed(self, value: ValueT) -> ValueT:
+        return self._main.agreed(value)
 
     @property
     def device(self) -> torch.device:

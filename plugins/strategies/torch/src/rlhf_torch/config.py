@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rlhf_core.config import StrategyConfig
 
 
 class SingleConfig(BaseModel):
@@ -18,14 +20,24 @@ class SingleConfig(BaseModel):
     )
 
 
-class FsdpConfig(BaseModel):
+class FsdpConfig(StrategyConfig):
     """`strategy:` section for `name: fsdp`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
         description="Type of the arithmetic; sharded weights stay fp32. auto: fp32 on a CPU, bf16 on a GPU.",
+    )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that hold each block's matrices in parts and compute every row together; the others are "
+        "groups of as many, which share the rows. Divides the number of processes and of key-value heads.",
+    )
+    sequence_parallel: bool = Field(
+        default=False,
+        description="With tensor_parallel, split what lies between the matrices over positions too: less memory for "
+        "activations, as much communication.",
     )
     reshard_after_forward: bool = Field(
         default=True,
@@ -42,3 +54,12 @@ class FsdpConfig(BaseModel):
         le=86400,
         description="Longest wait for another process before the run ends with an error that names it.",
     )
+
+    def processes_per_rank(self) -> int:
+        return self.tensor_parallel
+
+    @model_validator(mode="after")
+    def _sequence_needs_tensor_parallel(self) -> FsdpConfig:
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError("sequence_parallel splits what tensor_parallel leaves whole: set tensor_parallel above 1")
+        return self

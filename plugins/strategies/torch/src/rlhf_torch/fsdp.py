@@ -1,14 +1,20 @@
-"""`fsdp`: weights, gradients and optimizer state sharded over processes by PyTorch's `fully_shard` (FSDP2)."""
+"""`fsdp`: weights, gradients and optimizer state sharded over processes by PyTorch's `fully_shard` (FSDP2).
+
+With `tensor_parallel: N` the processes form a mesh of two dimensions: groups of N that compute the same rows together
+(`tensor_parallel.py`), and over these groups, which share the rows, `fully_shard`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.components import StrategyContext
-from rlhf_core.distributed import read_launch_env
+from rlhf_core.distributed import ProcessGroup, read_launch_env
+from rlhf_core.errors import UserInputError
 from rlhf_core.models import transformer_blocks
 from rlhf_core.strategies import (
     Prepared,
@@ -19,26 +25,74 @@ from rlhf_core.strategies import (
     resolve_precision,
     torch_dtype,
 )
-from rlhf_core.strategy import StateBytes, Trained
+from rlhf_core.strategy import ReduceOp, StateBytes, Trained
 
 from .config import FsdpConfig
+from .tensor_parallel_plan import WHERE
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
 
+ValueT = TypeVar("ValueT")
+
+
 class FsdpStrategy(StrategyBase):
-    """Each process keeps 1/N of every tensor; a block is gathered only while it computes."""
+    """Each process keeps 1/N of every tensor; a block is gathered only while it computes.
+
+    `rank` and `world_size` are those of a tensor-parallel group: all its processes are given the same rows.
+    """
 
     def __init__(self, config: FsdpConfig, device: torch.device) -> None:
         precision = resolve_precision(config.precision, device, on_cpu="fp32")
         super().__init__(device=device, precision=precision, timeout_seconds=config.timeout_seconds)
         self._config = config
+        self._mesh: DeviceMesh | None = None
+
+    def setup(self) -> None:
+        super().setup()
+        if self._config.tensor_parallel > 1:
+            check_processes(self.num_processes, self._config.tensor_parallel)
+            self._mesh = make_mesh(self.group, self._config.tensor_parallel)
+
+    def teardown(self) -> None:
+        self._mesh = None
+        super().teardown()
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank // self._config.tensor_parallel
+
+    @property
+    def world_size(self) -> int:
+        return self.group.world_size // self._config.tensor_parallel
+
+    @property
+    def is_main(self) -> bool:
+        return self.group.rank == 0
+
+    @property
+    def num_processes(self) -> int:
+        return self.group.world_size
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """Over all processes where the same value counts once: the largest and the smallest."""
+        among = None if self._mesh is None or op != "sum" else self._mesh.get_group("data")
+        return self.group.all_reduce(tensor.to(self.device), op, among).to(tensor.device)
+
+    def all_gather_objects(self, value: Any) -> list[Any]:
+        """Of each tensor-parallel group its first process's value, so that all of it go on with the same."""
+        return super().all_gather_objects(value)[:: self._config.tensor_parallel]
+
+    def agreed(self, value: ValueT) -> ValueT:
+        own: ValueT = self.all_gather_objects(value)[self.rank] if self._mesh is not None else value
+        return own
 
     @property
     def shards_parameters(self) -> bool:
@@ -49,7 +103,16 @@ class FsdpStrategy(StrategyBase):
         return contextlib.nullcontext()
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
-        return StateBytes(*(whole / num_processes for whole in super().state_bytes(num_processes, dtype)))
+        whole = super().state_bytes(num_processes, dtype)
+        size, is_split = self._config.tensor_parallel, self._config.sequence_parallel
+        return StateBytes(
+            weights=whole.weights / num_processes,
+            gradients=whole.gradients / num_processes,
+            optimizer=whole.optimizer / num_processes,
+            reference=whole.reference / num_processes,
+            # Korthikanti 2022, tables 2 and 3: 10 of 34 parts lie between the split matrices.
+            activations=1 / size if is_split else (10 + 24 / size) / 34,
+        )
 
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
@@ -67,7 +130,13 @@ class FsdpStrategy(StrategyBase):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        if self._mesh is None:
+            mesh = init_device_mesh(self.device.type, (self.world_size,))
+        else:
+            from .tensor_parallel import parallelise
+
+            parallelise(model, self._mesh["tensor"], sequence_parallel=self._config.sequence_parallel)
+            mesh = self._mesh["data"]
         dtype = None if self.precision == "fp32" else torch_dtype(self.precision)
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch_dtype("fp32"))
         offload = CPUOffloadPolicy() if self._config.offload else OffloadPolicy()
@@ -122,6 +191,37 @@ def _part(like: Tensor, value: Tensor) -> Tensor:
         return value.to(like.device)
     local: DTensor = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
     return local
+
+
+def make_mesh(group: ProcessGroup, tensor_parallel: int) -> DeviceMesh:
+    """[groups, processes of a group]: processes of a group are neighbours, on one machine where it has as many."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    # It tells at each gather of both dimensions that one collective call would be faster than two.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    ranks = torch.arange(group.world_size).view(-1, tensor_parallel)
+    timeout = timedelta(seconds=group.timeout_seconds)
+    own: list[dist.ProcessGroup] = []
+    with group.guard("the groups of the device mesh"):
+        for parts in (ranks.T.tolist(), ranks.tolist()):
+            made = [dist.new_group(part, timeout=timeout) for part in parts]  # every process makes all of them
+            own.append(next(each for each, part in zip(made, parts, strict=True) if group.rank in part))
+    return DeviceMesh.from_group(own, group.device.type, mesh=ranks, mesh_dim_names=("data", "tensor"))
+
+
+def check_processes(num_processes: int, tensor_parallel: int) -> None:
+    """Raise `UserInputError` where they do not form groups of that size."""
+    if num_processes % tensor_parallel:
+        raise UserInputError(
+            f"{num_processes} processes do not form groups of {tensor_parallel}",
+            where=WHERE,
+            hint=f"start a multiple of {tensor_parallel} processes (`--num-processes`, or `transport.num_trainers`), "
+            "or set strategy.tensor_parallel to a divisor of their number",
+        )
 
 
 def build(config: FsdpConfig, context: StrategyContext) -> FsdpStrategy:

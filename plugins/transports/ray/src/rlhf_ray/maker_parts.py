@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.build import (
@@ -123,6 +123,9 @@ class MakerParts:
     evaluator: PolicyEvaluator | None
 
 
+ValueT = TypeVar("ValueT")
+
+
 class InferencePlace:
     """A process that only runs models forward: the trainers' device type, precision and nothing else of theirs.
 
@@ -137,6 +140,9 @@ class InferencePlace:
         self.device = strategy.device
         self.parameter_dtype = strategy.parameter_dtype
         self.compute_dtype = strategy.compute_dtype
+
+    def agreed(self, value: ValueT) -> ValueT:
+        return value
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The trainers' precision, over whole weights also where theirs are cast or sharded."""

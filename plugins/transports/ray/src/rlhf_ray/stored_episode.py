@@ -43,7 +43,11 @@ class StoredEpisode:
         items, lost = fetch_items(self._groups, wanted, timeout_seconds=wait)
         of_groups = list(dict.fromkeys(index for index, _ in told))
         rollouts, without = fetch_rollouts(self._groups, of_groups, timeout_seconds=wait)
-        missing = sorted(set().union(*self._strategy.all_gather_objects(lost | without)))
+        import torch
+
+        here = torch.zeros(len(self._groups))
+        here[list(lost | without)] = 1.0
+        missing = self._strategy.all_reduce(here, "max").nonzero()[:, 0].tolist()
         if missing:
             positions = [self._groups[index].position for index in missing]
             self._strategy.run_on_main(lambda: self._give_back(positions))

@@ -1,0 +1,179 @@
+"""A device that is not the CPU, on a machine that has no other: PyTorch's backend for devices written in Python.
+
+`DEVICE` computes on the CPU, but a tensor there is another thing than one on the CPU: an operation that is given both
+raises what it would raise on a GPU, and so does reading a value without moving it first. What a GPU allows is allowed:
+a number of no dimensions from the CPU among operands, indices from there, and copies.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+DEVICE = torch.device("privateuseone", 0)
+_CPU = torch.device("cpu")
+_aten = torch.ops.aten
+_MOVES = {_aten._to_copy.default, _aten.copy_.default}
+_INDEXING = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default}
+_SCALARS = {_aten.where.self, _aten.fill_.Tensor, _aten.masked_fill.Tensor, _aten.masked_fill_.Tensor}
+"""Take a number from the CPU, as all do that compute each element by itself (`torch.Tag.pointwise`)."""
+_MADE = (
+    "arange", "arange.start", "arange.start_step", "empty.memory_format", "empty_strided", "randperm",
+    "randperm.generator", "tril_indices", "triu_indices",
+)  # fmt: skip
+"""What makes a tensor out of none; PyTorch makes all others out of `empty`."""
+computed: set[str] = set()
+"""Names of the operations that were given a tensor on `DEVICE`."""
+
+
+class OtherTensor(Tensor):
+    """A tensor on `DEVICE`; `values` are on the CPU, for this file only."""
+
+    values: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> OtherTensor:
+        """With the layout of `values` and none of its memory."""
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            values.size(),
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            device=DEVICE,
+        )
+        made.values = values
+        return cast("OtherTensor", made)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        """Without the values: printing would move them."""
+        return f"OtherTensor({tuple(self.shape)}, {self.dtype})"
+
+    def tolist(self) -> Any:
+        """As on a GPU: the values are moved for it."""
+        return self.values.tolist()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Says which tensors share memory."""
+        return self.values.untyped_storage()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute on the CPU, if a GPU would compute it."""
+        computed.add(str(func))
+        kwargs = dict(kwargs or {})
+        if func not in _MOVES:
+            _check_places(func, args, kwargs)
+        target = kwargs.get("device")
+        leaves = target is not None and torch.device(target).type == "cpu"
+        if target is not None:
+            kwargs["device"] = _CPU
+        plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
+        if func is _aten._fused_sdp_choice.default:
+            return 0  # products and a softmax: what any device can do
+        out = func(*plain_args, **plain_kwargs)
+        if func is _aten.copy_.default or "out" in kwargs or func._schema.is_mutable:
+            return _written(func, args, kwargs, out)
+        if leaves:
+            return out.clone() if any(out is each for each in tree_flatten(plain_args)[0]) else out
+        return tree_map(_wrapped, out)
+
+
+def _plain(value: Any) -> Any:
+    return value.values if isinstance(value, OtherTensor) else value
+
+
+def _wrapped(value: Any) -> Any:
+    return OtherTensor(value) if isinstance(value, Tensor) and not isinstance(value, OtherTensor) else value
+
+
+def _written(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """What an operation in place returns: the tensors it was given, not new ones."""
+    given = {id(each.values): each for each in tree_flatten((args, kwargs))[0] if isinstance(each, OtherTensor)}
+    for each in given.values():
+        if each.values.shape != each.shape:
+            raise NotImplementedError(f"{func} gave a tensor another shape in place")
+    return tree_map(lambda value: given.get(id(value), value), out)
+
+
+def _check_places(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise `RuntimeError` where a GPU would: a tensor is on the CPU that is not allowed there."""
+    generator = kwargs.get("generator")
+    if generator is not None and generator.device.type == "cpu":
+        raise RuntimeError(f"{func}: expected a generator on {DEVICE}, found one on the CPU")
+    checked = [args[0], *args[2:]] if func in _INDEXING else args
+    takes_numbers = torch.Tag.pointwise in func.tags or func in _SCALARS | _INDEXING
+    for value in tree_flatten((checked, kwargs))[0]:
+        if isinstance(value, Tensor) and not isinstance(value, OtherTensor) and (value.ndim or not takes_numbers):
+            said = f"{func}: expected all tensors to be on {DEVICE}, found one of shape {tuple(value.shape)} on the CPU"
+            print(said, file=sys.stderr, flush=True)  # the error itself may end the process: see `usable`
+            raise RuntimeError(said)
+
+
+class _Module:
+    """`torch.elsewhere`: what PyTorch asks a device's module."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Its random numbers are the CPU's."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+@cache
+def register() -> None:
+    """Make `DEVICE` known to PyTorch, for the rest of this process: there is no way back."""
+    _setup_privateuseone_for_python_backend("elsewhere", backend_module=_Module())
+    library = torch.library.Library("aten", "IMPL")
+    for name in _MADE:
+        library.impl(name, _maker(name), "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
+    register.library = library  # type: ignore[attr-defined]  # its kernels go with it
+    torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+@contextmanager
+def usable() -> Iterator[None]:
+    """What PyTorch needs for a device in Python: it ends the process where an error passes through a backward pass."""
+    with torch.autograd.grad_mode.set_multithreading_enabled(False), set_checkpoint_early_stop(False):
+        yield
+
+
+def _maker(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(_aten, packet), overload or "default")
+
+    def make(*args: Any, **kwargs: Any) -> OtherTensor:
+        return OtherTensor(op(*args, **{**kwargs, "device": _CPU, "pin_memory": False}))
+
+    return make
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    _plain(target).copy_(_plain(source))
+    return target
