@@ -248,6 +248,20 @@ def build_eval_prompts(
     }
 
 
+def build_eval_records(
+    resolved: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    check: Check | None = None,
+    measured: int | None = None,
+) -> PromptStream | None:
+    """What `eval.prompts` holds out of a dataset; None where it is held out of `prompts`, or answered and scored."""
+    source = resolved.eval_prompts
+    if source is None or resolved.rolls_out or resolved.reward_weights:
+        return None
+    return build_prompts(resolved, tokenizer, held_out=0, source=source, check=check, measured=measured)
+
+
 def build_evaluator(
     resolved: ResolvedRun,
     engine: RolloutEngine,
