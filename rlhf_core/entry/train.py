@@ -260,7 +260,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     Returns what was built on the way. is_check: nothing is run with it, so the lengths of a sample of prompts suffice.
     """
     from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
-    from ..build import build_algorithm, build_curriculum, build_eval_prompts, build_eval_records, build_run_prompts
+    from ..build import build_algorithm, build_curriculum, build_eval_prompts, build_run_prompts
     from ..environments.play import chat_format
     from ..models.loading import load_tokenizer
     from ..models.teacher import check_teacher
@@ -287,8 +287,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     check = _record_check(algorithm) if isinstance(algorithm, DatasetAlgorithm) else None
     measured = _MEASURED if is_check else None
     stream = build_run_prompts(resolved, tokenizer, check=check, measured=measured)
-    eval_prompts = build_eval_prompts(resolved, tokenizer, measured=measured)
-    build_eval_records(resolved, tokenizer, check=check, measured=measured)
+    eval_prompts = build_eval_prompts(resolved, tokenizer, check=check, measured=measured)
     build_curriculum(resolved, stream)
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
-from ..build import TrainerModels, build_eval_records, build_reference, offloads_reference
+from ..build import TrainerModels, build_eval_prompts, build_reference, offloads_reference
 from ..config.resolve import ResolvedRun
 from ..models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
 from ..models.reference import Reference
@@ -76,7 +76,8 @@ class DatasetItems:
         self._algorithm = algorithm
         self._tokenizer = models.tokenizer
         self._prompts = prompts
-        self._eval_prompts = build_eval_records(resolved, models.tokenizer)
+        has_own = resolved.measures_eval_records
+        self._eval_prompts = build_eval_prompts(resolved, models.tokenizer)[None] if has_own else None
         self._num_held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None else 0
         own = Reference(models.policy, nullcontext)
         self._ask_policy = reference_pass(algorithm, own, strategy, batch_tokens=batch_tokens)
