@@ -242,7 +242,7 @@ def build_eval_prompts(
     """The prompts of each evaluation set that has its own source, by name. check: of records that are measured."""
     sources = {each.name: each.prompts for each in resolved.eval_sets}
     own = {} if resolved.eval_prompts is None else {None: resolved.eval_prompts}
-    asked = {None: check if resolved.measures_eval_records else None}
+    asked: dict[str | None, Check | None] = {None: check if resolved.measures_eval_records else None}
     return {
         name: build_prompts(resolved, tokenizer, held_out=0, source=source, check=asked.get(name), measured=measured)
         for name, source in (own | sources).items()

@@ -18,6 +18,8 @@ EXAMPLE = (
     {"role": "system", "content": "Calculate first."},
     {"role": "user", "content": "What is 12 times 34?"},
     {"role": "assistant", "content": "CALC(12 * 34)"},
+    {"role": "user", "content": "CALC says 408. What is the answer?"},
+    {"role": "assistant", "content": "The answer is 408."},
 )
 
 
