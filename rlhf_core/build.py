@@ -233,13 +233,14 @@ def _environments(environment: SelectedEnvironment, context: EnvironmentContext)
 
 
 def build_eval_prompts(
-    resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase, *, measured: int | None = None
+    resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase, check: Check | None = None, measured: int | None = None
 ) -> dict[str | None, PromptStream]:
-    """The prompts of each evaluation set that has a source of its own, by its name."""
+    """The prompts of each evaluation set that has its own source, by name. check: of records that are measured."""
     sources = {each.name: each.prompts for each in resolved.eval_sets}
     own = {} if resolved.eval_prompts is None else {None: resolved.eval_prompts}
+    asked: dict[str | None, Check | None] = {None: check if resolved.measures_eval_records else None}
     return {
-        name: build_prompts(resolved, tokenizer, held_out=0, source=source, measured=measured)
+        name: build_prompts(resolved, tokenizer, held_out=0, source=source, check=asked.get(name), measured=measured)
         for name, source in (own | sources).items()
     }
 

@@ -74,6 +74,11 @@ class ResolvedRun:
         return ((None, own), *named) if own is not None and answers_own else named
 
     @property
+    def measures_eval_records(self) -> bool:
+        """Whether `eval.prompts` holds records of a dataset that are measured, not prompts that are answered."""
+        return self.eval_prompts is not None and not self.rolls_out and not self.reward_weights
+
+    @property
     def generates(self) -> bool:
         """Whether an engine is needed at all."""
         return self.rolls_out or self.evaluates

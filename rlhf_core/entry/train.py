@@ -285,7 +285,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     check = _record_check(algorithm) if isinstance(algorithm, DatasetAlgorithm) else None
     measured = _MEASURED if is_check else None
     stream = build_run_prompts(resolved, tokenizer, check=check, measured=measured)
-    eval_prompts = build_eval_prompts(resolved, tokenizer, measured=measured)
+    eval_prompts = build_eval_prompts(resolved, tokenizer, check=check, measured=measured)
     build_curriculum(resolved, stream)
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)

@@ -190,7 +190,8 @@ class _Work:
         if self.teacher[0]:
             making["teacher weights"] = math.ceil(self.teacher[0] * self.teacher[1])
         if self.answer_tokens:
-            tokens = self.samples * (self.prompt_tokens + self.answer_tokens)
+            rows = min(self.samples, getattr(self.resolved.engine.config, "max_batch_size", self.samples))
+            tokens = rows * (self.prompt_tokens + self.answer_tokens)
             making["key-value cache"] = int(tokens * self.shape.kv_values_per_token * _FP32)
         own = {"interpreter and libraries": base}
         if not self.makers:

@@ -222,6 +222,10 @@ class PromptStream:
     def held_out_records(self) -> list[Record]:
         return [record for record, _ in self.records.held_out()]
 
+    def first_records(self, most: int) -> list[Record]:
+        """The records of the first epoch, at most so many."""
+        return [self.record(position) for position in range(min(most, self.records.epoch_size or most))]
+
     def _check_record(self, record: Record, name: str) -> None:
         if not is_plain(record.get("prompt")):
             check_prompt(record, name, may_be_empty=self._may_be_empty)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
-from ..build import TrainerModels, build_reference, offloads_reference
+from ..build import TrainerModels, build_eval_prompts, build_reference, offloads_reference
 from ..config.resolve import ResolvedRun
 from ..models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
 from ..models.reference import Reference
@@ -76,6 +76,9 @@ class DatasetItems:
         self._algorithm = algorithm
         self._tokenizer = models.tokenizer
         self._prompts = prompts
+        has_own = resolved.measures_eval_records
+        self._eval_prompts = build_eval_prompts(resolved, models.tokenizer)[None] if has_own else None
+        self._num_held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None else 0
         own = Reference(models.policy, nullcontext)
         self._ask_policy = reference_pass(algorithm, own, strategy, batch_tokens=batch_tokens)
         reference = build_reference(resolved, algorithm, strategy, models.policy)
@@ -87,7 +90,9 @@ class DatasetItems:
 
     def held_out(self) -> Sequence[Any]:
         """The items to evaluate on; those too long are left out. Collective."""
-        encoded = [self._encode(line) for line in self._prompts.held_out_records()]
+        own = self._eval_prompts
+        lines = self._prompts.held_out_records() if own is None else own.first_records(self._num_held_out)
+        encoded = [self._encode(line) for line in lines]
         items = [item for item in encoded if item is not None]
         return self._prepare(items) if items else []
 

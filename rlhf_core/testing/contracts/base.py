@@ -16,6 +16,7 @@ from ...components import Component, Kind
 from ...config.resolve import check_options
 from ...plugins.discovery import Selected, discover, find, install_line, load, missing_modules
 from ...plugins.rules import UNKNOWN_UNSEEN, accepts_unknown, summary_problems, undescribed
+from ...plugins.trust import is_file_reference
 
 _HEAVY = ("torch", "transformers", "ray", "vllm", "colossalai", "peft")
 _LOADED_BY = """
@@ -32,7 +33,7 @@ class ComponentContract:
 
     kind: ClassVar[Kind]
     plugin: ClassVar[str]
-    """Its entry point's name."""
+    """Its entry point's name, or `FILE.py:NAME`."""
     options: ClassVar[Mapping[str, Any]] = {}
     """Options it is built with, as a run file gives them."""
 
@@ -77,7 +78,8 @@ class ComponentContract:
             pytest.fail(f"{selected.label} does not take the options {given}; set `options` in the test class\n{error}")
 
     def test_one_distribution_gives_the_name(self, selected: Selected) -> None:
-        find(self.kind, self.plugin)
+        if not is_file_reference(self.plugin):
+            find(self.kind, self.plugin)
 
     def test_summary_is_one_line(self, selected: Selected) -> None:
         for problem in summary_problems(selected):

@@ -72,6 +72,22 @@ def test_a_reward_model_is_a_classifier_that_ranks_held_out_pairs(
     assert more is not None and more.metrics[0]["preference/accuracy"] >= 0.9, "training goes on from its own head"
 
 
+def test_records_held_out_in_a_file_of_their_own_are_measured(run_file: Any, lines: Path, tmp_path: Path) -> None:
+    """Their pairs are the other way round, so that what is learnt makes every one of them wrong."""
+    turned = [json.loads(line) for line in lines.read_text().splitlines()[:30]]
+    own = tmp_path / "held-out.jsonl"
+    own.write_text(
+        "".join(json.dumps(row | {"chosen": row["rejected"], "rejected": row["chosen"]}) + "\n" for row in turned)
+    )
+    held_out = {"prompts": {"name": "jsonl", "path": str(own)}, "every_episodes": 4}
+    result = train(run_file({"name": "dpo"}, eval=held_out), output=tmp_path / "run")
+    assert result is not None
+    assert evaluations(result.metrics, "eval/preference/accuracy")[-1] < 0.1
+    own.write_text(json.dumps({"prompt": "21>", "chosen": "12"}) + "\n")
+    with pytest.raises(DataError, match="rejected"):
+        train(run_file({"name": "dpo"}, eval=held_out), output=tmp_path / "again")
+
+
 def test_dpo_resumes_exactly(run_file: Any, tmp_path: Path) -> None:
     """The reference is the start policy, also after a resume."""
     run = run_file({"name": "dpo"}, checkpoint={"every_episodes": 2, "keep": 5})

@@ -1,0 +1,27 @@
+"""A control: what GRPO learns when rewards say nothing about the answers that they are given for.
+
+rlhf train recipes/grpo-sums/run.yaml --set algorithm.advantage=recipes/grpo-sums/shuffled.py:shuffled
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from rlhf_core.algorithm import needs
+
+if TYPE_CHECKING:  # a check of a run file reads the options alone
+    from torch import Tensor
+
+    from rlhf_core.whole import EpisodeScalars
+
+
+@needs("scalars", compares_answers=True)
+def shuffled(episode: EpisodeScalars, *, shuffle_seed: int = 0) -> Tensor:
+    """Advantages of GRPO, of rewards that have changed places with others of their episode."""
+    from rlhf_core.functional import group_normalised
+
+    assert episode.totals is not None
+    order = list(range(len(episode.totals)))
+    random.Random(f"{shuffle_seed} {episode.sample_ids.tolist()}").shuffle(order)
+    return group_normalised(episode.totals[order], episode.group_ids, sample_ids=episode.row_sample_ids)
