@@ -14,9 +14,10 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
 from rlhf_core.rollout.evaluate import EvaluationRow
 from rlhf_core.types import PhaseTimes
+from rlhf_ray.actor_registry import MakerRegistry
 from rlhf_ray.calls import ActorLostError, explain, first_cause
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
-from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry
+from rlhf_ray.coordinator_parts import EvaluationJobs
 from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredGroup
 from rlhf_ray.status_file import read_status
