@@ -169,6 +169,7 @@ class TestRuns:
         held = faults("trainer-waits")
 
         def steps() -> None:
+            until(folder, lambda values: any("trains on" in each.doing for each in values.trainers), "an update")
             until(folder, lambda values: sum(each.waiting > 0 for each in values.makers) == 2, "samples of both")
             assert scaled(folder, 1, "--timeout", "3").exit_code == 0
             held.unlink()

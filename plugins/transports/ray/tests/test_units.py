@@ -14,10 +14,12 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
 from rlhf_core.rollout.evaluate import EvaluationRow
 from rlhf_core.types import PhaseTimes
-from rlhf_ray.actor_registry import MakerRegistry
+from rlhf_ray.actor_registry import MakerRegistry, TrainerRegistry
 from rlhf_ray.calls import ActorLostError, explain, first_cause
+from rlhf_ray.cluster import cluster_address
+from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
-from rlhf_ray.coordinator_parts import EvaluationJobs
+from rlhf_ray.coordinator_parts import EvaluationJobs, RewardStates
 from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredGroup
 from rlhf_ray.status_file import read_status
@@ -63,6 +65,26 @@ class TestMakerRegistry:
         registry.forget("a")
         assert registry.registered == {"b"}
 
+    def test_time_is_counted_by_what_a_maker_waited_for(self) -> None:
+        now = [0.0]
+        registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
+        registry.register("a", 1, "n")
+        registry.waits("a", "max_staleness: the next prompts need policy version 1")
+        now[0] = 2
+        registry.waits("a", "a complete episode waits for the trainers")
+        now[0] = 5
+        registry.waits("a", "max_staleness: the next prompts need policy version 2")
+        now[0] = 6
+        registry.begins("a", RolloutWork((0,), 0))
+        now[0] = 24
+        registry.made("a", 3)
+        (row,) = registry.describe({"a": 2}, {"a": 1})
+        assert row["idle_s"] == {"max_staleness": 3.0, "a complete episode waits for the trainers": 3.0}
+        assert (row["busy"], row["busy_s"], row["groups"], row["waiting"], row["making"]) == (0.75, 18.0, 3, 2, 1)
+        registry.leave("later")
+        registry.register("later", 2, "n")
+        assert registry.is_leaving("later")
+
     def test_idle_fraction(self) -> None:
         now = [0.0]
         registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
@@ -76,6 +98,40 @@ class TestMakerRegistry:
         registry.begins("a", None)
         now[0] = 10
         assert registry.take_idle_fraction() == 1
+
+
+class TestTrainerRegistry:
+    def test_waiting_is_not_work(self) -> None:
+        now = [0.0]
+        registry = TrainerRegistry(heartbeat_seconds=10, clock=lambda: now[0])
+        registry.seen("trainer-0")
+        now[0] = 1
+        registry.waits("trainer-0", "samples")
+        now[0] = 4
+        registry.works("trainer-0", "trains")
+        now[0] = 12
+        assert registry.describe()["trainer-0"] == {
+            "doing": "trains",
+            "for_s": 8.0,
+            "busy": 0.75,
+            "busy_s": 9.0,
+            "waited_s": 3.0,
+        }
+        now[0] = 15
+        assert registry.silent() == {"trainer-0": 11.0}
+
+
+class TestRewardStates:
+    def test_makers_that_come_after_a_resume_go_on_from_what_was_saved(self) -> None:
+        states = RewardStates()
+        assert states.of(3) == {}
+        states.keep(1, {"n": 1})
+        states.keep(0, {"n": 0})
+        assert states.all() == [{"n": 0}, {"n": 1}]
+        assert states.of(3) == {}  # nothing was resumed: it starts anew
+        states.restore(states.all(), 1)
+        assert states.all() == [{"n": 0}]
+        assert states.of(3) == {"n": 1}
 
 
 def run(scenario: Callable[[Coordinator], Any], **changes: Any) -> None:
@@ -169,6 +225,54 @@ class TestCoordinator:
             assert await coordinator.register("late", 1, "n", 0, "other", has=2) is None
             assert await coordinator.publish(2, [{"version": 2}], {"m"}) == {"late": "other"}
             assert [maker["version"] for maker in (await coordinator.overview(0)).makers] == [None, 2]
+
+        run(scenario)
+
+    def test_a_maker_that_leaves_ends_what_it_makes_and_is_needed_until_its_samples_are_trained_on(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            for name in ("m", "stays"):
+                await coordinator.register(name, 1, "n", 0)
+            await coordinator.publish(0)
+            assert await coordinator.next_work("m", 1) == RolloutWork((0,), 0)
+            await coordinator.scale(1)
+            await coordinator.leave("m")
+            await coordinator.submit("m", 0, [made(0)], PhaseTimes())
+            assert await coordinator.next_work("m", 1) == RunOver()
+            assert list(await coordinator.makers()) == ["stays"]  # no weights are sent to it any more
+            assert (await coordinator.overview(0)).owned == {"m": 1}
+            assert await coordinator.next_work("stays", 1) == RolloutWork((1,), 0)
+            await coordinator.submit("stays", 0, [made(1, owner="stays")], PhaseTimes())
+            await coordinator.take(0, 1)
+            assert (await coordinator.overview(0)).owned == {"m": 1, "stays": 1}  # the ranks may still fetch them
+            await coordinator.publish(1)
+            assert not (await coordinator.overview(0)).owned
+            assert await coordinator.release("m") == 0
+            assert await coordinator.next_work("stays", 1) == RolloutWork((2, 3), 1)  # an episode among one
+
+        run(scenario, num_makers=2, prompts_per_lease=None)
+
+    def test_it_says_what_everybody_does_and_why_not(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            await coordinator.alive("trainer-0")
+            await coordinator.next_work("m", 0)
+            assert (await coordinator.overview(0)).makers[0]["doing"] == "waits: no weights were published yet"
+            await coordinator.makers()
+            await coordinator.publish(0)
+            assert (await coordinator.overview(0)).sync_seconds is not None
+            await coordinator.next_work("m", 1)
+            taking = asyncio.create_task(coordinator.take(0, 5, "trainer-0"))
+            await asyncio.sleep(0)
+            view = await coordinator.overview(0)
+            assert (view.makers[0]["doing"], view.makers[0]["making"]) == ("makes 2 prompts from 0", 2)
+            assert view.trainers["trainer-0"]["doing"] == "waits for the samples of episode 1"
+            await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes())
+            await taking
+            await coordinator.next_work("m", 0)
+            view = await coordinator.overview(0)
+            assert view.makers[0]["doing"] == "waits: max_staleness: the next prompts need policy version 1"
+            assert (view.makers[0]["groups"], view.makers[0]["waiting"], view.queue) == (2, 0, 0)
+            assert view.trainers["trainer-0"]["doing"] == "trains on episode 1"
 
         run(scenario)
 
@@ -288,6 +392,14 @@ class TestCoordinator:
             assert list((await coordinator.overview(0)).silent) == ["trainer-0"]
 
         run(scenario, heartbeat_seconds=0.04)
+
+
+def test_inside_of_a_job_the_cluster_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert cluster_address(RayConfig()) is None
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert cluster_address(RayConfig()) == "10.0.0.1:6379"
+    assert cluster_address(RayConfig(address="auto")) == "auto"
 
 
 class TestFailures:

@@ -150,7 +150,7 @@ class MakerRegistry:
                     "leaving": name in self._leaving,
                     "busy": round(maker.busy_total_s / total, 4) if total else 0.0,
                     "busy_s": round(maker.busy_total_s, 1),
-                    "idle_s": {why: round(seconds, 1) for why, seconds in maker.idle_total_s.items()},
+                    "idle_s": {why: round(seconds, 1) for why, seconds in maker.idle_total_s.items() if seconds},
                     "groups": maker.num_groups,
                     "making": owed.get(name, 0),
                     "waiting": waiting.get(name, 0),

@@ -19,6 +19,7 @@ from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
 from .calls import ask, collect
+from .cluster import cluster_address
 from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
 from .experience_maker_holder import ExperienceMakerHolder
@@ -225,7 +226,12 @@ class Actors:
 
 def _threads(config: RayConfig) -> int | None:
     """torch threads per actor: on a local Ray, the cores divided by the actors that work at the same time."""
-    if config.address is not None or config.maker_cpus or config.trainer_cpus or "OMP_NUM_THREADS" in os.environ:
+    if (
+        cluster_address(config) is not None
+        or config.maker_cpus
+        or config.trainer_cpus
+        or "OMP_NUM_THREADS" in os.environ
+    ):
         return None
     # Strictly on-policy, makers and trainers take turns.
     turns = (config.num_makers, config.num_trainers)

@@ -291,16 +291,15 @@ class Coordinator:
         await self._waiters.until("events", lambda: len(self._events), timeout_seconds)
         events = self._events.take()
         next_episode = 0 if self._handed is None else self._handed[0] + 1
-        owned = Counter(group.owner for group in self._prompts.waiting())
-        queue = owned.total()
-        owned.update(group.owner for group in self._being_trained_on())
+        waiting = Counter(group.owner for group in self._prompts.waiting())
+        in_use = Counter(group.owner for group in self._being_trained_on())
         return Overview(
             version=self._prompts.version,
             progress=self._describe(next_episode),
-            makers=self._makers.describe(owned, self._prompts.num_leases()),
+            makers=self._makers.describe(waiting, self._prompts.num_leases()),
             trainers=self._trainers.describe(),
-            queue=queue,
-            owned=owned,
+            queue=waiting.total(),
+            owned=waiting + in_use,
             sync_seconds=self._sync_seconds,
             stuck=self._makers.stuck(),
             silent=self._trainers.silent(),

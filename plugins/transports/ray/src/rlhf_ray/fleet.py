@@ -21,7 +21,7 @@ from rlhf_core.util import printable
 
 from .actors import Actors, Maker
 from .calls import ActorLostError, ask, explain, is_lost
-from .cluster import draining_nodes
+from .cluster import cluster_address, draining_nodes
 from .messages import Overview
 from .placement import Placement, lacking
 from .scale_request import ScaleAnswer, ScaleRequest, ScaleRequests
@@ -128,7 +128,7 @@ class Fleet:
             maker, place = self._actors.room_for_another([each.maker for each in self._coming])
             deadline = float("inf")
             if self._request is not None:
-                own = _LOCAL_ROOM_SECONDS if self._actors.config.address is None else float("inf")
+                own = _LOCAL_ROOM_SECONDS if cluster_address(self._actors.config) is None else float("inf")
                 deadline = min(self._deadline, time.monotonic() + own)
             self._coming.append(_Coming(maker, place, deadline))
 
