@@ -300,9 +300,7 @@ def simulate(case: Case) -> dict[str, Any]:
         "coordinator_ms_per_group": round(1000 * busy / (case.episodes * case.groups), 3),
         "lost": len(set(expected) - set(counts)),
         "doubled": sum(count - 1 for count in counts.values()) + len(set(counts) - set(expected)),
-        "coordinator_mb": [
-            round(memory[round(share * (len(memory) - 1))] / 1e6) for share in (0.1, 0.25, 0.5, 0.75, 1)
-        ],
+        "coordinator_mb": [round(memory[quarter * (len(memory) - 1) // 4] / 1e6) for quarter in range(1, 5)],
     }
 
 
