@@ -90,7 +90,7 @@ class TestRuns:
         check_samples: CheckSamples,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """One comes and makes prompts, 298 find no room, the last goes; the numbers are the local run's."""
+        """One comes and makes prompts, others find no room, the last goes; the numbers are the local run's."""
         local = train(run_file({"episodes": 4}), output=tmp_path / "local")
         monkeypatch.setattr("rlhf_ray.fleet._LOCAL_ROOM_SECONDS", 2.0)
         folder = tmp_path / "ray"
@@ -102,18 +102,16 @@ class TestRuns:
             said.append(scaled(folder, 2))
             shown = CliRunner().invoke(command, ["status", str(folder)]).output
             assert "maker-1" in shown and "trains on episode 1" in shown, shown
-            said.append(scaled(folder, 300))
+            said.append(scaled(folder, 5 * (os.cpu_count() or 1)))
             threading.Timer(2.0, held.unlink).start()
             said.append(scaled(folder, 1))
 
-        run = run_file({"episodes": 4}, max_staleness=0, prompts_per_lease=2, maker_cpus=0.01)
+        run = run_file({"episodes": 4}, max_staleness=0, prompts_per_lease=2, maker_cpus=0.3)
         with while_it_runs(steps):
             result = train(run, output=folder)
         assert [each.exit_code for each in said] == [0, 1, 0], [each.output for each in said]
         assert "2 makers" in said[0].output and "1 makers" in said[2].output
-        assert re.search(
-            r"no room for maker-\d+, .* and \d+ more: they ask for 1 CPU .* have 2 CPU", str(said[1].exception)
-        )
+        assert re.search(r"no room for maker-\d+.*: they ask for [\d.]+ CPU .* have \d+ CPU", str(said[1].exception))
         check_samples(folder)
         assert ended(folder, "maker-1 has left; 0 of its prompts will be made again")
         assert result is not None and local is not None
