@@ -167,3 +167,14 @@ def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
     whole, lost = fetch_groups(stored, timeout_seconds=WAIT)
     assert [each.position for each in whole] == [1, 2, 3]
     assert [each.position for each in lost] == [0]
+
+
+def test_a_row_brings_no_neighbour_into_the_ranks_memory() -> None:
+    """Three rows of a group lie in one object; a rank that wants one of them holds that one."""
+    (stored,) = store_groups(groups()[3:], "m", texts=False)
+    assert len({part.ref for part in stored.parts}) == 1
+    items, lost = fetch_items([stored], {(0, 0): summaries(stored)[0]}, timeout_seconds=WAIT)
+    assert not lost
+    tensors = [value for value in vars_of(items[0, 0]).values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) >= 5
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
