@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from running import PATIENCE_SECONDS
 
 from rlhf_core.rollout import SamplesLost, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, Rollout, RolloutGroup
@@ -19,7 +20,7 @@ from rlhf_ray.stored_episode import StoredEpisode
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-WAIT = 30.0
+WAIT = PATIENCE_SECONDS
 
 
 def group(position: int) -> RolloutGroup:
