@@ -174,7 +174,7 @@ def needs(what: Needs, *, compares_answers: bool = False) -> Callable[[FunctionT
 
 
 def needs_of(estimator: Callable[..., Any]) -> Needs:
-    """What an estimator has declared."""
+    """The needs that an estimator has declared."""
     declared: Needs = getattr(estimator, "needs", "episode")
     return declared
 

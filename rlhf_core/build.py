@@ -163,7 +163,7 @@ def build_run_prompts(
 
 
 def build_curriculum(resolved: ResolvedRun, prompts: PromptStream) -> Curriculum | None:
-    """What draws the run's prompts; None where all are drawn in turn."""
+    """The curriculum that draws the run's prompts; None where all are drawn in turn."""
     options = resolved.run.prompts.curriculum
     return None if options is None else make_curriculum(options, prompts.records)
 
@@ -175,7 +175,7 @@ def build_player(
     *,
     evaluates: SamplingParams | None = None,
 ) -> Player:
-    """What has the policy answer the run's prompts: once, or in the turns of its environment.
+    """The player by which the policy answers the run's prompts: once, or in the turns of its environment.
 
     evaluates: how the answers of an evaluation are sampled, whose tasks have seeds of their own.
     """
@@ -203,7 +203,7 @@ def build_environment_player(
     purpose: str = "task",
     base_folder: Path | None = None,
 ) -> EnvironmentPlayer:
-    """What plays the episodes of an environment, in a run or outside of one.
+    """The player of an environment's episodes, in a run or outside of one.
 
     purpose: tasks of different purposes have different seeds. base_folder: of relative paths in its options; None is
     the working folder.
@@ -257,7 +257,7 @@ def build_evaluator(
     strategy: Strategy,
     eval_prompts: Mapping[str | None, PromptStream] | None = None,
 ) -> PolicyEvaluator:
-    """What scores the policy on the held-out prompts, or on the first ones of sources of their own.
+    """The evaluator that scores the policy on held-out prompts, or on the first ones of sources of their own.
 
     eval_prompts: of those sources (`build_eval_prompts`), where they are built already.
     """
@@ -284,7 +284,7 @@ def build_evaluator(
 
 @dataclass(frozen=True, slots=True)
 class TrainerModels:
-    """What a trainer process holds."""
+    """The models of a trainer process."""
 
     tokenizer: PreTrainedTokenizerBase
     trained: dict[str, Trained]
@@ -379,7 +379,7 @@ def build_reference_pass(
     policy: nn.Module,
     critic: nn.Module | None,
 ) -> ReferencePass:
-    """Of the models that look at finished samples: the reference, where the algorithm needs one, and the critic."""
+    """The pass of models over finished samples: the reference, where the algorithm needs one, and the critic."""
     reference, run = build_reference(resolved, algorithm, strategy, policy), resolved.run
     teacher = None
     if "teacher" in algorithm.roles:

@@ -1,4 +1,4 @@
-"""What a plugin's entry point names: a `Component`, and what core hands to its `build`.
+"""The `Component` that a plugin's entry point names, and the contexts that core hands to its `build`.
 
 `build` names a callable `build(config, context)`; `config` is an instance of the component's own pydantic
 model, `context` the dataclass of its kind below. The module that `build` names is imported when a run starts,
@@ -86,7 +86,7 @@ class AlgorithmContext:
     samples_per_prompt: int
     """Answers to each prompt."""
     tokenizer: PreTrainedTokenizerBase
-    """Of the policy."""
+    """The policy's."""
     max_sequence_tokens: int | None = None
     """Longest prompt + response, where known."""
     score: Callable[[Mapping[str, float]], float] = _sum_of_rewards
@@ -108,7 +108,7 @@ class RewardContext:
     device: str
     """`cpu` or `cuda:N`: the trainer's or maker's own, where it may put a model."""
     seed: int
-    """Of the run."""
+    """The run's seed."""
     model_path: str | None = None
     """Where the policy was loaded from: a reward may ask whether its tokenizer is the policy's. None where a reward
     is asked outside a run, with no policy there (`rlhf serve-reward`, the seed's classes)."""
@@ -123,7 +123,7 @@ class EngineContext:
     model: nn.Module
     """The policy: shared with the trainer (changed in place, then `weights_updated`) or the engine's own copy."""
     tokenizer: PreTrainedTokenizerBase
-    """Of the policy."""
+    """The policy's."""
     device: torch.device
     """Where it generates: `cpu` or `cuda:N`."""
     seed: int
@@ -131,7 +131,7 @@ class EngineContext:
     model_path: str | None = None
     """Where the policy was loaded from, for engines that load their own."""
     compute_dtype: torch.dtype | None = None
-    """What the trainer's forward multiplies float32 weights in (`Strategy.compute_dtype`); None is float32."""
+    """Type in which the trainer's forward multiplies float32 weights (`Strategy.compute_dtype`); None is float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class PromptsContext:
     """For `rlhf.prompts`: build returns a `PromptSource`."""
 
     seed: int
-    """Of the run."""
+    """The run's seed."""
     base_folder: Path
     """Relative paths in the options start here."""
     has_chat_template: bool = False
@@ -151,7 +151,7 @@ class EnvironmentContext:
     """For `rlhf.environments`: build returns one environment, for one episode; it is called anew for each."""
 
     seed: int
-    """Of the run; what an episode should depend on is its task's `seed` and `sample_seed`."""
+    """Seed of the run; an episode should depend on its task's `seed` and `sample_seed` instead."""
     base_folder: Path
     """Relative paths in the options start here."""
 

@@ -63,7 +63,7 @@ class FitInfo:
     world_size: int = 1
     """Processes that train."""
     device: str = "cpu"
-    """Of the trainer."""
+    """Device of the trainer."""
     gradient_checkpointing: bool = False
     """Whether activations are computed again in the backward pass."""
 
@@ -78,9 +78,9 @@ class Verdict:
     guard: str
     """Name of the guard; a hook plugin's is its own, by which the run file names it."""
     reason: str
-    """What was found, with its numbers."""
+    """The finding, with its numbers."""
     hint: str | None = None
-    """What to change, for an error; the guard's own keys in the run file are named beside it."""
+    """The change that an error should propose; the guard's own keys in the run file are added to it."""
 
 
 class SetupHooks:

@@ -159,7 +159,7 @@ class Logger(Protocol):
 
 
 class RewardStates(Protocol):
-    """What the rewards of a run keep over a resume, wherever they are. Its methods are collective over ranks."""
+    """State of a run's rewards over a resume, wherever they are. Its methods are collective over ranks."""
 
     def states(self) -> list[dict[str, Any]]:
         """One entry a process that scores: name of a reward -> its `state_dict()`. Empty where none keeps any."""

@@ -29,7 +29,7 @@ class Trained(NamedTuple):
     model: nn.Module
     """As it is trained: wrapped or sharded."""
     optimizer: Optimizer
-    """Of its trainable parameters."""
+    """Optimizer of the trainable parameters."""
     scheduler: LRScheduler | None
     """Stepped after each optimizer step; None: a constant rate."""
 

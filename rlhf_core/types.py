@@ -321,7 +321,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSummary:
-    """What every trainer rank knows of a sample: fields of its `BufferItem`, but neither tokens nor text."""
+    """The part of a sample that every trainer rank has: fields of its `BufferItem`, but neither tokens nor text."""
 
     sample_id: int
     group_id: int

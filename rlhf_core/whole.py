@@ -1,4 +1,4 @@
-"""What a rank that holds some rows of an episode knows of the others: one number per row, and sums over all ranks."""
+"""The whole episode as seen by a rank that holds some of its rows: one number per row, and sums over all ranks."""
 
 from __future__ import annotations
 

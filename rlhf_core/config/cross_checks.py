@@ -1,4 +1,4 @@
-"""What sections of a run ask of each other."""
+"""Checks between the sections of a run."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ SuccessRange = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field
 
 
 class CurriculumStage(Section):
-    """What changes in a curriculum at some episode."""
+    """The changes of a curriculum at one episode."""
 
     from_episode: int = Field(0, ge=0, description="The first episode of the stage.")
     success: SuccessRange | None = Field(None, description="[lowest, highest] success rate; null: the curriculum's.")

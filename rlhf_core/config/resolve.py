@@ -41,10 +41,10 @@ DEFAULT_PLUGINS: Mapping[str, str] = {
     "engine": "hf",
     "transport": "local",
 }
-"""What a section that names no plugin gets; `prompts` has no default."""
+"""The default plugin of each section; `prompts` has none."""
 
 DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
-"""What a run that samples answers and has no `rewards` gets; one with an environment is rewarded by that."""
+"""Rewards of a run that samples answers and names none; an environment rewards by itself."""
 
 TASKS: Mapping[str, Any] = {"name": "tasks"}
 """The `prompts` of a run with an environment and none of its own."""
@@ -124,7 +124,7 @@ def _listed(
 
 
 def _shared_part(core: BaseModel, plugin: BaseModel) -> BaseModel:
-    """What core reads of a plugin's section; a plugin that subclasses core's options may have other defaults."""
+    """Core's options within a plugin's; a plugin that subclasses them may have other defaults."""
     if not isinstance(plugin, type(core)):
         return core
     return type(core)(**{name: getattr(plugin, name) for name in type(core).model_fields})
@@ -356,7 +356,7 @@ def resolve_reward(entry: Any, problems: Problems, path: str, trust: FileTrust =
 
 
 def options_of_core(selected: Selected) -> type[BaseModel] | None:
-    """What core reads in the section of a plugin beside its own options; None where that is all among its own."""
+    """Core's options that stand in a plugin's section beside its own; None where its own include them."""
     shared = SHARED_OPTIONS.get(selected.kind)
     return None if shared is None or issubclass(selected.component.config, shared) else shared
 

@@ -212,13 +212,13 @@ class EnvironmentConfig(Section):
 
 
 class EnvironmentEntry(EnvironmentConfig):
-    """What core reads of `environment`; the rest are options of the environment."""
+    """The keys of `environment` that core reads; the rest are options of the environment."""
 
     name: str = Field(min_length=1, description="An installed environment, or FILE.py:CLASS.")
 
 
 class RewardEntry(RewardCallOptions):
-    """What core reads of one entry of `rewards`; the rest are options of the reward."""
+    """The keys that core reads in one entry of `rewards`; the rest are options of the reward."""
 
     name: str = Field(min_length=1, description="An installed reward, or FILE.py:FUNCTION.")
     weight: float = Field(1.0, description="Factor of this reward in the combined score.")
@@ -232,7 +232,7 @@ class RewardEntry(RewardCallOptions):
 
 
 class RewardScaling(Section):
-    """What happens to the combined score of an answer before advantages are computed."""
+    """Scaling and clipping of an answer's combined score before advantages are computed."""
 
     clip: tuple[float, float] | None = Field(
         None, description="[low, high] bounds of the combined score; null leaves it. The clipped fraction is logged."
@@ -314,7 +314,7 @@ DEFAULT_LOGGER = "tensorboard"
 
 
 class LoggingConfig(Section):
-    """What core reads of `logging`; the other keys are names of loggers."""
+    """The keys of `logging` that core reads; the others are names of loggers."""
 
     samples: Literal["all", "none"] | Annotated[StrictInt, Field(ge=1)] = Field(
         "all", description="Samples written to samples.jsonl: all, none, or at most so many an episode."
@@ -322,7 +322,7 @@ class LoggingConfig(Section):
 
 
 class HooksConfig(Section):
-    """What core reads of `hooks`; the other keys are names of hook plugins with options, on where they are listed."""
+    """The keys of `hooks` that core reads; the others are hook plugins with options, on where they are listed."""
 
     disable: list[str] = Field(default_factory=list, description="Names of hook plugins that stay off.")
 

@@ -1,4 +1,4 @@
-"""What a run file names, imported and with checked options."""
+"""The plugins that a run file names, imported and with checked options."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SelectedReward:
 
 @dataclass(frozen=True, slots=True)
 class SelectedEnvironment:
-    """What the section `environment` names."""
+    """The environment that the section `environment` names."""
 
     options: EnvironmentConfig
     """Those of core."""

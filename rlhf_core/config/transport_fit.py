@@ -1,4 +1,4 @@
-"""What a run's transport asks of its strategy and algorithm."""
+"""Checks that a run's strategy and algorithm fit its transport."""
 
 from __future__ import annotations
 

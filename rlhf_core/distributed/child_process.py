@@ -76,7 +76,7 @@ class ChildProcess:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def exit_code(self) -> int | None:
-        """Of a process that has ended; that of one ended by a signal is negative. None where it has not."""
+        """Exit code of a process that has ended, negative for a signal; None while it runs."""
         if self._process.returncode is not None or sys.platform == "darwin":
             return self._process.poll()
         # Its number is kept until `end`, so that no other process can be meant by it.

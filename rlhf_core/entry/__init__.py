@@ -1,1 +1,1 @@
-"""What a command or a user calls: train, the quickstart, launching processes, inference."""
+"""Entry points for commands and users: train, the quickstart, launching processes, inference."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +22,7 @@ from ..models.loading import (
     write_transformers_folder,
 )
 from ..runfolder.checkpoints import CheckpointStore, find_damage
+from ..util.atomic import replacing_folder
 from ..util.weight_files import read_weights, stored_dtype, untied_names
 from .resume import own_config
 
@@ -45,6 +45,8 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
             no one else could load.
         CheckpointError: the checkpoint is another model's.
     """
+    from safetensors import SafetensorError
+
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserInputError("is there already", where=str(target), hint="give another folder: --to DIR")
     checkpoint = _checkpoint(source)
@@ -55,24 +57,19 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
     policy = load_policy(config, dtype=stored_dtype(folder), seed=seed, tokenizer=tokenizer, kind=_kind(weights))
     _check_fit(policy, weights, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        if is_lora(policy) and not merge_lora:
-            _name_base(policy, config)
-            save_adapter(policy, _cast(weights, dtype), partial)
-        else:
-            base: Any = policy
-            if is_lora(policy):
-                base, weights = policy.get_base_model(), merged_weights(policy, weights)  # type: ignore[operator]
-            write_transformers_folder(base, _cast(weights, dtype), partial)
-        tokenizer.save_pretrained(partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-    except OSError as error:
-        raise UserInputError(f"cannot be written: {error.strerror or error}", where=str(target)) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        with replacing_folder(target) as partial:
+            if is_lora(policy) and not merge_lora:
+                _name_base(policy, config)
+                save_adapter(policy, _cast(weights, dtype), partial)
+            else:
+                base: Any = policy
+                if is_lora(policy):
+                    base, weights = policy.get_base_model(), merged_weights(policy, weights)  # type: ignore[operator]
+                write_transformers_folder(base, _cast(weights, dtype), partial)
+            tokenizer.save_pretrained(partial)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
+        raise UserInputError(f"cannot be written: {error}", where=str(target), hint="is the disk full?") from error
     return checkpoint
 
 

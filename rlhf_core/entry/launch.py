@@ -108,7 +108,7 @@ def _own_signals(config: type[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _quiet_elastic() -> Iterator[None]:
-    """What elastic says of a failed process is said here, in one message."""
+    """Replaces elastic's messages about a failed process by one."""
     elastic = logging.getLogger("torch.distributed.elastic")
     before = elastic.level
     elastic.setLevel(logging.CRITICAL)

@@ -93,7 +93,7 @@ def find_checkpoint(resume: str, output: Path) -> Path | None:
 
 
 def resume_changes(folder: RunFolder, resolved: ResolvedRun, prompts: PromptStream, *, is_again: bool) -> list[Change]:
-    """What a resume changes of the run in `folder`. `is_again`: it has no checkpoint, and may change everything.
+    """The changes a resume makes to the run in `folder`. `is_again`: it has no checkpoint, and may change everything.
 
     Raises:
         UserInputError: model, algorithm or prompts are others than the checkpoint's.

@@ -53,7 +53,7 @@ class RunPlan:
     checkpoint: Path | None = None
     """Where a resume goes on; None where the run ended before it wrote one, and starts again."""
     changes: Sequence[Change] = ()
-    """What a resume changes."""
+    """Options that a resume changes."""
     origin: Path | None = None
     """Folder of the run that this one makes again."""
 
@@ -127,7 +127,7 @@ def _tell_recreation(
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """What the same config may give other numbers by: versions, data, code, machine."""
+    """Differences that can change the numbers of the same config: versions, data, code, machine."""
     for key, value in after.items():
         if key in _EXPECTED_TO_DIFFER or key not in before or before[key] == value:
             continue
@@ -229,7 +229,7 @@ def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
 
 
 def where_model(folder: RunFolder, error: BaseException | None) -> str | None:
-    """What the summary says of the trained policy: its folder, or the command that makes it; None: there is none."""
+    """Where the trained policy is, for the summary: its folder, or the command that makes it; None: there is none."""
     if error is None or isinstance(error, InterruptedRun):
         return folder.model.name if folder.model.is_dir() else None
     has_checkpoint = bool(CheckpointStore(folder.checkpoints, keep=1).steps())

@@ -21,7 +21,7 @@ _KEY_BYTES = 32
 
 
 def seal(folder: Path, trusted: FileTrust) -> dict[str, Any]:
-    """What the manifest says of the files that a run in `folder` runs and the programs that it starts.
+    """The manifest's entry about the files that a run in `folder` runs and the programs that it starts.
 
     Nothing where there is neither, or no key. What a program is may depend on the working folder, which is noted.
     """
@@ -34,7 +34,7 @@ def seal(folder: Path, trusted: FileTrust) -> dict[str, Any]:
 
 
 def sealed(folder: Path) -> FileTrust:
-    """What the run in `folder` was allowed to run, where this user's key says so; programs only where it was made."""
+    """The trust given to the run in `folder`, where this user's key confirms it; for programs, on that machine only."""
     opened = RunFolder.read(folder)
     said = opened.read_json(opened.manifest).get("trusted_files")
     key = _key(make=False)

@@ -41,7 +41,7 @@ class ChosenModel:
 
     config: ModelConfig
     weights: Path | None = None
-    """Of a checkpoint, in place of those that `config` names."""
+    """Folder of a checkpoint whose weights replace those that `config` names."""
 
     @property
     def label(self) -> str:
@@ -168,7 +168,7 @@ class ServedModel:
         )
 
     def close(self) -> None:
-        """What is being sampled is let go."""
+        """Close the engine and drop answers in progress."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

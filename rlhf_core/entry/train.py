@@ -63,7 +63,7 @@ class TrainResult:
 
     run_folder: Path
     summary: dict[str, Any]
-    """What `summary.json` says."""
+    """Content of `summary.json`."""
     metrics: list[dict[str, Any]]
     """The lines of `metrics.jsonl`."""
     already_done: str | None = None
@@ -394,7 +394,7 @@ def _transport(resolved: ResolvedRun) -> Transport:
 
 
 def read_result(folder: Path) -> TrainResult:
-    """What a run folder says of its run."""
+    """The result that a run folder records."""
     opened = RunFolder.read(folder)
     lines = opened.metrics.read_text(encoding="utf-8").splitlines() if opened.metrics.exists() else []
     return TrainResult(folder, opened.read_json(opened.summary), [json.loads(line) for line in lines])

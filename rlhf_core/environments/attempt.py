@@ -42,7 +42,7 @@ class Played:
     turn_rewards: dict[int, float] = field(default_factory=dict)
     """Number of the turn -> its reward."""
     measured: dict[str, float] = field(default_factory=dict)
-    """Of `environments.metrics`."""
+    """Figures for `environments.metrics`."""
 
 
 class Clock:
@@ -59,7 +59,7 @@ class Clock:
         """Turns that the policy is being asked for."""
         self.passed = asyncio.Event()
         self.doing = "run"
-        """What the environment was asked for last."""
+        """The last call to the environment, in words."""
         self.judge: Callable[[], Awaitable[bool]] | None = None
         """Says, once the time is over, whether this environment is to blame, and ends it then; None: it is.
 
@@ -104,7 +104,7 @@ class Clock:
 
 
 class CallClock(Protocol):
-    """What is told of every call."""
+    """Observer of every call."""
 
     doing: str
 
@@ -125,7 +125,7 @@ class Caller:
         self._workers = workers
 
     async def __call__(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the function gives; `what` names the call in errors. A plain function runs on a thread.
+        """Call the function and return its result; `what` names the call in errors. A plain function runs on a thread.
 
         Raises what the function does, or `EnvironmentFault` for what a coroutine must not raise.
         """
@@ -140,7 +140,7 @@ class Caller:
 
 
 def _outcome_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Exception | None]:
-    """What a function gives, or its error as a value: a future cannot hold each of them."""
+    """The function's result, or its error as a value: a future cannot hold every kind of error."""
     try:
         return function(*args, **kwargs), None
     except BaseException as error:  # a stranger's function may raise anything, SystemExit included
@@ -283,7 +283,7 @@ async def run_environment(make: Make, call: Caller, episode: Playable, clock: Ca
 
 
 def said(error: BaseException) -> str:
-    """What an error says, as the end of a sentence about the call that raised it."""
+    """The error's text, as the end of a sentence about the call that raised it."""
     return f"raised {type(error).__name__}: {printable(str(error))}"
 
 

@@ -33,13 +33,13 @@ class HistoryCheck:
     cut_thinking_after: tuple[str, ...]
     """The same for replies that think (`<think>…</think>`) before they answer."""
     changes: tuple[str, ...]
-    """What is written otherwise, in words; one for each role and kind of reply."""
+    """Differences from the template's own rendering, in words: one for each role and kind of reply."""
     trims: bool
     """Blanks around a reply are left out of history. That alone does not count as cut."""
     end_of_turn: str | None
     """The token that ends a reply; None where the template writes none."""
     error: ConfigError | None
-    """What `after_reply` raises where a row cannot grow with this template at all; it can only branch."""
+    """The error of `after_reply` where a row cannot grow with this template at all; it can only branch."""
 
     @property
     def prefix_preserving(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a tokenizer's chat template does with a conversation, found by rendering small ones. Texts only, no ids."""
+"""How a tokenizer's chat template renders conversations, found by rendering small ones. Texts only, no ids."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ChatTemplate:
             ) from error
 
     def after_reply(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """What follows the content of a reply: what closes it, `messages`, and what makes the model answer again.
+        """The text after a reply's content: its closing, `messages`, and the beginning of the next reply.
 
         Raises `ConfigError` where that depends on what stood before, and `DataError` where the template refuses the
         messages.
@@ -86,7 +86,7 @@ class ChatTemplate:
         return text
 
     def closing(self) -> str:
-        """What closes a reply, whatever follows."""
+        """The text that closes a reply, whatever follows."""
         last = self._rest(self.render([USER, _DUMMY], prompt=False))
         return last[: shared_length(last, self._rest(self.render([USER, _DUMMY, USER])))]
 
@@ -152,7 +152,7 @@ class ChatTemplate:
             raise Refusal(first_line(error)) from error
 
     def _rest(self, text: str) -> str:
-        """What follows the dummy reply."""
+        """The text after the dummy reply."""
         _, found, rest = text.partition(_REPLY)
         if not found:
             raise ConfigError(

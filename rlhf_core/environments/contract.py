@@ -1,4 +1,4 @@
-"""What an environment is given and gives back.
+"""The contract of environments: the types they are given and give back.
 
 Core drives `async run(task, policy) -> Outcome`. Environments that are written as `reset` and `step`, as a class whose
 methods are tools, or as plain functions are brought into that form by the other modules of this room; none of them
@@ -23,7 +23,7 @@ Tool = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one episode is about."""
+    """The task of one episode."""
 
     prompt: Prompt
     """Its `text`, `messages`, `answer` and `metadata` are those of the prompt source."""

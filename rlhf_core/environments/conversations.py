@@ -26,7 +26,7 @@ class Answered:
 
     row: Row
     end: Mark
-    """Of the reply."""
+    """End of the reply."""
     messages: tuple[ChatMessage, ...] = ()
     """The call's, and the reply."""
     text: str | None = None
@@ -44,7 +44,7 @@ class Answered:
 
     @property
     def length(self) -> int:
-        """Of two that a call continues, the longer one is meant."""
+        """Length, by which the longer of two conversations that a call continues is chosen."""
         return len(self.messages) if self.text is None else len(self.text)
 
 
@@ -108,7 +108,7 @@ class Conversations:
         return self._episode.open_chat(tuple(messages), call.tools)
 
     def _new(self, call: Call, earlier: Answered) -> Messages:
-        """What the call adds to what it continues."""
+        """The messages that the call adds to the conversation it continues."""
         if call.text is not None:
             return call.text[earlier.length :] or None
         return template_messages(call.messages, self._episode.chat.tool_format)[earlier.length :] or None

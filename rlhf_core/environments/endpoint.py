@@ -1,4 +1,4 @@
-"""What a server of the policy is given and gives back: the seam between core and the plugins of `rlhf.endpoints`.
+"""The seam between core and the plugins of `rlhf.endpoints`: the types that a server of the policy takes and returns.
 
 A server reads HTTP into a `Call`, has it answered by whom its key belongs to, and writes the `Answer`. It knows nothing
 of tokens, episodes or engines.
@@ -27,16 +27,16 @@ class ChatMessage:
     role: str
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of the assistant."""
+    """Calls made by the assistant."""
     tool_call_id: str | None = None
-    """Of a tool's result: which call it answers."""
+    """Id of the call that a tool's result answers."""
     call_ids: tuple[str, ...] = field(default=(), compare=False)
     """How the client calls `tool_calls`; they are made up and mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a client asks: that a conversation or a text be continued."""
+    """A client's request to continue a conversation or a text."""
 
     messages: tuple[ChatMessage, ...] = ()
     text: str | None = None
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the policy answered."""
+    """The policy's answer."""
 
     text: str
     """Without the calls that could be read, and without the text of `Call.stop` that ended it."""
@@ -102,7 +102,7 @@ class EndpointServer(Protocol):
 
 
 class StartServer(Protocol):
-    """What an entry point of `rlhf.endpoints` names."""
+    """The function that an entry point of `rlhf.endpoints` names."""
 
     def __call__(self, find_key: FindKey, *, host: str, port: int, limits: ServerLimits) -> Awaitable[EndpointServer]:
         """Listen, on the running event loop; port 0 takes a free one. Raises `UserInputError`."""

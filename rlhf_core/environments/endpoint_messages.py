@@ -33,7 +33,7 @@ def template_messages(messages: Sequence[ChatMessage], tool_format: Callable[[],
 def reply_message(
     text: str, calls: Sequence[ToolCall], stop: Sequence[str], tool_format: Callable[[], ToolFormat]
 ) -> ChatMessage:
-    """What a client is told of a reply: its content and the calls that could be read.
+    """The message that a client gets for a reply: its content and the calls that could be read.
 
     text: as it was decoded. stop: of the call; the text that ended the reply is left out.
     """

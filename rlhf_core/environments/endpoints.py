@@ -43,7 +43,7 @@ class Endpoints:
 
 
 def find_server() -> StartServer:
-    """What starts the server. Raises `PluginError` saying what to install."""
+    """The function that starts the server. Raises `PluginError` saying what to install."""
     try:
         ref = find("endpoints", SERVER)
     except PluginError as error:

@@ -47,7 +47,7 @@ class Opener(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the episodes of a run have in common."""
+    """Settings shared by the episodes of a run."""
 
     options: EnvironmentConfig
     tokenizer: PreTrainedTokenizerBase
@@ -57,7 +57,7 @@ class Rules:
     eos_token_ids: frozenset[int]
     """At which the engine ends a turn."""
     encoder: PromptEncoder = field(init=False)
-    """Of prompts, shared so that one of them is encoded once."""
+    """Encoder of prompts, shared so that each is encoded once."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "encoder", PromptEncoder(self.tokenizer))

@@ -1,4 +1,4 @@
-"""What is measured of the episodes of one iteration."""
+"""Metrics of the episodes of one iteration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESERVED: Final = frozenset({"num_turns_mean", "truncated_fraction", "failed_fra
 
 
 class HasMetrics(Protocol):
-    """What an episode left: a sample of it, or its row of an evaluation."""
+    """A record of an episode: a sample of it, or its row of an evaluation."""
 
     @property
     def environment(self) -> Mapping[str, float]: ...

@@ -40,7 +40,7 @@ LEAVE_SECONDS = 2.0
 """So long environments that are no longer played may take to let go of what they hold."""
 _POLL_SECONDS = 0.2
 _CONNECTIONS, _CONNECTIONS_EACH = 256, 8
-"""Of agents that drive themselves, at the endpoints of all episodes; and for each more that is played at once."""
+"""Connections to the endpoints of self-driven agents: a base, and more for each episode played at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class _Session:
         self._asked: Counter[int] = Counter()
         """Sample id -> turns that its episode waits for; only of those that wait."""
         self._handed = self._received = 0
-        """What was given to the loop, and what it has taken up."""
+        """Turns given to the loop, and turns it has taken up."""
         self._idle = False
         self._closing = False
         self._turns: list[_Turn] = []

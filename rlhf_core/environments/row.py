@@ -30,19 +30,19 @@ class Row:
 
     branch: int
     text: str
-    """Of the prompt."""
+    """Text of the prompt."""
     prompt_ids: tuple[int, ...]
     messages: tuple[Message, ...] | None
     """The prompt's; None for plain text."""
     tools: tuple[Tool, ...] = ()
-    """What the policy may call here."""
+    """Tools that the policy may call here."""
     conversation: list[Message] = field(default_factory=list)
     """All messages so far, the replies among them; stays empty for plain text."""
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     support: list[Sequence[int]] = field(default_factory=list)
-    """Of each token of the response, what truncated sampling chose from; nothing for given tokens."""
+    """For each token of the response, the ids that truncated sampling chose from; empty for given tokens."""
     truncates: bool = False
     """Whether any token was sampled from less than the whole vocabulary."""
     turns: list[Turn] = field(default_factory=list)

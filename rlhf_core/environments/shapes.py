@@ -128,7 +128,7 @@ def _bound(environment: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the record's keys, those that the function takes."""
+    """The keys of the record that the function takes."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(row)

@@ -42,7 +42,7 @@ class ToolFormat:
         return f"{content}\n{written}" if content and written else content or written
 
     def content(self, text: str, calls: Sequence[ToolCall]) -> str:
-        """What a reply says before the calls that were read from it; all of it where one could not be read."""
+        """The text of a reply before the calls read from it; all of it where one could not be read."""
         if not calls or any(call.error is not None for call in calls):
             return text
         thought, ended, answer = text.partition("</think>")
@@ -70,7 +70,7 @@ class ToolFormat:
 
 
 def without_thinking(text: str) -> str:
-    """What follows the first `</think>`; nothing of a reply that begins to think and does not end it."""
+    """The text after the first `</think>`; empty for a reply that begins to think and does not end it."""
     _, ended, answer = text.partition("</think>")
     if ended:
         return answer

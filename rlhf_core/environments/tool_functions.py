@@ -143,7 +143,7 @@ _ARGUMENT = re.compile(r"^(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
 
 
 def _split_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its first section, and what its `Args:` section says of each argument."""
+    """Split a docstring into its description and the descriptions in its `Args:` section, by argument."""
     lines = doc.splitlines()
     first = next((place for place, line in enumerate(lines) if _SECTION.match(line)), len(lines))
     arguments: dict[str, str] = {}

@@ -19,17 +19,17 @@ from .masking import Reduce, masked_mean, masked_sum
 Range = tuple[float, float]
 """Lowest and highest ratio that is kept, both included."""
 DivergenceLevel = Literal["token", "sequence-mean", "sequence-sum", "sequence-max"]
-"""What a bound is put on: each token's divergence, or a figure of the tokens of a sequence."""
+"""The quantity that is bounded: each token's divergence, or the mean, sum or maximum over a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class DivergenceBound:
-    """What diverges by more is dropped: tokens, or whole sequences."""
+    """Drops tokens, or whole sequences, whose divergence is larger."""
 
     most: float
     """Nats."""
     estimator: Literal["k2", "k3"] = "k3"
-    """Of KL(engine || trainer) from a token the engine sampled, never negative."""
+    """Estimator of KL(engine || trainer) at a token the engine sampled; never negative."""
     level: DivergenceLevel = "sequence-mean"
 
 

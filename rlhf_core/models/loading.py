@@ -7,7 +7,6 @@ import functools
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..algorithm import ModelKind
 from ..config.sections import LoraConfig, ModelConfig
 from ..errors import CheckpointError, UserInputError, first_line
+from ..util.atomic import replacing_folder
 from .builtin import PREFIX, build_builtin, check_builtin
 from .chat_options import set_chat_options
 from .classifier import as_score_model, is_score_folder
@@ -273,22 +273,18 @@ def save_plain_model(
     """
     from safetensors import SafetensorError
 
-    if is_lora(model):
-        if adapter is not None:
-            save_adapter(model, weights, adapter)
-        base = model.get_base_model()  # type: ignore[operator]
-        weights = merged_weights(model, weights)
-    else:
-        base = model
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        write_transformers_folder(base, weights, partial)
-        tokenizer.save_pretrained(partial)
-        shutil.rmtree(path, ignore_errors=True)
-        partial.rename(path)
+        if is_lora(model) and adapter is not None:
+            with replacing_folder(adapter) as partial:
+                save_adapter(model, weights, partial)
+        with replacing_folder(path) as partial:
+            if is_lora(model):
+                merged = merged_weights(model, weights)
+                write_transformers_folder(model.get_base_model(), merged, partial)  # type: ignore[operator]
+            else:
+                write_transformers_folder(model, weights, partial)
+            tokenizer.save_pretrained(partial)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"the model cannot be written: {error}",
             where=str(path),

@@ -1,4 +1,4 @@
-"""What algorithms with a named policy loss share: named advantages, KL, entropy, long and off-policy answers."""
+"""Parts shared by algorithms with a named policy loss: advantages, KL, entropy, long and off-policy answers."""
 
 import lazy_loader
 

@@ -30,7 +30,7 @@ def with_marks(episode: Experience, loss: Callable[..., Any], whole: Whole) -> E
 
 
 def _tokens(rows: Experience, whole: Whole) -> EpisodeTokens:
-    """What a loss chooses from, of rows with their advantages. Collective."""
+    """The tokens from which a loss chooses, with their advantages. Collective."""
     import torch
 
     assert rows.advantages is not None

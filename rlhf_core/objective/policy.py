@@ -1,4 +1,4 @@
-"""What the algorithms with a policy loss share: the loss by name, entropy, KL, long and off-policy answers."""
+"""The policy objective: a loss by name, entropy, KL, and corrections for long and off-policy answers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class PolicyObjective:
     def _measure_entropy(
         self, controller: EntropyController, episode: Experience, whole: Whole, metrics: dict[str, float]
     ) -> None:
-        """Of the policy that sampled: the mean of -log p over its own tokens, whose expectation the entropy is."""
+        """Estimate the sampling policy's entropy as the mean of -log p over its own tokens."""
         entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, whole.all_reduce))
         controller.measure(entropy)
         metrics["policy/sampled_entropy"] = entropy

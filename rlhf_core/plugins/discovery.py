@@ -28,7 +28,7 @@ from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands")
-"""What can be plugged in; the entry-point group is `rlhf.` and this."""
+"""Kinds of plugins; the entry-point group is `rlhf.` and this."""
 
 _SINGULAR = {
     "algorithms": "algorithm",
@@ -79,7 +79,7 @@ class Selected:
     distribution: str
     version: str
     function: Callable[..., Any] | None = None
-    """What was given instead of a `Component`: a reward, the class of an environment, or a file's function."""
+    """The object given instead of a `Component`: a reward, the class of an environment, or a file's function."""
     unread: tuple[str, ...] | None = None
     """For a file that was read and not run: what its source does not tell. Such a plugin cannot be built."""
 
@@ -166,7 +166,7 @@ def _unknown(kind: str, name: str, refs: Mapping[str, PluginRef]) -> PluginError
 
 
 def import_target(ref: PluginRef) -> Any:
-    """What the entry point names. A failing import raises `PluginError` with the plugin's name on it."""
+    """Import the object that the entry point names. Raises `PluginError` with the plugin's name where that fails."""
     try:
         return ref.entry_point.load()
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything
@@ -286,7 +286,7 @@ def _check_requires(selected: Selected) -> None:
 
 
 def install_line(component: Component, missing: list[str]) -> str:
-    """What to type to get the missing modules."""
+    """The command that installs the missing modules."""
     return component.install or f"pip install {' '.join(name.partition('.')[0] for name in missing)}"
 
 

@@ -21,11 +21,11 @@ class Recipe:
     name: str
     options: Mapping[str, Any]
     context: object
-    """What `build` is given beside the options; picklable."""
+    """The context that `build` is given beside the options; picklable."""
 
     @classmethod
     def of(cls, kind: Kind, selected: Selected, config: BaseModel, context: object) -> Recipe:
-        """Of a plugin that was selected in this process."""
+        """The recipe of a plugin that was selected in this process."""
         return cls(kind, selected.name, config.model_dump(), context)
 
     def builder(self) -> Callable[[], Any]:

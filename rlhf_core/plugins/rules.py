@@ -1,4 +1,4 @@
-"""What core asks of every component beyond that it works: rules that need no run, for contracts and `plugins check`."""
+"""Rules for every component that can be checked without a run, for contracts and `plugins check`."""
 
 from __future__ import annotations
 

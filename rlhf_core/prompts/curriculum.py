@@ -24,7 +24,7 @@ _POOL_VISITS = 16
 
 @dataclass(slots=True)
 class _Estimate:
-    """Of a record, or of a pool."""
+    """The success estimate of a record, or of a pool."""
 
     rate: float = 0.0
     visits: int = 0

@@ -44,7 +44,7 @@ def record_name(source: object, index: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selecting:
-    """What is asked of a record."""
+    """Requirements on a record."""
 
     check: Check | None = None
     fits: Fits | None = None
@@ -207,7 +207,7 @@ class _Choice:
 
 
 def is_kept(keep: Callable[[Record], bool], record: Record, name: str) -> bool:
-    """What a filter says of a record. Raises `DataError` where the filter fails on it."""
+    """Whether the filter keeps a record. Raises `DataError` where the filter fails on it."""
     try:
         return bool(keep(record))
     except Exception as error:  # the user's function may raise anything

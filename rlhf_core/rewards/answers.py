@@ -1,4 +1,4 @@
-"""What the process of an isolated reward answers, as JSON: `["ready"]`, `["failed", why]`, `["scores", [...]]`."""
+"""JSON answers of an isolated reward's process: `["ready"]`, `["failed", why]`, `["scores", [...]]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_REASON_CHARS = 10_000
 
 
 class BadAnswer(ValueError):
-    """What came is none of these; the text says why."""
+    """The process sent something else; the message says why it is none of these."""
 
 
 def ready() -> bytes:

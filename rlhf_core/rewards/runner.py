@@ -276,7 +276,7 @@ class RewardRunner:
         return taken
 
     def take_own_counts(self) -> dict[str, float]:
-        """What the reward itself has counted since the last call, where it is an object with `take_counts()`."""
+        """Take the reward's own counts since the last call, where it is an object with `take_counts()`."""
         take = getattr(self._function, "take_counts", None)
         return {str(name): float(value) for name, value in take().items()} if callable(take) else {}
 

@@ -133,7 +133,7 @@ class RewardScorer:
         return self._pool.submit(partial(self.score, list(rollouts)))
 
     def take_metrics(self) -> dict[str, float]:
-        """What each reward cost since the last call, as `reward_calls/<name>/<count>`; counting starts anew.
+        """Take the costs of each reward since the last call, as `reward_calls/<name>/<count>`.
 
         Counts that are 0 are left out, except `calls` and `seconds`.
         """

@@ -235,7 +235,7 @@ class RolloutCoordinator(Generic[GroupT]):
         self._version = version
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the last taken episode: `rollout/refused_prompts`, and those of a curriculum."""
+        """Metrics of the last taken episode: `rollout/refused_prompts`, and those of a curriculum."""
         own = {} if self._sampler is None else self._sampler.take_metrics()
         return {"rollout/refused_prompts": float(self.refused_prompts), **own}
 

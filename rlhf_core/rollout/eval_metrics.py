@@ -19,7 +19,7 @@ _FINAL_ANSWER = re.compile(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>|####[ \t
 
 
 class EvaluationRow(NamedTuple):
-    """What one answer, or one episode, adds to an evaluation."""
+    """One answer, or one episode, of an evaluation."""
 
     rewards: dict[str, float]
     """Empty where a reward's policy dropped the sample."""
@@ -30,7 +30,7 @@ class EvaluationRow(NamedTuple):
     prompt: int = 0
     """Number of the prompt in the evaluation."""
     answer: str = ""
-    """What the answer votes for in maj@k; see `final_answer`."""
+    """The answer's vote in maj@k; see `final_answer`."""
     set_index: int = 0
     environment: Mapping[str, float] = {}
     """The environment's metrics of the episode."""
@@ -126,7 +126,7 @@ def majority_score(rows: Sequence[EvaluationRow], name: str) -> float:
 
 
 def final_answer(text: str) -> str:
-    r"""What an answer comes to: its last `\boxed{…}`, `<answer>…</answer>` or `#### …`, else all of it."""
+    r"""The final answer in a text: its last `\boxed{…}`, `<answer>…</answer>` or `#### …`, else all of it."""
     marked = _FINAL_ANSWER.findall(text)
     return " ".join(("".join(marked[-1]) if marked else text).split())
 

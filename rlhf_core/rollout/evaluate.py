@@ -91,7 +91,7 @@ class PolicyEvaluator:
 
     @property
     def num_prompts(self) -> int:
-        """Of this rank, of all sets."""
+        """Prompts of all sets that this rank evaluates."""
         return len(self._prompts)
 
     def close(self) -> None:

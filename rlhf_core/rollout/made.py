@@ -25,7 +25,7 @@ def made_episode(
 
 
 def summary_of(item: BufferItem) -> ItemSummary:
-    """What every rank knows of an item."""
+    """The part of an item that every rank has."""
     return ItemSummary(
         sample_id=item.sample_id,
         group_id=item.group_id,

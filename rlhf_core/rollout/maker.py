@@ -36,7 +36,7 @@ class Player(Protocol):
         ...
 
     def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
-        """What became of each (prompt, sample id), in any order, each as soon as it is done. Adds to `times`."""
+        """Yields the result of each (prompt, sample id) as soon as it is done, in any order. Adds to `times`."""
         ...
 
     def close(self) -> None:

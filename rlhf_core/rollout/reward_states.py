@@ -1,4 +1,4 @@
-"""What rewards keep over a resume, where every rank scores its own share."""
+"""The rewards' state over a resume, where every rank scores its own share."""
 
 from __future__ import annotations
 

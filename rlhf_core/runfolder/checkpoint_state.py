@@ -102,6 +102,6 @@ def load_channel_state(folder: Path) -> dict[str, Any] | None:
 
 
 def load_plugin_state(folder: Path) -> dict[str, Any]:
-    """What plugins kept in the checkpoint, {} where none did."""
+    """State of plugins in the checkpoint, {} where there is none."""
     path = folder / _PLUGINS
     return load_tree(path) if path.exists() else {}

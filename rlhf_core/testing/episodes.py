@@ -49,7 +49,7 @@ class ScriptedEngine(FakeEngine):
         super().__init__(seed=seed, vocabulary=range(_NUM_SPECIAL, len(tokenizer)), answer=self._write)
         self._replies = [[*tokenizer.encode(text, add_special_tokens=False), EOS] for text in replies]
         self.max_new_tokens = max(_RANDOM_TOKENS, *map(len, self._replies), 0)
-        """Of a turn: room for every reply."""
+        """Token limit of a turn: room for every reply."""
         self.sampled: list[tuple[GenerationRequest, Completion]] = []
         """Every turn that was asked for, with its answer, in order."""
 

@@ -26,7 +26,7 @@ class Ranks:
         self._values: list[Any] = [None] * world_size
 
     def run(self, work: Callable[[int, Strategy], T]) -> list[T]:
-        """What `work(rank, strategy)` returns on each rank; the strategy can only reduce and gather."""
+        """Results of `work(rank, strategy)` on each rank; the strategy can only reduce and gather."""
         with ThreadPoolExecutor(self.world_size) as pool:
             return list(pool.map(lambda rank: self._work(rank, work), range(self.world_size)))
 

@@ -1,4 +1,4 @@
-"""What hook plugins and rewards keep in checkpoints."""
+"""The state that hook plugins and rewards keep in checkpoints."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class EpisodeRecord:
         self._stack.close()
 
     def texts(self, num_rows: int) -> Sequence[int]:
-        """Of so many rows of an episode, those whose rollouts `rollouts` needs."""
+        """The rows, of `num_rows` in an episode, whose rollouts `rollouts` needs."""
         return () if self._samples is None else choose(range(num_rows), self._keep_samples)
 
     def rollouts(self, episode: int, made: MadeEpisode, estimated: Estimated) -> None:

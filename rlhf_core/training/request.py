@@ -83,4 +83,4 @@ class SessionParts:
     interrupted: Callable[[], bool]
     """Whether the user has asked the run to stop."""
     rewards: RewardStates | None = None
-    """What the rewards keep over a resume."""
+    """The rewards' state, which outlives a resume."""

@@ -1,8 +1,9 @@
-"""Atomic replacement of files."""
+"""Atomic replacement of files and folders."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,19 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yields a folder beside `path` to be made and filled, which then takes its place; on error it is removed."""
+    beside = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        yield beside
+        shutil.rmtree(path, ignore_errors=True)
+        beside.rename(path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def discard_half_written(folder: Path) -> None:

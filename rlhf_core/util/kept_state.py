@@ -1,4 +1,4 @@
-"""What hook plugins and rewards keep over a resume: `state_dict()` and `load_state_dict(state)`."""
+"""State of hook plugins and rewards that outlives a resume: `state_dict()` and `load_state_dict(state)`."""
 
 from __future__ import annotations
 

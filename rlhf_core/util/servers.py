@@ -1,4 +1,4 @@
-"""What servers of this project have in common, whatever they serve: bounds, keys, the socket they listen at."""
+"""Parts that all servers of this project share: size limits, keys, the listening socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ServerLimits:
     """Open connections; another is told 503 and closed."""
     max_body_bytes: int = 8 * 2**20
     max_bytes_in_flight: int = 16 * 2**20
-    """Of all bodies at once; one that is larger waits until it is alone."""
+    """Limit on all bodies together; a larger one waits until it is alone."""
     idle_seconds: float = 30.0
     """Longest time from a request's first byte to its last, headers and body together; longest silence before it."""
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from run_files import command, start, write_run
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -154,3 +155,15 @@ def test_lora_under_every_strategy_of_two_processes(tmp_path, strategy):
     assert "kernels" not in done.stderr
     assert export(tmp_path / "run", "--to", tmp_path / "merged", "--merge-lora") == 0
     assert_same(weights(tmp_path / "merged"), weights(tmp_path / "run" / "model"))
+
+
+def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
+    start(BASE, tmp_path / "run")
+
+    def full(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("rlhf_core.entry.export.write_transformers_folder", full)
+    assert export(tmp_path / "run", "--to", tmp_path / "new") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

@@ -11,7 +11,7 @@ from running import PATIENCE_SECONDS
 
 
 def run_pytest(folder: Path, *paths: str, select: str = "test") -> str:
-    """What pytest says of the tests in `folder`, with `paths` to import from."""
+    """Pytest's output for the tests in `folder`, with `paths` to import from."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     arguments = ["-q", "--tb=line", "-rA", "-p", "no:cacheprovider", "--strict-markers", "-k", select]
     done = subprocess.run(

@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.02
 
 
 class ForkedRank:
-    """What torch elastic asks of a `Popen`."""
+    """The part of `Popen` that torch elastic uses."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.rank = int(environment["RANK"])

@@ -40,7 +40,7 @@ _PRELOAD = (
 )
 """Not Ray itself: its C++ half reads the environment when it is imported."""
 TAKEN = b"+"
-"""What a stub hears when its worker is forked; without it, it becomes the worker itself."""
+"""Byte sent to a stub when its worker is forked; without it, it becomes the worker itself."""
 _ORDER_SECONDS = 10.0
 
 
@@ -138,7 +138,7 @@ def serve(listener_number: int) -> None:
 
 
 def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """What a stub asks for; None of one that went before it had said it."""
+    """A stub's request; None where it went before it was complete."""
     connection.settimeout(_ORDER_SECONDS)
     streams: list[int] = []
     try:

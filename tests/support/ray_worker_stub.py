@@ -1,4 +1,4 @@
-"""What a raylet starts as a worker: it asks for a forked one (see `quick_ray.py`) and ends when and as that does."""
+"""A raylet starts this stub as a worker: it asks for a forked one (see `quick_ray.py`) and ends as that does."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What tests that start processes share: waits with room for a busy machine, and an end for whatever was started.
+"""Helpers for tests that start processes: waits with room for a busy machine, and an end for whatever was started.
 
 What a test starts ends with the test, also where pytest's limit of time cuts it. Each process carries a mark in its
 environment and hands it to those below it, by which they are found although the one that started them is gone.
@@ -91,7 +91,7 @@ def fsync_of_pipes(number: int) -> None:
 
 
 def heap_bytes() -> int:
-    """What this process has taken and not given back: nothing else on the machine changes it, as it does pages."""
+    """Heap bytes in use by this process; unlike resident pages, nothing else on the machine changes them."""
     heap = psutil.heap_info()
     return int(heap.heap_used + heap.mmap_used)
 
@@ -128,7 +128,7 @@ class Forked:
         assert self.returncode is None, f"it ended with {self.returncode}: {self.output()}"
 
     def output(self) -> tuple[str, str]:
-        """What it has written to stdout and stderr."""
+        """The text it has written to stdout and stderr."""
         out, err = (path.read_text() if path.exists() else "" for path in self._streams)
         return out, err
 

@@ -41,7 +41,7 @@ class IsolatedEnvironments:
         self._num_threads = concurrency + SPARE_THREADS
         self._memory_limit_bytes = memory_limit_bytes or default_memory_limit_bytes()
         self.numbers = itertools.count(1)
-        """Of episodes."""
+        """Numbers of episodes."""
         self._lock = threading.Lock()
         self._idle: list[EnvironmentProcess] = []
         self._closed = False
@@ -118,7 +118,7 @@ class Sitting:
                 self._end(process)
 
     def number(self) -> int:
-        """Of an episode; no two in a process have the same."""
+        """A new number for an episode, unique in its process."""
         return next(self._environments.numbers)
 
     def suspect(self, sample_id: int) -> None:

@@ -1,4 +1,4 @@
-"""What crosses between a run and the process of its environments: frames of pickle one way, of checked JSON the other.
+"""Messages between a run and the process of its environments: frames of pickle to it, of checked JSON from it.
 
 The process writes `FromChild`; it is given tuples whose first part is a `Command`.
 """
@@ -19,9 +19,9 @@ from ...errors import RlhfError
 from ..contract import EpisodeTruncated, Status
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of one message that the process writes; an observation may have a million characters, and a turn several."""
+"""Limit on one message from the process; an observation may have a million characters, and a turn several."""
 MAX_TEXT_CHARS = 10_000
-"""Of what an error says, or of the name of a call."""
+"""Limit on an error's text, or on the name of a call."""
 _HEAD = struct.Struct("!I")
 
 Command = Literal["make", "play", "answer", "ping"]
@@ -29,7 +29,7 @@ Command = Literal["make", "play", "answer", "ping"]
 
 
 class BadMessage(ValueError):
-    """What the process wrote is no message; the text says why, as the end of a sentence."""
+    """The process wrote something that is no message; the text says why, as the end of a sentence."""
 
 
 class _Message(BaseModel):
@@ -46,7 +46,7 @@ class ErrorTold(_Message):
 
     @classmethod
     def of(cls, error: RlhfError) -> ErrorTold:
-        """Of one of core's, or of a plugin's own kind of it."""
+        """From an error of core's, or a plugin's subclass of one."""
         kind = next(each.__name__ for each in type(error).__mro__ if getattr(errors, each.__name__, None) is each)
         return cls(kind=kind, message=error.message, where=error.where, hint=error.hint)
 
@@ -91,7 +91,7 @@ class TurnAsked(_Message):
     say: Literal["turn"] = "turn"
     episode: int
     branch: int
-    """Of the proxies in the process: 0, and those that `ForkAsked` named."""
+    """Number of the proxy in the process: 0, or one that `ForkAsked` named."""
     turn: int
     """A number that the answer bears."""
     messages: str | list[dict[str, Any]] | None
@@ -152,11 +152,11 @@ _FROM_CHILD: TypeAdapter[Ready | Broken | Pong | OfEpisode] = TypeAdapter(FromCh
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the policy's proxy begins with."""
+    """First state of the policy's proxy."""
 
     remaining_turns: int
     max_new_tokens: int
-    """Of a turn."""
+    """Token limit of a turn."""
     left: int | None
     """See `Episode.left`."""
     room: int | None
@@ -212,7 +212,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_from_child(data: bytes) -> Ready | Broken | Pong | OfEpisode:
-    """What the process wrote. Raises `BadMessage`."""
+    """Parse a message from the process. Raises `BadMessage`."""
     try:
         return _FROM_CHILD.validate_json(data)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a child prints: its beginning is passed on to this process's stderr; who prints without end is found out."""
+"""A child's output: its beginning is passed on to this process's stderr; a flood is detected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 8 << 20
 WINDOW_SECONDS = 10.0
 """More than `MAX_BYTES` within so long is a flood."""
 SHOWN_BYTES = 1 << 18
-"""Of what is printed within so long, this much is passed on."""
+"""Bytes passed on of those printed within that time."""
 _CHUNK_BYTES = 1 << 16
 
 

@@ -77,7 +77,7 @@ class EnvironmentProcess(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         self._waiting: list[bytes] = []
         self._flood = ""
-        """What it did that was too much, once it was killed for it."""
+        """Why it was killed for flooding; empty where it was not."""
         output = OutputPipe(f"environment {name}", self._flooded)
         with tempfile.TemporaryFile() as file:
             self._slots = Slots(file.fileno(), num_threads + 1)

@@ -27,7 +27,7 @@ class LoggerContract(ComponentContract):
 
     @classmethod
     def logged(cls, run_folder: Path, config: BaseModel) -> Logged | None:
-        """What the logger has written for this run folder, each update once; None: it cannot be read."""
+        """The updates that the logger has written for this run folder, each once; None: they cannot be read."""
         return None
 
     @pytest.fixture

@@ -266,3 +266,18 @@ def test_a_model_that_the_disk_does_not_take_is_told_and_leaves_nothing(tmp_path
     with pytest.raises(CheckpointError, match="No space left(.|\n)*free some space"):
         save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_adapter_that_the_disk_does_not_take_is_told_and_leaves_the_old_one(tmp_path, monkeypatch):
+    model = add_lora(tiny_model(), LoraConfig(r=2), seed=0)
+    weights = dict(model.state_dict())
+    save_plain_model(model, weights, tiny_tokenizer(), tmp_path / "model", adapter=tmp_path / "adapter")
+
+    def full(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        save_plain_model(model, weights, tiny_tokenizer(), tmp_path / "model", adapter=tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "model"]

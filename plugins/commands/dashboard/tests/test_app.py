@@ -189,6 +189,12 @@ def test_broken_files_take_nothing_else_away(client, runs, first):
     assert client.get(f"/api/runs/{first}/metrics").json()["lines"] == [{"step": 1, "b": 2}]
 
 
+def test_a_number_that_json_has_no_word_for_takes_nothing_away(client, runs):
+    (runs / "first" / "summary.json").write_text('{"status": "done", "eval_before": NaN, "wall_s": Infinity}')
+    (row,) = client.get("/api/runs").json()["runs"]
+    assert (row["status"], row["eval_before"], row["wall_s"]) == ("done", None, None)
+
+
 def test_a_line_longer_than_a_look_is_passed(tmp_path):
     from rlhf_dashboard.tail import gained
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,23 @@ def test_a_busy_server_is_asked_again(server: Any, monkeypatch: pytest.MonkeyPat
     server.replies = lambda body: (503, {}, b"")
     with pytest.raises(JudgeError, match="status 503, 3 times"):
         score(make(server), "a")
+
+
+def test_a_server_that_is_busy_for_a_moment_opens_no_circuit(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    replies: Any = iter([(429, {}, b"")] * 4 + ['{"points": 10}'] * 4)
+    lock = threading.Lock()
+
+    def reply(body: Any) -> Any:
+        with lock:
+            return next(replies)
+
+    server.replies = reply
+    monkeypatch.setattr("rlhf_reward_judge.remote._FIRST_WAIT_SECONDS", 0.01)
+    assert score(make(server, breaker_failures=2, max_connections=4, attempts=5), *"abcd") == [1.0] * 4
+
+
+def test_an_answer_that_is_no_unicode_is_judged(server: Any) -> None:
+    assert score(make(server), "\ud800") == [0.5]
 
 
 def test_the_circuit_opens(server: Any) -> None:

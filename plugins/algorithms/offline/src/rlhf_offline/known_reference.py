@@ -26,7 +26,7 @@ ItemT = TypeVar("ItemT", bound=Referred)
 
 
 class KnownReference:
-    """What the reference said, by the digest of an item's answers."""
+    """The reference's log-probs, by the digest of an item's answers."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Tensor] = {}

@@ -1,4 +1,4 @@
-"""What a loss of preference pairs says, and that of reward models. Everything is [B] float32, one entry per pair."""
+"""Losses of preference pairs and of reward models. Everything is [B] float32, one entry per pair."""
 
 from __future__ import annotations
 

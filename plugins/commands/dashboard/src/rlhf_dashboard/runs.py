@@ -54,7 +54,7 @@ class Runs:
         return sorted(rows, key=lambda row: row["changed"], reverse=True)
 
     def details(self, folder: RunFolder) -> dict[str, Any]:
-        """What one run's page shows beside its curves and samples."""
+        """The content of one run's page beside its curves and samples."""
         manifest = _read(folder, folder.manifest)
         told = manifest.pop("events", None)
         events = [known_values(event) for event in told if isinstance(event, dict)] if isinstance(told, list) else []

@@ -83,7 +83,7 @@ class HttpConnection:
         return b"".join(parts)
 
     async def while_it_stays(self, work: Awaitable[T]) -> T:
-        """What `work` gives; it is cancelled where the client closes the connection. Raises `ClientLeft`."""
+        """Await `work`; it is cancelled where the client closes the connection. Raises `ClientLeft`."""
         working = asyncio.ensure_future(work)
         hearing = asyncio.ensure_future(self._reader.read(CHUNK_BYTES))
         try:

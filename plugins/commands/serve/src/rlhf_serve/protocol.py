@@ -33,7 +33,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "web_search_options": (None,),
 }
-"""What changes an answer and is not done here, with the values that change nothing."""
+"""Fields that would change an answer and are not supported, with the values that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class Server:
 
 
 async def _answer_of(owner: Answering, call: Call) -> Answer:
-    """What the owner answers. Raises `CallRefused`, whatever he raises."""
+    """The owner's answer. Every error of the owner becomes `CallRefused`."""
     try:
         return await owner.answer(call)
     except CallRefused:
@@ -151,7 +151,7 @@ async def _answer_of(owner: Answering, call: Call) -> Answer:
 async def start(
     find_key: FindKey, *, host: str, port: int, limits: ServerLimits, model: str = "policy"
 ) -> EndpointServer:
-    """What the entry point `openai` of `rlhf.endpoints` names (`StartServer`)."""
+    """Start the server; the entry point `openai` of `rlhf.endpoints` (`StartServer`)."""
     server = Server(find_key, limits, model)
     listening = bound_socket(host, port, where="the endpoint")
     listening.setblocking(False)

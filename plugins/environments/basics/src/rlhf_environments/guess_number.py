@@ -32,7 +32,7 @@ class GuessNumber:
         return None if task.prompt.text else OPENING
 
     def step(self, reply: Any) -> tuple[str | None, float, bool]:
-        """What is answered to a guess; 1 and the end for the right one."""
+        """Answer a guess; the right one is rewarded with 1 and ends the episode."""
         guess = self._read(reply.text)
         if guess is None:
             return OPENING, 0.0, False

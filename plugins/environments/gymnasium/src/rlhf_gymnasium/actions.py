@@ -1,4 +1,4 @@
-"""What a reply says to do, where actions are numbered. It is hostile text: reading it takes linear time."""
+"""Read a numbered action from a reply, which is hostile text: reading it takes linear time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .text import RENDER, WriteObservation, template
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of a reply."""
+    """The outcome of a reply."""
 
     text: str
     """The next observation; what was wrong and the last one, where the reply had no action."""

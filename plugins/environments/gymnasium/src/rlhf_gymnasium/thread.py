@@ -21,7 +21,7 @@ class OwnThread:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     async def __call__(self, function: Callable[..., T], *args: Any) -> T:
-        """What the function gives. Raises what it raises; what is no `Exception` becomes a `RuntimeError`."""
+        """Call the function. Raises its errors; one that is no `Exception` becomes a `RuntimeError`."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def job() -> None:

@@ -75,7 +75,7 @@ class McpEnvironment:
         return Outcome(reward=reward, metrics={"tool_errors": float(self._num_errors)}, status=status)
 
     async def _of_task(self, server: Server, name: str, tools: Sequence[ServerTool], task: Task) -> str:
-        """What one of the tools says that the policy is not told of."""
+        """The result of a tool that the policy does not see."""
         schema = next(tool.input_schema for tool in tools if tool.name == name)
         prompt = task.prompt
         record = {**prompt.metadata, "prompt": prompt.messages or prompt.text, "answer": prompt.answer}
@@ -91,7 +91,7 @@ class McpEnvironment:
 
 
 def _accepted(schema: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the record's keys that have a value, those that a tool takes."""
+    """The keys of the record that have a value and that a tool takes."""
     taken = schema.get("properties")
     given = {key: value for key, value in record.items() if value is not None}
     return {key: given[key] for key in given if key in taken} if isinstance(taken, dict) else {}

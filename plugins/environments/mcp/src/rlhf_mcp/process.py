@@ -21,9 +21,9 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.util import printable
 
 MAX_MESSAGE_BYTES = 8 * 2**20
-"""Of one message of a server, which is a line."""
+"""Limit on one message of a server, which is a line."""
 MAX_BYTES = 64 * 2**20
-"""Of all that a server says in one episode."""
+"""Limit on all messages of a server in one episode."""
 LEAVE_SECONDS = 2.0
 """So long a server may take to end by itself when its input is closed."""
 _REAP_SECONDS = 5.0
@@ -50,7 +50,7 @@ class ServerProcess:
         self._last_words = b""
         """The end of what it wrote to its standard error."""
         self._fault: str | None = None
-        """What it was ended for."""
+        """Why it was ended."""
 
     async def __aenter__(self) -> Streams:
         program, *arguments = self._command
@@ -107,7 +107,7 @@ class ServerProcess:
         await asyncio.sleep(0)
 
     def story(self) -> str:
-        """What became of it, for errors: why it was ended, or how it ended, and its last words."""
+        """How the process ended, for errors: why it was ended, or its exit code, and its last output."""
         process = self._process
         told = self._fault or "it still runs"
         if self._fault is None and process is not None and process.returncode is not None:

@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, process: ServerProcess) -> None:
         self.doing = ""
-        """What it is waited for; empty while it is not."""
+        """The call in progress, in words; empty where there is none."""
         self._process = process
         self._loop = asyncio.new_event_loop()
         self._client: Client
@@ -56,7 +56,7 @@ class Server:
         return await self._ask("listing its tools", self._list_tools())
 
     async def call(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """What a tool answers. Raises `ToolRefused` for an error about the call, `EpisodeError` for any other."""
+        """Call a tool. Raises `ToolRefused` for an error about the call, `EpisodeError` for any other."""
         return await self._ask(f"calling its tool {printable(name)}", self._call_tool(name, arguments))
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from rlhf_core.util import printable
 
 MAX_NAME_CHARS = 128
 MAX_TOOLS_CHARS = 100_000
-"""Of all descriptions and schemas together, as JSON."""
+"""Limit on all descriptions and schemas together, as JSON."""
 
 
 def schemas(tools: Sequence[ServerTool], wanted: Sequence[str] | None, hidden: Sequence[str]) -> list[Tool]:
@@ -68,7 +68,7 @@ def _clean(value: Any) -> Any:
 
 
 def text_of(result: CallToolResult, longest: int) -> str:
-    """What a tool answers, cut after `longest` characters; what is no text is named in brackets."""
+    """A tool's answer, cut after `longest` characters; content that is no text is named in brackets."""
     parts = [_part(part) for part in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]

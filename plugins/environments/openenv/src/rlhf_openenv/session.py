@@ -31,7 +31,7 @@ class Session:
 
     def __init__(self, base_url: str) -> None:
         self.doing = ""
-        """What the server is waited for; empty while it is not."""
+        """The call in progress, in words; empty where there is none."""
         self._base_url = base_url
         self._client = GenericEnvClient(
             base_url,

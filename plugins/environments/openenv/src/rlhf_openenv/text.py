@@ -34,7 +34,7 @@ def action_of(reply: str, field: str | None) -> dict[str, Any]:
 
 
 def text_of(observation: Any, field: str | None) -> str:
-    """What the policy is shown of an observation. Raises `ValueError` for what is none, or cannot be shown."""
+    """The text of an observation for the policy. Raises `ValueError` where there is none, or it cannot be shown."""
     if not isinstance(observation, dict):
         raise ValueError(f"gave an observation that is a {type(observation).__name__}")
     if field is not None and field not in observation:

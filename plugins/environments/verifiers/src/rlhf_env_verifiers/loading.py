@@ -26,12 +26,12 @@ _loading = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the episodes of one environment share, and none of them changes."""
+    """A loaded environment, shared by its episodes, none of which changes it."""
 
     config: vf.EnvConfig
     """For `load_environment`; its type is the environment's own."""
     seat: str
-    """What the environment calls its one agent: the policy's."""
+    """The environment's name for its one agent, the policy."""
     tasks: tuple[Any, ...]
 
 
@@ -112,7 +112,7 @@ def _tasks(config: VerifiersConfig, taskset: vf.Taskset) -> tuple[Any, ...]:
 
 @contextmanager
 def _told(key: str, what: str, hint: str) -> Iterator[None]:
-    """What verifiers and its environments raise, as an error of the run file's section."""
+    """Turn errors of verifiers and its environments into errors of the run file's section."""
     try:
         yield
     except ConfigError:

@@ -102,7 +102,7 @@ class HttpReward:
         return {"Content-Type": CONTENT_TYPE, **asked, **authorization}
 
     def _said(self, response: httpx.Response, content: bytes) -> str:
-        """What an error response says; some servers repeat the headers they were sent."""
+        """The message of an error response, without the key: some servers repeat the headers they were sent."""
         text = f"status {response.status_code}: {error_text(content)}"
         return text if self._token is None else text.replace(self._token, "[hidden]")
 

@@ -28,7 +28,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "branch": 0,
     "turns": [],
 }
-"""What a field is when a request leaves it out; the others must be there."""
+"""Defaults of optional fields of a request; the other fields are required."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "sample_id": (int,),
     "prompt": (str,),
@@ -122,7 +122,7 @@ def decode_response(body: bytes, count: int) -> list[Any]:
 
 
 def error_text(body: bytes) -> str:
-    """What an error response says, or the start of a body that is none of ours."""
+    """The message of an error response, or the start of a body in another format."""
     try:
         said = json.loads(body).get("error")
     except (ValueError, AttributeError, RecursionError):

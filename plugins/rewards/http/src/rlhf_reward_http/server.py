@@ -37,7 +37,7 @@ _RETRY_AFTER_SECONDS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardServerLimits(ServerLimits):
-    """What bounds the server's memory: the bodies held at a time have `max_bytes_in_flight` together.
+    """Limits on the server's memory: the bodies held at a time have `max_bytes_in_flight` together.
 
     A body is parsed to Python objects, which take up to about 25 times its bytes. Each connection has a thread.
     """
@@ -49,7 +49,7 @@ class RewardServerLimits(ServerLimits):
 
 @dataclass(slots=True)
 class ServerCounts:
-    """What the server did."""
+    """Counts of the server's work."""
 
     scored_requests: int = 0
     scored_samples: int = 0
@@ -169,7 +169,7 @@ class _TimedReader(io.RawIOBase):
         self._deadline: float | None = None
 
     def begin(self) -> None:
-        """What comes next is another request."""
+        """Begin another request."""
         self._deadline = None
 
     def readable(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 ACCEPTED = "gzip, deflate"
-"""What the client says it reads."""
+"""Value of the header Accept-Encoding."""
 _KNOWN = frozenset({"gzip", "x-gzip", "deflate"})
 _ANY_HEADER = 32 + zlib.MAX_WBITS
 """zlib's way to say: a gzip or a zlib header."""

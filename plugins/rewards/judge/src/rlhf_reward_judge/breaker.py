@@ -34,7 +34,7 @@ class Breaker:
         self._in_a_row, self._open_until = 0, None
 
     def failed(self) -> None:
-        """After a lost call."""
+        """After a call that was lost for good."""
         self._in_a_row += 1
         if self._in_a_row >= self._most:
             self._open_until = self._clock() + self._seconds

@@ -24,7 +24,7 @@ from .verdicts import Messages, UnreadableVerdict, pairwise_messages, read_bette
 
 
 class Judge(Protocol):
-    """What replies to questions."""
+    """A model that replies to questions."""
 
     async def ask(self, questions: Sequence[Messages]) -> list[Reply | Exception]: ...
 
@@ -52,7 +52,7 @@ class _Question:
     read: Callable[[str], float]
     """The verdict of a reply; raises `UnreadableVerdict`."""
     lowest: float
-    """What counts where no reply can be read and that is allowed."""
+    """The score where no reply can be read and that is allowed."""
 
 
 class JudgeReward:
@@ -91,7 +91,7 @@ class JudgeReward:
             self._ledger.close()
 
     def take_counts(self) -> dict[str, float]:
-        """What was asked since the last call of this; logged as `reward_calls/<name>/…`."""
+        """Take the counts since the last call; logged as `reward_calls/<name>/…`."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
         return {name: float(number) for name, number in taken.items()}

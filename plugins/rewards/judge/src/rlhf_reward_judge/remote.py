@@ -33,11 +33,11 @@ class JudgeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a judge wrote."""
+    """A judge's reply."""
 
     text: str
     num_tokens: int
-    """Of its prompt and of the reply."""
+    """Tokens of its prompt and of the reply together."""
 
 
 class _Lost(Exception):
@@ -101,8 +101,8 @@ class RemoteJudge:
                 try:
                     reply = await self._ask_once(messages)
                 except _Lost as lost:
-                    self._breaker.failed()
                     if attempt + 1 == self._config.attempts:
+                        self._breaker.failed()
                         raise JudgeError(f"{self._address}: {lost}, {attempt + 1} times") from None
                     wait = min(_FIRST_WAIT_SECONDS * 2**attempt, _LONGEST_WAIT_SECONDS)
                     await asyncio.sleep(max(wait, lost.wait_seconds))

@@ -1,4 +1,4 @@
-"""What a judge is asked, and its verdict: JSON at the end of a reply, which is read in linear time.
+"""Questions to a judge, and its verdict: JSON at the end of a reply, which is read in linear time.
 
 What the policy wrote is data in both directions: it is given to the judge as JSON text, and a reply that repeats it
 decides nothing but by its own last object.
@@ -60,7 +60,7 @@ def read_better(reply: str) -> float:
 def _messages(wanted: str, material: Mapping[str, Any]) -> Messages:
     return [
         {"role": "system", "content": _SHARED + wanted},
-        {"role": "user", "content": json.dumps(material, ensure_ascii=False)},
+        {"role": "user", "content": json.dumps(material, ensure_ascii=False).encode("utf-8", "replace").decode()},
     ]
 
 

@@ -88,7 +88,7 @@ class Coordinator:
         self._arrived: dict[int, float] = {}
         self._times = PhaseTimes()
         self._handed_times = PhaseTimes()
-        """Of the episode that was handed out last."""
+        """Times of the episode that was handed out last."""
         self._canary_gap = 0.0
         self._compared: dict[str, int] = {}
         """Maker -> the newest version whose canary answers it has compared."""
@@ -148,7 +148,7 @@ class Coordinator:
         self._reward_states.keep(number, state)
 
     async def reward_state_of(self, number: int) -> Mapping[str, Any]:
-        """What the rewards of maker `number` go on from; empty where they start anew."""
+        """State from which the rewards of maker `number` go on; empty where they start anew."""
         return self._reward_states.of(number)
 
     async def submit_evaluation(self, maker: str, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
@@ -264,7 +264,7 @@ class Coordinator:
         self._canary_gap, self._compared = canary.get("gap", 0.0), dict(canary.get("compared", {}))
 
     async def reward_states(self) -> list[Mapping[str, Any]]:
-        """What the makers' rewards keep, in the order of the makers."""
+        """State of the makers' rewards, in the order of the makers."""
         return self._reward_states.all()
 
     async def give_reward_states(self, states: Sequence[Mapping[str, Any]]) -> None:

@@ -14,7 +14,7 @@ from .messages import EvaluationWork
 
 T = TypeVar("T")
 Topic = Literal["work", "samples", "makers", "evaluation", "events"]
-"""What a caller of the coordinator waits for."""
+"""Topic that a caller of the coordinator waits for."""
 
 
 class Waiters:

@@ -46,7 +46,7 @@ class MakerFeed(ABC):
         self.timer = PhaseTimer()
         self.times = PhaseTimes()
         self.num_samples = 0
-        """Of all that was sent, as `times`."""
+        """Samples in all that was sent; `times` covers the same."""
         self._takers = takers
         self._timeout_seconds = timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 REWARD_NAME = "reward"
-"""What the one reward of the seed's maker is called on its samples."""
+"""Name of the seed maker's one reward on its samples."""
 
 
 class MakerWorker:
@@ -118,7 +118,7 @@ class MakerParts:
     worker: MakerWorker
     hooks: HookRelay
     prompt: Callable[[int, int | None], Prompt]
-    """Of a position, and of the record that a curriculum has drawn for it."""
+    """The prompt of a position, and of the record that a curriculum has drawn for it."""
     keep: Callable[[RolloutGroup], bool]
     success: Callable[[RolloutGroup], float | None]
     evaluator: PolicyEvaluator | None
@@ -204,7 +204,7 @@ def _keep_all(group: RolloutGroup) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HolderModels:
-    """What a `model_fn` returned, ready for inference."""
+    """The models that a `model_fn` returned, ready for inference."""
 
     actor: nn.Module
     critic: nn.Module | None

@@ -1,4 +1,4 @@
-"""What the makers' rewards keep over a resume, as a trainer saves it and gives it back."""
+"""State of the makers' rewards over a resume, as a trainer saves and restores it."""
 
 from __future__ import annotations
 

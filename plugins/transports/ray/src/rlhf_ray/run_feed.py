@@ -23,7 +23,7 @@ _CANARY_ID = (1 << 62) + (1 << 61)
 
 
 class RunFeed(MakerFeed):
-    """What the coordinator has for one maker."""
+    """One maker's view of the coordinator."""
 
     def __init__(self, context: ActorContext, parts: MakerParts) -> None:
         self._coordinator = context.spec.coordinator
@@ -151,7 +151,7 @@ class RunFeed(MakerFeed):
             )
 
     def _take_canary(self, version: int) -> Canary | None:
-        """What came with `version`; once. Older ones are forgotten."""
+        """Take the canary of `version`, once. Older ones are forgotten."""
         for older in [known for known in self.canaries if known < version]:
             del self.canaries[older]
         return self.canaries.pop(version, None)

@@ -37,7 +37,7 @@ class Part:
 
     ref: Any
     first: int
-    """Of the object's rows, the group's first."""
+    """Index of the group's first row in the object."""
     num_rows: int
 
 
@@ -250,7 +250,7 @@ def _place(parts: Sequence[Part], row: int) -> tuple[Any, int]:
 
 
 def _get(refs: Sequence[Any], timeout_seconds: float) -> tuple[dict[Any, Any], set[Any]]:
-    """What the references point to, and the references whose object is lost, or does not come in time."""
+    """The objects of the references, and the references whose object is lost or does not come in time."""
     deadline = time.monotonic() + timeout_seconds
     try:
         return dict(zip(refs, ray.get(list(refs), timeout=timeout_seconds), strict=True)), set()

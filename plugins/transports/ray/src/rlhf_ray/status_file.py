@@ -99,7 +99,7 @@ class _Maker(BaseModel):
     doing: str
     for_s: float
     version: int | None
-    """Of its weights; None before it has any."""
+    """Version of its weights; None before it has any."""
     restarts: int = 0
     leaving: bool = False
     busy: float | None = None
