@@ -28,6 +28,8 @@ class Run:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     performance: Mapping[str, Any]
+    actors: Sequence[Any] = ()
+    """Of a detached run: what `actors.json` says of each."""
     before: Mapping[str, Any] = field(default_factory=dict)
     """The evaluation before training, as a line of step 0."""
 
@@ -60,6 +62,7 @@ def read_run(path: Path) -> Run:
     folder = RunFolder.read(Path(path))
     summary = known_values(folder.read_json(folder.summary))
     before = summary.get("eval_before")
+    actors = known_values(folder.read_json(folder.path / "actors.json")).get("actors")
     start: list[Mapping[str, Any]] = [{"step": 0, "eval/score": before}] if is_number(before) else []
     return Run(
         path=folder.path,
@@ -70,6 +73,7 @@ def read_run(path: Path) -> Run:
         manifest=folder.read_json(folder.manifest),
         summary=summary,
         performance=known_values(folder.read_json(folder.performance)),
+        actors=actors if isinstance(actors, list) else (),
         before=known_line({**folder.read_json(folder.evaluation_before), "step": 0}) or {},
     )
 

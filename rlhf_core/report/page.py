@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from .actor_table import actor_table
 from .cards import bars, cards, comparison, facts, status_class
 from .data import Run
 from .figures import figures_for
@@ -36,6 +37,7 @@ def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None 
         _plots(runs, plots, note),
         _samples(runs) if has_samples else "",
         "".join(bars(run, named=len(runs) > 1) for run in runs),
+        "".join(actor_table(run, named=len(runs) > 1) for run in runs),
         "".join(reward_table(run, named=len(runs) > 1) for run in runs),
         _settings(runs),
     ]

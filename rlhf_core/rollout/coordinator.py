@@ -17,8 +17,8 @@ It uses neither tensors nor a transport, so it runs in the trainer's process or 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Generic, Protocol, TypeVar
@@ -246,6 +246,10 @@ class RolloutCoordinator(Generic[GroupT]):
             self._end_lease(position)
         return len(lost)
 
+    def num_leases(self) -> Counter[str]:
+        """Maker -> prompts that it has in the making."""
+        return Counter(held.maker for held in self._held.values())
+
     def progress(self, episode: int) -> str:
         """Text on what `episode` still waits for."""
         state = self._open.get(episode)
@@ -254,6 +258,20 @@ class RolloutCoordinator(Generic[GroupT]):
         held = [f"{p} at {self._held[p].maker}" for p in sorted(state.outstanding) if p in self._held]
         waiting = f"; in the making: {', '.join(held[:4])}{' …' if len(held) > 4 else ''}" if held else ""
         return f"{len(state.accepted)} of {self._prompts_per_episode} groups are in{waiting}"
+
+    def why_closed(self) -> str | None:
+        """Why the next episode may not start yet; None where it may."""
+        if self._next_episode >= self._num_episodes:
+            return "every prompt of the run is made or in the making"
+        if self._next_episode > self._version + self._max_staleness:
+            return f"max_staleness: the next prompts need policy version {self._next_episode - self._max_staleness}"
+        if self.next_is_ready:
+            return "a complete episode waits for the trainers"
+        return None
+
+    def waiting(self) -> Iterator[GroupT]:
+        """The groups that have arrived and were not taken yet."""
+        return (group for episode in self._open.values() for group in episode.accepted.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but leases: prompts in flight are made again after a resume."""
@@ -304,9 +322,7 @@ class RolloutCoordinator(Generic[GroupT]):
 
     def _open_next(self) -> bool:
         """Open the next episode, if it may start."""
-        if self._next_episode >= self._num_episodes or self._next_episode > self._version + self._max_staleness:
-            return False
-        if self.ready(self._taken):
+        if self.why_closed() is not None:
             return False
         index = self._next_episode
         self._next_episode += 1

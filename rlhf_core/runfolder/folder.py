@@ -153,7 +153,7 @@ class RunFolder:
         A folder may come from someone else, and a link would redirect writes.
         """
         files = (self.lock, self.config, self.manifest, self.metrics, self.samples, self.summary, self.log)
-        found = [(path, oddity(path)) for path in (*files, self.performance)]
+        found = [(path, oddity(path)) for path in (*files, self.performance, self.path / "actors.json")]
         for path, what in (*found, (self.control, oddity(self.control, is_folder=True))):
             if what is not None:
                 raise UserInputError(what, where=str(path), hint="a run folder holds files of its own; remove it")

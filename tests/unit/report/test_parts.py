@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf_core.report.actor_table import actor_table
 from rlhf_core.report.cards import duration, number
 from rlhf_core.report.data import Run, read_run
 from rlhf_core.report.figures import FIGURES, figures_for
@@ -130,3 +131,24 @@ def test_each_evaluation_set_has_a_plot_with_its_interval_from_step_0():
     assert (score.steps, score.band) == ([0, 3], None)
     assert (passed.steps, passed.band) == ([3], ([0.1], [0.3]))
     assert {"eval", "eval-hard"} <= set(draw([run]))
+
+
+def test_the_actors_of_a_detached_run_are_shown(make_run, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", episodes=2)
+    assert actor_table(read_run(folder), named=False) == ""
+    idle = {"max_staleness": 29.0, "a complete episode waits for the trainers": 1.0, "<b>": 0.0}
+    rows = [
+        {"name": "maker-<1>", "busy_s": 90.0, "idle_s": idle, "groups": 48, "version": 3, "restarts": 1},
+        {"name": "trainer-0", "busy_s": 0.0, "idle_s": "what"},
+        *("no row", {"name": "x", "busy_s": "1"}, {"busy_s": float("inf")}),
+        *({"name": f"maker-{k}", "busy_s": 1.0} for k in range(300)),
+    ]
+    (folder / "actors.json").write_text(json.dumps({"actors": rows}))
+    table = actor_table(read_run(folder), named=False)
+    cells = re.findall(r"<td>(.*?)</td>", table.partition("</tr>\n<tr><td>trainer-0")[0])
+    why = "29.0 s max_staleness, 1.0 s a complete episode waits for the trainers"
+    assert cells == ["maker-&lt;1&gt;", "75%", "1 min 30 s", why, "48", "3", "1"]
+    assert table.count("<tr><td>") == 200
+    assert "102 more" in table
+    (folder / "actors.json").write_text('{"actors": 3}')
+    assert actor_table(read_run(folder), named=True) == ""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from running import PATIENCE_SECONDS
 
 from rlhf_core.rollout import SamplesLost, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, Rollout, RolloutGroup
@@ -19,7 +20,7 @@ from rlhf_ray.stored_episode import StoredEpisode
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-WAIT = 30.0
+WAIT = PATIENCE_SECONDS
 
 
 def group(position: int) -> RolloutGroup:
@@ -169,3 +170,14 @@ def test_what_went_with_its_maker_is_lost_on_every_rank() -> None:
     whole, lost = fetch_groups(stored, timeout_seconds=WAIT)
     assert [each.position for each in whole] == [1, 2, 3]
     assert [each.position for each in lost] == [0]
+
+
+def test_a_row_brings_no_neighbour_into_the_ranks_memory() -> None:
+    """Three rows of a group lie in one object; a rank that wants one of them holds that one."""
+    (stored,) = store_groups(groups()[3:], "m", texts=False)
+    assert len({part.ref for part in stored.parts}) == 1
+    items, lost = fetch_items([stored], {(0, 0): summaries(stored)[0]}, timeout_seconds=WAIT)
+    assert not lost
+    tensors = [value for value in vars_of(items[0, 0]).values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) >= 5
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)

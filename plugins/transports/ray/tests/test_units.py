@@ -12,69 +12,14 @@ import ray
 
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import DeadlineError, InterruptedRun, RlhfError, SyncError
-from rlhf_core.rollout.evaluate import EvaluationRow
 from rlhf_core.types import PhaseTimes
 from rlhf_ray.calls import ActorLostError, explain, first_cause
+from rlhf_ray.cluster import cluster_address
+from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
-from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry
-from rlhf_ray.messages import EvaluationWork, LogLine, Made, RolloutWork, RunOver
+from rlhf_ray.messages import LogLine, Made, RolloutWork, RunOver
 from rlhf_ray.sample_store import StoredGroup
 from rlhf_ray.status_file import read_status
-
-
-class TestEvaluationJobs:
-    def test_every_prompt_is_answered_once_though_a_maker_dies(self) -> None:
-        jobs = EvaluationJobs()
-        jobs.open(10, 4, version=2)
-        works = [jobs.take("a"), jobs.take("b"), jobs.take("a")]
-        assert works == [EvaluationWork(0, 4, 2), EvaluationWork(4, 8, 2), EvaluationWork(8, 10, 2)]
-        assert jobs.take("b") is None
-        jobs.done(works[1], self.rows(4))
-        jobs.release("a")
-        assert not jobs.complete
-        again = [jobs.take("b"), jobs.take("b")]
-        assert again == [works[0], works[2]]
-        for work in again:
-            assert work is not None
-            jobs.done(work, self.rows(work.start))
-        jobs.done(EvaluationWork(0, 4, 2), self.rows(99))
-        assert jobs.complete
-        assert [row.num_tokens for row in jobs.rows()] == [0, 4, 8]
-
-    def rows(self, number: int) -> list[EvaluationRow]:
-        return [EvaluationRow({"exact": 1.0}, number, False)]
-
-
-class TestMakerRegistry:
-    def test_silence_and_long_work_are_noticed(self) -> None:
-        now = [0.0]
-        registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
-        registry.register("a", 1, "n")
-        registry.register("b", 2, "n")
-        registry.begins("a", RolloutWork((4, 5), 0))
-        now[0] = 9
-        registry.seen("a")
-        now[0] = 15
-        assert registry.stuck() == {"b": "gave no sign of life for 15 s"}
-        now[0] = 101
-        registry.seen("a")
-        assert registry.stuck()["a"] == "makes 2 prompts from 4 since 101 s"
-        registry.forget("a")
-        assert registry.registered == {"b"}
-
-    def test_idle_fraction(self) -> None:
-        now = [0.0]
-        registry = MakerRegistry(heartbeat_seconds=10, work_seconds=100, clock=lambda: now[0])
-        registry.register("a", 1, "n")
-        now[0] = 3
-        registry.begins("a", RolloutWork((0,), 0))
-        now[0] = 4
-        assert registry.take_idle_fraction() == pytest.approx(0.75)
-        now[0] = 8
-        assert registry.take_idle_fraction() == 0
-        registry.begins("a", None)
-        now[0] = 10
-        assert registry.take_idle_fraction() == 1
 
 
 def run(scenario: Callable[[Coordinator], Any], **changes: Any) -> None:
@@ -168,6 +113,54 @@ class TestCoordinator:
             assert await coordinator.register("late", 1, "n", 0, "other", has=2) is None
             assert await coordinator.publish(2, [{"version": 2}], {"m"}) == {"late": "other"}
             assert [maker["version"] for maker in (await coordinator.overview(0)).makers] == [None, 2]
+
+        run(scenario)
+
+    def test_a_maker_that_leaves_ends_what_it_makes_and_is_needed_until_its_samples_are_trained_on(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            for name in ("m", "stays"):
+                await coordinator.register(name, 1, "n", 0)
+            await coordinator.publish(0)
+            assert await coordinator.next_work("m", 1) == RolloutWork((0,), 0)
+            await coordinator.scale(1)
+            await coordinator.leave("m")
+            await coordinator.submit("m", 0, [made(0)], PhaseTimes())
+            assert await coordinator.next_work("m", 1) == RunOver()
+            assert list(await coordinator.makers()) == ["stays"]  # no weights are sent to it any more
+            assert (await coordinator.overview(0)).owned == {"m": 1}
+            assert await coordinator.next_work("stays", 1) == RolloutWork((1,), 0)
+            await coordinator.submit("stays", 0, [made(1, owner="stays")], PhaseTimes())
+            await coordinator.take(0, 1)
+            assert (await coordinator.overview(0)).owned == {"m": 1, "stays": 1}  # the ranks may still fetch them
+            await coordinator.publish(1)
+            assert not (await coordinator.overview(0)).owned
+            assert await coordinator.release("m") == 0
+            assert await coordinator.next_work("stays", 1) == RolloutWork((2, 3), 1)  # an episode among one
+
+        run(scenario, num_makers=2, prompts_per_lease=None)
+
+    def test_it_says_what_everybody_does_and_why_not(self) -> None:
+        async def scenario(coordinator: Coordinator) -> None:
+            await coordinator.register("m", 1, "n", 0)
+            await coordinator.alive("trainer-0")
+            await coordinator.next_work("m", 0)
+            assert (await coordinator.overview(0)).makers[0]["doing"] == "waits: no weights were published yet"
+            await coordinator.makers()
+            await coordinator.publish(0)
+            assert (await coordinator.overview(0)).sync_seconds is not None
+            await coordinator.next_work("m", 1)
+            taking = asyncio.create_task(coordinator.take(0, 5, "trainer-0"))
+            await asyncio.sleep(0)
+            view = await coordinator.overview(0)
+            assert (view.makers[0]["doing"], view.makers[0]["making"]) == ("makes 2 prompts from 0", 2)
+            assert view.trainers["trainer-0"]["doing"] == "waits for the samples of episode 1"
+            await coordinator.submit("m", 0, [made(0), made(1)], PhaseTimes())
+            await taking
+            await coordinator.next_work("m", 0)
+            view = await coordinator.overview(0)
+            assert view.makers[0]["doing"] == "waits: max_staleness: the next prompts need policy version 1"
+            assert (view.makers[0]["groups"], view.makers[0]["waiting"], view.queue) == (2, 0, 0)
+            assert view.trainers["trainer-0"]["doing"] == "trains on episode 1"
 
         run(scenario)
 
@@ -287,6 +280,14 @@ class TestCoordinator:
             assert list((await coordinator.overview(0)).silent) == ["trainer-0"]
 
         run(scenario, heartbeat_seconds=0.04)
+
+
+def test_inside_of_a_job_the_cluster_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert cluster_address(RayConfig()) is None
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert cluster_address(RayConfig()) == "10.0.0.1:6379"
+    assert cluster_address(RayConfig(address="auto")) == "auto"
 
 
 class TestFailures:

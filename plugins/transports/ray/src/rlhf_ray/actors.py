@@ -3,86 +3,28 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from rlhf_core.build import build_curriculum
-from rlhf_core.errors import ConfigError, RlhfError
+from rlhf_core.errors import ConfigError
 from rlhf_core.training import RunRequest
 
 from .actor_context import ActorSpec
 from .calls import ask, collect
+from .cluster import cluster_address
 from .config import RayConfig
 from .coordinator_actor import Coordinator, CoordinatorSettings
 from .experience_maker_holder import ExperienceMakerHolder
+from .placement import Placement, near_driver, places
 from .trainer_actor import TrainerActor
-
-
-class Placement:
-    """Places actors: those that reserve resources in one placement group, the others anywhere."""
-
-    def __init__(self, demands: Mapping[str, tuple[float, float]], config: RayConfig) -> None:
-        """demands: actor name -> CPUs and GPUs that it reserves."""
-        self._demands = demands
-        self._strategy = config.placement.upper()
-        kinds = {name: {"CPU": cpus, "GPU": gpus} for name, (cpus, gpus) in demands.items() if cpus or gpus}
-        self._bundles = {name: {k: v for k, v in bundle.items() if v} for name, bundle in kinds.items()}
-        self._group: Any = None
-        if self._bundles:
-            self._group = ray.util.placement_group(list(self._bundles.values()), strategy=self._strategy)
-            self._wait(config.start_timeout_seconds)
-
-    def options(self, name: str) -> dict[str, Any]:
-        """Arguments of `.options(…)` for the actor."""
-        cpus, gpus = self._demands[name]
-        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
-        if name in self._bundles:
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=list(self._bundles).index(name)
-            )
-        elif self._strategy == "SPREAD":
-            options["scheduling_strategy"] = "SPREAD"
-        return options
-
-    def release(self) -> None:
-        """Release the reserved resources."""
-        if self._group is not None:
-            ray.util.remove_placement_group(self._group)
-            self._group = None
-
-    def _wait(self, timeout_seconds: float) -> None:
-        if self._group.wait(timeout_seconds):
-            return
-        self.release()
-        asked = {kind: sum(b.get(kind, 0.0) for b in self._bundles.values()) for kind in ("CPU", "GPU")}
-        there = ray.cluster_resources()
-        free = ray.available_resources()
-        wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in asked.items() if amount)
-        have = ", ".join(f"{there.get(kind, 0):g} {kind} ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU"))
-        raise RlhfError(
-            f"waited {timeout_seconds:g} s for room for {', '.join(self._bundles)}: they ask for "
-            f"{wanted} together, the {len(ray.nodes())} nodes of the cluster have {have}",
-            where="transport",
-            hint="lower transport.maker_cpus, maker_gpus, trainer_cpus, trainer_gpus, or the number of actors",
-        )
-
-
-def near_driver() -> dict[str, Any]:
-    """Options of an actor the run cannot lose: on the driver's node, so the run survives the loss of any other."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    node = ray.get_runtime_context().get_node_id()
-    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=True)}
-
 
 logger = logging.getLogger("rlhf.ray")
 
@@ -95,11 +37,17 @@ class Maker:
     """A maker, and how often it was restarted."""
 
     name: str
+    """Never given to another of this session."""
     index: int
-    actor: Any
-    work: Any
+    """Number among those that are there; one that comes takes that of one that went."""
+    actor: Any = None
+    work: Any = None
     """Reference to the result of its `work`."""
     attempt: int = 0
+    failures: int = 0
+    """Restarts that count towards `max_restarts`."""
+    is_added: bool = False
+    """Whether the run did not start with it."""
 
     @property
     def id(self) -> str:
@@ -130,34 +78,35 @@ class Actors:
     coordinator: Any = None
     makers: list[Maker] = field(default_factory=list)
     trainers: list[TrainerPlace] = field(default_factory=list)
-    _placement: Placement | None = None
+    _places: list[Placement] = field(default_factory=list)
     _actors: list[Any] = field(default_factory=list)
+    _num_named: int = 0
+    """Makers that have been given a name."""
 
     @property
     def num_makers(self) -> int:
-        """0 where nothing is generated: training on a dataset without held-out prompts."""
+        """At the start; 0 where nothing is generated: training on a dataset without held-out prompts."""
         return self.config.num_makers if self.request.resolved.generates else 0
 
     def start(self) -> None:
         """Place and start every actor. Raises when resources are missing or an actor does not start."""
         config = self.config
-        makers = [f"maker-{i}" for i in range(self.num_makers)]
+        makers = [Maker(self._new_name(), index) for index in range(self.num_makers)]
         trainers = [f"trainer-{i}" for i in range(config.num_trainers)]
-        reserved = dict.fromkeys(trainers, (config.trainer_cpus, config.trainer_gpus))
-        reserved |= dict.fromkeys(makers, (config.maker_cpus, config.maker_gpus))
-        self._placement = Placement(reserved, config)
+        of_trainers = dict.fromkeys(trainers, (config.trainer_cpus, config.trainer_gpus))
+        self._places = places(of_trainers, {maker.name: self._demand for maker in makers}, config)
         self.coordinator = self._started(ray.remote(Coordinator), "coordinator", near_driver(), self._settings())
-        for index, name in enumerate(makers):
-            self.makers.append(Maker(name, index, None, None))
-            self._start_maker(self.makers[-1])
+        for maker in makers:
+            self.makers.append(maker)
+            self._start_maker(maker)
         actors = [
             self._started(ray.remote(TrainerActor), name, self._options(name), name, self._spec()) for name in trainers
         ]
         calls = [(name, actor.place.remote()) for name, actor in zip(trainers, actors, strict=True)]
         doing = f"to start; the cluster has {ray.cluster_resources()}, free are {ray.available_resources()}"
-        places = collect(calls, timeout_seconds=config.start_timeout_seconds, doing=doing)
+        found = collect(calls, timeout_seconds=config.start_timeout_seconds, doing=doing)
         self.trainers = [
-            TrainerPlace(name, actor, *place) for name, actor, place in zip(trainers, actors, places, strict=True)
+            TrainerPlace(name, actor, *place) for name, actor, place in zip(trainers, actors, found, strict=True)
         ]
 
     def fit(self) -> dict[Any, str]:
@@ -184,10 +133,35 @@ class Actors:
         logger.warning("%s is started anew; %d of its prompts will be made again", maker.name, released)
         self._start_maker(maker)
 
-    def finish(self) -> None:
+    def room_for_another(self, others: Sequence[Maker]) -> tuple[Maker, Placement]:
+        """A maker to be added, and the room that the cluster was asked for. others: further ones to be added."""
+        taken = {maker.index for maker in (*self.makers, *others)}
+        index = next(number for number in count() if number not in taken)
+        maker = Maker(self._new_name(), index, is_added=True)
+        return maker, Placement({maker.name: self._demand}, self.config)
+
+    def add(self, maker: Maker, place: Placement) -> None:
+        """Start a maker in the room that there is for it."""
+        self._places.append(place)
+        self.makers.append(maker)
+        self._start_maker(maker)
+
+    def remove(self, maker: Maker) -> int:
+        """End a maker now and give its room back; returns how many of its prompts will be made again."""
+        ray.kill(maker.actor)
+        self._actors.remove(maker.actor)
+        if maker in self.makers:
+            self.makers.remove(maker)
+        for place in [each for each in self._places if maker.name in each and len(each) == 1]:
+            place.release()
+            self._places.remove(place)
+        return int(ask(self.coordinator, "release", maker.id))
+
+    def finish(self, leaving: Sequence[Maker]) -> None:
         """Let the makers end by themselves, so that their hooks fire and their resources are closed."""
         ask(self.coordinator, "finish")
-        _, late = ray.wait([maker.work for maker in self.makers], num_returns=len(self.makers), timeout=_END_SECONDS)
+        works = [maker.work for maker in (*self.makers, *leaving)]
+        late = ray.wait(works, num_returns=len(works), timeout=_END_SECONDS)[1] if works else []
         if late:
             logger.warning("%d makers did not end within %g s and are stopped", len(late), _END_SECONDS)
 
@@ -196,8 +170,9 @@ class Actors:
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
-        if self._placement is not None:
-            self._placement.release()
+        for place in self._places:
+            place.release()
+        self._places.clear()
 
     def _start_maker(self, maker: Maker) -> None:
         place = self._options(maker.name)
@@ -205,9 +180,17 @@ class Actors:
         maker.actor = self._started(ExperienceMakerHolder, maker.id, place, [], None, None, **options)
         maker.work = maker.actor.work.remote()
 
-    def _options(self, place: str) -> dict[str, Any]:
-        assert self._placement is not None
-        return self._placement.options(place)
+    @property
+    def _demand(self) -> tuple[float, float]:
+        """CPUs and GPUs that a maker reserves."""
+        return self.config.maker_cpus, self.config.maker_gpus
+
+    def _new_name(self) -> str:
+        self._num_named += 1
+        return f"maker-{self._num_named - 1}"
+
+    def _options(self, name: str) -> dict[str, Any]:
+        return next(place for place in self._places if name in place).options(name)
 
     def _started(self, cls: Any, name: str, options: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         named_cls = cls.options(name=name, namespace=self.namespace, max_restarts=0, **options)
@@ -217,12 +200,11 @@ class Actors:
     def _settings(self) -> CoordinatorSettings:
         config, resolved = self.config, self.request.resolved
         train = resolved.run.train
-        share = math.ceil(train.prompts_per_episode / config.num_makers)
         return CoordinatorSettings(
             num_makers=self.num_makers,
             num_episodes=train.episodes if resolved.rolls_out else 0,
             prompts_per_episode=train.prompts_per_episode,
-            prompts_per_lease=config.prompts_per_lease or share,
+            prompts_per_lease=config.prompts_per_lease,
             max_staleness=config.max_staleness,
             lease_seconds=config.lease_seconds,
             heartbeat_seconds=config.heartbeat_seconds,
@@ -244,7 +226,12 @@ class Actors:
 
 def _threads(config: RayConfig) -> int | None:
     """torch threads per actor: on a local Ray, the cores divided by the actors that work at the same time."""
-    if config.address is not None or config.maker_cpus or config.trainer_cpus or "OMP_NUM_THREADS" in os.environ:
+    if (
+        cluster_address(config) is not None
+        or config.maker_cpus
+        or config.trainer_cpus
+        or "OMP_NUM_THREADS" in os.environ
+    ):
         return None
     # Strictly on-policy, makers and trainers take turns.
     turns = (config.num_makers, config.num_trainers)

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,6 +37,18 @@ _INDISPENSABLE = frozenset({"gcs_server", "raylet"})
 """Programs of a local Ray without which it starts, finds and replaces no actor."""
 
 
+def draining_nodes() -> dict[str, float | None]:
+    """Ids of nodes that Ray will lose (a spot machine with its notice, say) -> seconds that are left, if it knows.
+
+    Ray's own libraries ask in this way; there is no public one.
+    """
+    state: Any = getattr(getattr(ray._private, "state", None), "state", None)
+    if ray.util.client.ray.is_connected() or not hasattr(state, "get_draining_nodes"):
+        return {}
+    now = 1000 * time.time()
+    return {node: (until - now) / 1000 if until else None for node, until in state.get_draining_nodes().items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """The run's namespace, and the processes of a local Ray that the run needs to the end."""
@@ -53,6 +66,12 @@ class Connection:
         return next(gone, None)
 
 
+def cluster_address(config: RayConfig) -> str | None:
+    """Where the run's Ray is; None for a local one of its own. Inside of a job (`ray job submit`) it is the job's."""
+    in_a_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    return config.address or (os.environ.get("RAY_ADDRESS") if in_a_job else None)
+
+
 @contextmanager
 def connected(config: RayConfig) -> Iterator[Connection]:
     """Context connected to Ray, with a namespace unique to the run. A Ray started here is stopped at the end.
@@ -64,9 +83,10 @@ def connected(config: RayConfig) -> Iterator[Connection]:
         yield Connection(namespace)
         return
     options: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
-    if config.address is None:
+    address = cluster_address(config)
+    if address is None:
         options["object_store_memory"] = config.object_store_bytes
-    with _initialized(config.address, options) as started:
+    with _initialized(address, options) as started:
         programs = {process: _program(process) for process in started}
         yield Connection(namespace, {each: name for each, name in programs.items() if name in _INDISPENSABLE})
 

@@ -1,4 +1,4 @@
-"""`rlhf ray status RUN` and `rlhf ray stop RUN`."""
+"""`rlhf ray status RUN`, `rlhf ray scale RUN --makers N` and `rlhf ray stop RUN`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from pathlib import Path
 
 import click
 
-from rlhf_core.errors import DeadlineError, UserInputError
+from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.util import printable
 
+from .scale_request import MOST_MAKERS, ScaleRequests
 from .status_file import RunningJob, read_status
+
+_TAKE_SECONDS = 60.0
+"""Longest time for the driver to take a request, and to end what it began."""
 
 _RUN = click.argument("run", type=click.Path(path_type=Path))
 
 
-@click.group("ray", help="Look at a detached run, or stop it.")
+@click.group("ray", help="Look at a detached run, give it more or fewer makers, or stop it.")
 def ray() -> None:
     """Group of the `rlhf ray` commands."""
 
@@ -32,13 +36,78 @@ def status(run: Path) -> None:
     state = "running" if found.is_running else "not heard of"
     _say(f"{run}: {state}, driver pid {found.driver_pid} on {values.host}, {age:.0f} s ago")
     _say(f"  Ray {values.address}, namespace {values.namespace}")
-    _say(f"  policy version {values.version}; {values.progress}")
+    sync = "" if values.sync_seconds is None else f"; the last sync took {values.sync_seconds:.2g} s"
+    _say(f"  policy version {values.version}{sync}; {values.progress}; {values.queue} finished prompts wait")
+    if values.scaling is not None and values.scaling.state == "working":
+        _say(f"  is to have {values.wanted} makers: {values.scaling.text}")
     for trainer in values.trainers:
-        _say(f"  {trainer.name}  pid {trainer.pid}  trains")
+        _say(f"  {trainer.name}  pid {trainer.pid}  {trainer.doing} since {trainer.for_s:g} s{_busy(trainer.busy)}")
     for maker in values.makers:
         restarts = f"  started anew {maker.restarts} times" if maker.restarts else ""
         weights = "no weights yet" if maker.version is None else f"version {maker.version}"
-        _say(f"  {maker.name}  pid {maker.pid}  {maker.doing} since {maker.for_s:g} s  {weights}{restarts}")
+        made = f"  {maker.groups} prompts made, {maker.waiting} wait" if maker.groups else ""
+        leaves = "leaves; " if maker.leaving else ""
+        doing = f"{leaves}{maker.doing} since {maker.for_s:g} s{_busy(maker.busy)}"
+        _say(f"  {maker.name}  pid {maker.pid}  {doing}  {weights}{made}{restarts}")
+
+
+@ray.command("scale", help="Give the running job in folder RUN so many makers, and wait until it has them.")
+@_RUN
+@click.option("--makers", type=click.IntRange(1, MOST_MAKERS), required=True, help="Makers that it is to have.")
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=click.FloatRange(min=0, min_open=True, max=604800),
+    default=600.0,
+    show_default=True,
+    help="Seconds: added makers that have no room or have not started by then are given up; those that leave end what "
+    "they do, and give back then what they have not ended.",
+)
+def scale(run: Path, makers: int, timeout_seconds: float) -> None:
+    """Ask the driver, by a file in the run folder, and follow what it says."""
+    found = _going_on(run)
+    if found is None or not found.is_running:
+        raise UserInputError(
+            "no detached run is going on here, so nothing is changed",
+            where=str(run),
+            hint=f"rlhf train --output {run} --resume auto --set transport.num_makers={makers}",
+        )
+    requests = ScaleRequests(run)
+    asked = requests.send(makers, timeout_seconds)
+    deadline = time.monotonic() + timeout_seconds + _TAKE_SECONDS
+    told = ""
+    while True:
+        found = read_status(run)
+        answer = None if found is None or not found.is_running else found.values.scaling
+        if found is None or not found.is_running:
+            requests.clear()
+            raise RlhfError("the run ended before it had so many makers", where=str(run))
+        if answer is not None and answer.id > asked.id:
+            raise RlhfError("a later request took the place of this one", where=str(run))
+        if answer is not None and answer.id == asked.id:
+            if answer.state == "refused":
+                raise RlhfError(
+                    answer.text,
+                    where=str(run),
+                    hint=f"rlhf ray status {run} says what there is; ask for fewer makers, or add nodes and ask again",
+                )
+            if answer.text != told and (answer.state == "done" or not told):
+                _say(f"{run}: {answer.text}")
+                told = answer.text
+            if answer.state == "done":
+                return
+        if time.monotonic() > deadline:
+            requests.clear()
+            raise DeadlineError(
+                f"waited {timeout_seconds + _TAKE_SECONDS:g} s for the driver (pid {found.driver_pid}) to do it",
+                where="rlhf ray scale",
+                hint=f"rlhf ray status {run} says what it does",
+            )
+        time.sleep(0.2)
+
+
+def _busy(share: float | None) -> str:
+    return "" if share is None else f"  busy {share:.0%}"
 
 
 @ray.command("stop", help="Stop the run in folder RUN: after the episode, with a checkpoint; --now at once.")

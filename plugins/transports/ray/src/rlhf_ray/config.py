@@ -25,7 +25,9 @@ class RayConfig(TransportConfig):
     )
 
     address: str | None = Field(
-        None, min_length=1, description="A running Ray cluster (`auto`, host:port, ray://…); null starts a local one."
+        None,
+        min_length=1,
+        description="A running Ray cluster (`auto`, host:port, ray://…); null is a local one, in a Ray job the job's.",
     )
     maker_cpus: float = Field(0, ge=0, description="Logical CPUs that Ray reserves for each maker.")
     maker_gpus: float = Field(0, ge=0, description="GPUs (or shares of one) reserved for each maker.")

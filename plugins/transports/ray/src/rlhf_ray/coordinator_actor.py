@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,8 @@ from rlhf_core.errors import DeadlineError
 from rlhf_core.rollout import EvaluationRow, RolloutCoordinator, Sampler
 from rlhf_core.types import PhaseTimes
 
-from .coordinator_parts import EvaluationJobs, MakerRegistry, Waiters
+from .actor_registry import MakerRegistry, TrainerRegistry
+from .coordinator_parts import EvaluationJobs, RewardStates, Waiters
 from .event_relay import EventInbox
 from .messages import (
     EvaluationWork,
@@ -42,9 +44,11 @@ class CoordinatorSettings:
     """Sizes and deadlines of a run."""
 
     num_makers: int
+    """At the start; see `Coordinator.scale`."""
     num_episodes: int
     prompts_per_episode: int
-    prompts_per_lease: int
+    prompts_per_lease: int | None
+    """None shares an episode evenly among the makers."""
     max_staleness: int
     lease_seconds: float
     heartbeat_seconds: float
@@ -66,7 +70,11 @@ class Coordinator:
         )
         self._waiters = Waiters()
         self._makers = MakerRegistry(settings.heartbeat_seconds, settings.lease_seconds)
-        self._trainers_seen: dict[str, float] = {}
+        self._num_makers = settings.num_makers
+        self._trainers = TrainerRegistry(settings.heartbeat_seconds)
+        self._sync_began: float | None = None
+        self._sync_seconds: float | None = None
+        """Of the last version."""
         self._newest: Sequence[Mapping[str, Any]] = ()
         """Calls of `update_experience_maker` that bring the newest version."""
         self._num_publications = 0
@@ -85,8 +93,7 @@ class Coordinator:
         self._compared: dict[str, int] = {}
         """Maker -> the newest version whose canary answers it has compared."""
         self._events = EventInbox()
-        self._reward_states: dict[int, Mapping[str, Any]] = {}
-        """Number of a maker -> what its rewards keep over a resume."""
+        self._reward_states = RewardStates()
 
     # Called by makers.
 
@@ -121,7 +128,7 @@ class Coordinator:
 
         A group is refused if another maker made it first, or if it was requested before a rollback (`era`).
         """
-        self._makers.seen(maker)
+        self._makers.made(maker, len(made))
         if era != self._era:
             return 0
         self._times.add(times)
@@ -138,11 +145,11 @@ class Coordinator:
 
     async def keep_reward_state(self, number: int, state: Mapping[str, Any]) -> None:
         """Take what the rewards of maker `number` keep, as it is after the samples that it sends next."""
-        self._reward_states[number] = state
+        self._reward_states.keep(number, state)
 
     async def reward_state_of(self, number: int) -> Mapping[str, Any]:
         """State from which the rewards of maker `number` go on; empty where they start anew."""
-        return self._reward_states.get(number, {})
+        return self._reward_states.of(number)
 
     async def submit_evaluation(self, maker: str, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
         self._makers.seen(maker)
@@ -163,17 +170,22 @@ class Coordinator:
 
     async def wait_for_makers(self, timeout_seconds: float) -> None:
         """Return once every maker has its models loaded."""
-        wanted = self._settings.num_makers
-        if not await self._waiters.until("makers", lambda: len(self._makers.registered) >= wanted, timeout_seconds):
+
+        def ready() -> bool:
+            return len(self._makers.registered) >= self._num_makers
+
+        if not await self._waiters.until("makers", ready, timeout_seconds):
             there = ", ".join(sorted(self._makers.registered)) or "none"
             raise DeadlineError(
-                f"waited {timeout_seconds:g} s for {wanted} makers to load their models; ready: {there}",
+                f"waited {timeout_seconds:g} s for {self._num_makers} makers to load their models; ready: {there}",
                 where="start",
                 hint="larger models need a larger transport.start_timeout_seconds",
             )
 
-    async def take(self, episode: int, timeout_seconds: float) -> TakenEpisode:
+    async def take(self, episode: int, timeout_seconds: float, trainer: str = "") -> TakenEpisode:
         """The groups of an episode, once all have arrived; every trainer rank asks for each episode once."""
+        if trainer:
+            self._trainers.waits(trainer, f"the samples of episode {episode + 1}")
 
         def ready() -> bool:
             return (self._handed is not None and self._handed[0] == episode) or self._prompts.ready(episode)
@@ -187,6 +199,8 @@ class Coordinator:
         if self._handed is None or self._handed[0] != episode:
             self._handed = (episode, self._take(episode))
             self._waiters.wake("work", "samples")
+        if trainer:
+            self._trainers.works(trainer, f"trains on episode {episode + 1}")
         return self._handed[1]
 
     async def give_back(self, episode: int, lost: Sequence[int]) -> None:
@@ -199,7 +213,8 @@ class Coordinator:
         self._waiters.wake("work")
 
     async def makers(self) -> dict[str, Any]:
-        """Name -> handle of the registered makers."""
+        """Name -> handle of the registered makers, for a sync that begins."""
+        self._sync_began = time.monotonic()
         return self._makers.actors()
 
     async def publish(
@@ -217,7 +232,10 @@ class Coordinator:
         self._prompts.publish(version)
         self._published = True
         self._waiters.wake("work")
-        return {name: actor for name, actor in self._makers.actors().items() if calls and name not in told}
+        late = {name: actor for name, actor in self._makers.actors().items() if calls and name not in told}
+        if not late and self._sync_began is not None:
+            self._sync_seconds, self._sync_began = time.monotonic() - self._sync_began, None
+        return late
 
     async def evaluate(self, part_size: int, timeout_seconds: float) -> list[EvaluationRow]:
         """Have the held-out prompts answered with the newest version."""
@@ -247,15 +265,15 @@ class Coordinator:
 
     async def reward_states(self) -> list[Mapping[str, Any]]:
         """State of the makers' rewards, in the order of the makers."""
-        return [self._reward_states[number] for number in sorted(self._reward_states)]
+        return self._reward_states.all()
 
     async def give_reward_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Have the makers' rewards go on from `states`, after `load`."""
-        self._reward_states = {number: states[number % len(states)] for number in range(self._settings.num_makers)}
+        self._reward_states.restore(states, self._num_makers)
 
     async def alive(self, trainer: str) -> None:
         """Heartbeat of a trainer."""
-        self._trainers_seen[trainer] = time.monotonic()
+        self._trainers.seen(trainer)
 
     async def interrupted(self) -> bool:
         return self._interrupted
@@ -273,12 +291,18 @@ class Coordinator:
         await self._waiters.until("events", lambda: len(self._events), timeout_seconds)
         events = self._events.take()
         next_episode = 0 if self._handed is None else self._handed[0] + 1
+        waiting = Counter(group.owner for group in self._prompts.waiting())
+        in_use = Counter(group.owner for group in self._being_trained_on())
         return Overview(
             version=self._prompts.version,
             progress=self._describe(next_episode),
-            makers=self._makers.describe(),
+            makers=self._makers.describe(waiting, self._prompts.num_leases()),
+            trainers=self._trainers.describe(),
+            queue=waiting.total(),
+            owned=waiting + in_use,
+            sync_seconds=self._sync_seconds,
             stuck=self._makers.stuck(),
-            silent=self._silent_trainers(),
+            silent=self._trainers.silent(),
             events=events,
         )
 
@@ -289,6 +313,16 @@ class Coordinator:
         lost = self._prompts.release(maker) + self._prompts.withdraw(lambda group: group.owner == maker)
         self._waiters.wake("work")
         return lost
+
+    async def scale(self, num_makers: int) -> None:
+        """The run is to have so many makers from now on."""
+        self._num_makers = num_makers
+        self._waiters.wake("makers")
+
+    async def leave(self, maker: str) -> None:
+        """Give the maker no more work: it ends when it has sent what it makes. Its samples stay with its process."""
+        self._makers.leave(maker)
+        self._waiters.wake("work")
 
     async def interrupt(self) -> None:
         self._interrupted = True
@@ -302,28 +336,40 @@ class Coordinator:
         if self._over:
             return RunOver()
         # A maker taken for dead may still have a call pending.
-        if not self._published or maker not in self._makers.registered:
+        if maker not in self._makers.registered:
+            return None
+        if self._makers.is_leaving(maker):
+            self._makers.forget(maker)  # it takes no more weights, and gives no more signs of life
+            return RunOver()
+        if not self._published:
+            self._makers.waits(maker, "no weights were published yet")
             return None
         evaluation = self._evaluation.take(maker)
         if evaluation is not None:
             return evaluation
-        leases = self._prompts.lease(maker, self._settings.prompts_per_lease)
+        leases = self._prompts.lease(maker, self._lease_size())
         if not leases:
+            self._makers.waits(maker, self._prompts.why_closed() or "nothing to do")
             return None
         positions = tuple(lease.position for lease in leases)
         records = tuple(lease.record for lease in leases if lease.record is not None)
         return RolloutWork(positions, self._prompts.version, self._era, records)
 
-    def _silent_trainers(self) -> dict[str, float]:
-        now = time.monotonic()
-        silences = {trainer: now - seen for trainer, seen in self._trainers_seen.items()}
-        return {name: silence for name, silence in silences.items() if silence > self._settings.heartbeat_seconds}
+    def _lease_size(self) -> int:
+        asked = self._settings.prompts_per_lease
+        return asked or math.ceil(self._settings.prompts_per_episode / max(1, self._num_makers))
+
+    def _being_trained_on(self) -> Sequence[StoredGroup]:
+        """Groups that the ranks may still be fetching: those of the episode whose weights are not published yet."""
+        if self._handed is None or self._prompts.version > self._handed[0]:
+            return ()
+        return self._handed[1].groups
 
     def _take(self, episode: int) -> TakenEpisode:
         groups = self._prompts.take(episode)
         now = time.monotonic()
         waited = [now - self._arrived.pop(group.position) for group in groups if group.position in self._arrived]
-        share = 1 / self._settings.num_makers
+        share = 1 / max(1, self._num_makers)
         times = replace(self._times, rollout_s=self._times.rollout_s * share, reward_s=self._times.reward_s * share)
         times.forward_s *= share
         self._handed_times, self._times = self._times, PhaseTimes()

@@ -1,4 +1,4 @@
-"""State of the coordinator: the registered makers and their work, and the parts of an evaluation."""
+"""State of the coordinator: who waits for what, the parts of an evaluation, what rewards keep."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from rlhf_core.rollout import EvaluationRow
 
-from .messages import EvaluationWork, RolloutWork, Work
+from .messages import EvaluationWork
 
 T = TypeVar("T")
 Topic = Literal["work", "samples", "makers", "evaluation", "events"]
@@ -40,117 +39,6 @@ class Waiters:
             await asyncio.wait([future], timeout=remaining)
             self._waiting[topic].discard(future)
         return answer
-
-
-@dataclass(slots=True)
-class _Maker:
-    pid: int | None
-    node: str | None
-    actor: Any
-    last_seen: float
-    since: float
-    doing: str = "waits"
-    working: bool = False
-    idle_s: float = 0.0
-    version: int | None = None
-
-
-class MakerRegistry:
-    """The registered makers. A lost maker is removed; its replacement registers anew."""
-
-    def __init__(
-        self, heartbeat_seconds: float, work_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`work_seconds`: longest that one piece of work may take."""
-        self._heartbeat_seconds = heartbeat_seconds
-        self._work_seconds = work_seconds
-        self._clock = clock
-        self._makers: dict[str, _Maker] = {}
-        self._counted_since = clock()
-
-    @property
-    def registered(self) -> set[str]:
-        return set(self._makers)
-
-    def register(self, name: str, pid: int | None = None, node: str | None = None, actor: Any = None) -> None:
-        """`actor`: its handle, for trainers to call it by."""
-        now = self._clock()
-        self._makers[name] = _Maker(pid, node, actor, last_seen=now, since=now)
-
-    def actors(self) -> dict[str, Any]:
-        """Name -> handle."""
-        return {name: maker.actor for name, maker in self._makers.items()}
-
-    def forget(self, name: str) -> None:
-        self._makers.pop(name, None)
-
-    def seen(self, name: str) -> None:
-        """Record a heartbeat."""
-        if name in self._makers:
-            self._makers[name].last_seen = self._clock()
-
-    def begins(self, name: str, work: Work | None) -> None:
-        """The maker begins `work`, or with None begins to wait for work."""
-        if name not in self._makers:
-            return
-        maker, now = self._makers[name], self._clock()
-        if not maker.working:
-            maker.idle_s += now - max(maker.since, self._counted_since)
-        maker.since = now
-        maker.last_seen = now
-        maker.working = work is not None
-        maker.doing = _describe(work)
-
-    def has_version(self, name: str, version: int) -> None:
-        if name in self._makers:
-            self._makers[name].version = version
-        self.seen(name)
-
-    def take_idle_fraction(self) -> float:
-        """Share of the makers' time since the last call in which they were idle."""
-        now = self._clock()
-        elapsed = (now - self._counted_since) * max(1, len(self._makers))
-        idle = 0.0
-        for maker in self._makers.values():
-            running = 0.0 if maker.working else now - max(maker.since, self._counted_since)
-            idle += maker.idle_s + running
-            maker.idle_s = 0.0
-        self._counted_since = now
-        return min(1.0, idle / elapsed) if elapsed > 0 else 0.0
-
-    def stuck(self) -> dict[str, str]:
-        """Makers that should be restarted -> reason."""
-        now = self._clock()
-        found: dict[str, str] = {}
-        for name, maker in self._makers.items():
-            if now - maker.last_seen > self._heartbeat_seconds:
-                found[name] = f"gave no sign of life for {now - maker.last_seen:.0f} s"
-            elif maker.working and now - maker.since > self._work_seconds:
-                found[name] = f"{maker.doing} since {now - maker.since:.0f} s"
-        return found
-
-    def describe(self) -> list[Mapping[str, Any]]:
-        """State of each maker for display: name, pid, node, current work and its duration, version."""
-        now = self._clock()
-        return [
-            {
-                "name": name,
-                "pid": maker.pid,
-                "node": maker.node,
-                "doing": maker.doing,
-                "for_s": round(now - maker.since, 1),
-                "version": maker.version,
-            }
-            for name, maker in sorted(self._makers.items())
-        ]
-
-
-def _describe(work: Work | None) -> str:
-    if isinstance(work, RolloutWork):
-        return f"makes {len(work.positions)} prompts from {work.positions[0]}"
-    if isinstance(work, EvaluationWork):
-        return f"answers held-out prompts {work.start} to {work.stop}"
-    return "waits" if work is None else "ends"
 
 
 class EvaluationJobs:
@@ -199,3 +87,30 @@ class EvaluationJobs:
     def describe(self) -> str:
         """Text on the parts that are still missing."""
         return f"{len(self._waiting)} parts wait for a maker, in the making: {sorted(set(self._held.values()))}"
+
+
+class RewardStates:
+    """What the makers' rewards keep over a resume."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, Mapping[str, Any]] = {}
+        """Number of a maker -> its rewards' state."""
+        self._restored: Sequence[Mapping[str, Any]] = ()
+
+    def keep(self, number: int, state: Mapping[str, Any]) -> None:
+        self._states[number] = state
+
+    def of(self, number: int) -> Mapping[str, Any]:
+        """What maker `number` goes on from, also one that was added after a resume; empty where it starts anew."""
+        if number in self._states or not self._restored:
+            return self._states.get(number, {})
+        return self._restored[number % len(self._restored)]
+
+    def all(self) -> list[Mapping[str, Any]]:
+        """In the order of the makers."""
+        return [self._states[number] for number in sorted(self._states)]
+
+    def restore(self, states: Sequence[Mapping[str, Any]], num_makers: int) -> None:
+        """Go on from a checkpoint, which may have had another number of makers."""
+        self._restored = states
+        self._states = {number: states[number % len(states)] for number in range(num_makers)}

@@ -14,7 +14,7 @@ from rlhf_core.training import EpisodeBatches
 from rlhf_core.types import Experience
 
 from .actor_context import HEARTBEAT_SECONDS
-from .coordinator_parts import MakerRegistry
+from .actor_registry import MakerRegistry
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ class StagedWeights:
         self._incoming: dict[str, _Incoming] = {}
         self._ready: list[_Incoming] = []
         self._making = False
+        self._closed = False
         self._live: dict[str, int] = {}
         """Version of each sender that was swapped in last; a run that went back to a checkpoint sends a lower one."""
 
@@ -196,6 +197,11 @@ class StagedWeights:
                 self._making = False
                 self._swap()
 
+    def close(self) -> None:
+        """No sample will be made any more: versions still arrive, whole, and go nowhere."""
+        with self._changed:
+            self._closed = True
+
     def _open(self, version: int, sender: str) -> _Incoming:
         incoming = self._incoming.get(sender)
         if incoming is None or incoming.version != version:
@@ -224,7 +230,7 @@ class StagedWeights:
     def _swap(self) -> None:
         """Swap in the versions that are ready. Called with the condition held, between batches."""
         ready, self._ready = self._ready, []
-        for incoming in ready:
+        for incoming in () if self._closed else ready:
             for role, arrived in incoming.weights.items():
                 self._targets[role].swap(incoming.version, arrived, incoming.adapter_only)
             self._live[incoming.sender] = incoming.version

@@ -85,6 +85,7 @@ class MakerWorker:
 
     def close(self) -> None:
         """Free the engine, and end the processes of the environment and the rewards' threads and processes."""
+        self.weights.close()
         with ExitStack() as stack:
             stack.callback(self.scorer.close)
             stack.callback(self.engine.close)

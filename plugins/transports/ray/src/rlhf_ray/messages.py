@@ -96,6 +96,14 @@ class Overview:
     version: int
     progress: str
     makers: Sequence[Mapping[str, Any]]
+    trainers: Mapping[str, Mapping[str, Any]]
+    """Name -> what it does."""
+    queue: int
+    """Groups that are finished and wait to be trained on."""
+    owned: Mapping[str, int]
+    """Maker -> groups whose samples are still needed, and go with its process."""
+    sync_seconds: float | None
+    """Of the last version on its way to the makers; None before the first."""
     stuck: Mapping[str, str]
     """Makers to be restarted -> reason."""
     silent: Mapping[str, float]

@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -199,13 +200,16 @@ def _pack(items: Sequence[BufferItem]) -> dict[str, Any]:
 
 
 def _unpack(packed: Mapping[str, Any], places: Sequence[int], of: Sequence[ItemSummary]) -> list[BufferItem]:
-    """These rows of an object, whose summaries are `of`, in memory of their own."""
+    """These rows of an object, whose summaries are `of`, each in memory of its own: no neighbour is copied or held."""
     import torch
 
     tensors: dict[str, list[Tensor | None]] = {name: [None] * len(places) for name in _TENSORS}
     for name, (flat, sizes, widths) in packed["arrays"].items():
-        rows = torch.from_numpy(flat.copy()).split([max(0, size) for size in sizes])
-        there = [None if sizes[place] < 0 else rows[place] for place in places]
+        ends = list(accumulate(max(0, size) for size in sizes))
+        there: list[Tensor | None] = [
+            None if sizes[place] < 0 else torch.from_numpy(flat[ends[place] - sizes[place] : ends[place]].copy())
+            for place in places
+        ]
         if widths is not None:
             there = [
                 None if row is None else row.reshape(-1, widths[place])

@@ -1,4 +1,4 @@
-"""`ray.json` in the folder of a running detached run, for `rlhf ray status` and `stop`."""
+"""`ray.json` in the folder of a running detached run, for `rlhf ray status`, `scale` and `stop`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.util import is_own, write_json
 
 from .orphan_reaper import start_time
+from .scale_request import ScaleAnswer
 
 if TYPE_CHECKING:
-    from .actors import Actors
+    from .actor_rows import ActorRows
+    from .fleet import Fleet
     from .messages import Overview
 
 logger = logging.getLogger("rlhf.ray")
 
 NAME = "ray.json"
+KEPT = "actors.json"
+"""Stays when the run has ended, for the report."""
 _WRITE_SECONDS = 1.0
+_KEEP_SECONDS = 10.0
 
 
 class StatusFile:
@@ -47,18 +52,32 @@ class StatusFile:
             "namespace": namespace,
             "started": time.time(),
         }
-        self._written = float("-inf")
+        self._written = self._kept = float("-inf")
 
-    def write(self, view: Overview, actors: Actors) -> None:
-        """Write the newest state, unless the last write is recent."""
+    def write(self, view: Overview, rows: ActorRows, fleet: Fleet) -> bool:
+        """Write the newest state; False where the last write is recent."""
         if time.monotonic() - self._written < _WRITE_SECONDS:
-            return
-        restarts = {maker.id: maker.attempt for maker in actors.makers}
-        makers = [{**maker, "restarts": restarts.get(maker["name"], 0)} for maker in view.makers]
-        trainers = [{"name": t.name, "pid": t.pid, "node": t.node} for t in actors.trainers]
-        state = {"version": view.version, "progress": view.progress, "trainers": trainers, "makers": makers}
+            return False
+        state = {
+            "version": view.version,
+            "progress": view.progress,
+            "wanted": fleet.target,
+            "queue": view.queue,
+            "sync_seconds": view.sync_seconds,
+            "scaling": None if fleet.answer is None else fleet.answer.model_dump(),
+            "trainers": rows.trainers,
+            "makers": rows.makers,
+        }
         write_json(self._path, {**self._fixed, "updated": time.time(), **state})
         self._written = time.monotonic()
+        if time.monotonic() - self._kept >= _KEEP_SECONDS:
+            self.keep(rows)
+        return True
+
+    def keep(self, rows: ActorRows) -> None:
+        """Write what stays when the run has ended."""
+        write_json(self._path.with_name(KEPT), {"actors": rows.over_the_run()})
+        self._kept = time.monotonic()
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -68,6 +87,10 @@ class _Trainer(BaseModel):
     name: str
     pid: int | None
     node: str | None = None
+    doing: str = "loads its models"
+    for_s: float = 0.0
+    busy: float | None = None
+    """Share of its time in which it did not wait."""
 
 
 class _Maker(BaseModel):
@@ -78,6 +101,13 @@ class _Maker(BaseModel):
     version: int | None
     """Version of its weights; None before it has any."""
     restarts: int = 0
+    leaving: bool = False
+    busy: float | None = None
+    """Share of its time in which it had work."""
+    groups: int = 0
+    """Prompts that it has finished."""
+    waiting: int = 0
+    """Of these, those that wait to be trained on."""
 
 
 class Status(BaseModel):
@@ -95,6 +125,12 @@ class Status(BaseModel):
     updated: float
     version: int
     progress: str
+    wanted: int | None = None
+    """Makers that the run is to have."""
+    queue: int = 0
+    """Finished prompts that wait to be trained on."""
+    sync_seconds: float | None = None
+    scaling: ScaleAnswer | None = None
     trainers: list[_Trainer]
     makers: list[_Maker]
 

@@ -104,7 +104,8 @@ class TrainerActor:
             canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
             sync = sent = RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
             timeout = config.episode_timeout_seconds
-            channel = RayChannel(self._coordinator, strategy, resolved, timeout_seconds=timeout, metrics=sent.metrics)
+            name, metrics = self._context.name, sent.metrics
+            channel = RayChannel(self._coordinator, name, strategy, resolved, timeout_seconds=timeout, metrics=metrics)
         return SessionParts(
             channel=channel if isinstance(algorithm, RolloutAlgorithm) else None,
             prompts=prompts,
@@ -124,16 +125,18 @@ class RayChannel:
     def __init__(
         self,
         coordinator: Any,
+        name: str,
         strategy: Strategy,
         resolved: ResolvedRun,
         *,
         timeout_seconds: float,
         metrics: Callable[[], Mapping[str, float]],
     ) -> None:
-        """timeout_seconds: longest wait for an episode, or for an evaluation.
+        """name: the trainer's. timeout_seconds: longest wait for an episode, or for an evaluation.
         metrics: further metrics to report with an episode (those of the sync before it).
         """
         self._coordinator = coordinator
+        self._name = name
         self._strategy = strategy
         self._options = resolved.run.eval
         self._keeps_samples = resolved.run.logging.samples != "none"
@@ -145,7 +148,7 @@ class RayChannel:
         """The episode, whose samples each rank fetches. Raises `DeadlineError`, saying what is missing."""
         started = time.perf_counter()
         wait = self._timeout_seconds
-        taken: TakenEpisode = ask(self._coordinator, "take", index, wait, wait_seconds=wait)
+        taken: TakenEpisode = ask(self._coordinator, "take", index, wait, self._name, wait_seconds=wait)
         waited = time.perf_counter() - started
         data = StoredEpisode(
             taken.groups,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -13,12 +12,15 @@ from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest, Transport
 
-from .actors import Actors, Maker, check
-from .calls import ActorLostError, ask, explain, first_cause, is_lost
+from .actor_rows import ActorRows
+from .actors import Actors, check
+from .calls import ActorLostError, ask, explain, first_cause
 from .cluster import Connection, connected
 from .config import RayConfig
 from .event_relay import replay
+from .fleet import Fleet
 from .messages import Overview
+from .ray_metrics import RayMetrics
 from .status_file import StatusFile
 
 _OF_THE_DRIVER = frozenset({"transform_config", "run_start", "run_end"})
@@ -40,13 +42,15 @@ class RayTransport:
         """Run to the end. However it ends, no actor is left, nor a Ray that was started here."""
         check(request, self._config)
         hooks = request.hooks.of_this_process()
+        metrics = RayMetrics(request.folder.path.name)
+        hooks.register(metrics, name="ray metrics")
         listened = frozenset(event for event in hooks.events if hooks.listens(event)) - _OF_THE_DRIVER
         with connected(self._config) as connection:
             actors = Actors(request, self._config, connection.namespace, listened)
             status = StatusFile(request.folder.path, ray.get_runtime_context().gcs_address, connection.namespace)
             try:
                 actors.start()
-                return Supervisor(actors, request, hooks, status, connection).run()
+                return Supervisor(actors, request, hooks, status, metrics, connection).run()
             finally:
                 actors.close()
                 status.remove()
@@ -65,14 +69,23 @@ class Supervisor:
     """Supervises the actors until they end."""
 
     def __init__(
-        self, actors: Actors, request: RunRequest, hooks: HookRelay, status: StatusFile, connection: Connection
+        self,
+        actors: Actors,
+        request: RunRequest,
+        hooks: HookRelay,
+        status: StatusFile,
+        metrics: RayMetrics,
+        connection: Connection,
     ) -> None:
         self._actors = actors
         self._request = request
         self._hooks = hooks
         self._status = status
+        self._metrics = metrics
+        self._rows = ActorRows()
         self._connection = connection
         self._told_to_stop = False
+        self._fleet = Fleet(actors, request.folder.path)
 
     def run(self) -> FitResult:
         """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
@@ -82,21 +95,24 @@ class Supervisor:
                 view = self._look(_POLL_SECONDS)
                 self._pass_interrupt_on()
                 self._watch_ray()
-                self._watch_makers(view)
+                self._fleet.step(view)
                 self._watch_trainers(view, fits)
             self._look(0.0)
-            self._actors.finish()
+            self._actors.finish(self._fleet.leaving)
             return result
         finally:
             # Replay the actors' last events; the coordinator itself may be gone.
             with suppress(DeadlineError, ActorLostError):
                 self._look(0.0)
+            self._status.keep(self._rows)
 
     def _look(self, wait_seconds: float) -> Overview:
         actors = self._actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
-        self._status.write(view, actors)
+        self._rows.update(view, actors, self._fleet)
+        if self._status.write(view, self._rows, self._fleet):
+            self._metrics.export(view, [*self._rows.trainers, *self._rows.makers], self._fleet.target)
         return view
 
     def _pass_interrupt_on(self) -> None:
@@ -142,34 +158,3 @@ class Supervisor:
                 hint="was its process stopped? continue with --resume auto; one that is only slow needs a larger "
                 "transport.heartbeat_seconds",
             )
-
-    def _watch_makers(self, view: Overview) -> None:
-        makers = self._actors.makers
-        ended, _ = ray.wait([maker.work for maker in makers], num_returns=len(makers), timeout=0)
-        for maker in makers:
-            if maker.work in ended:
-                self._take_end(maker)
-            elif maker.id in view.stuck:
-                self._replace(maker, f"it is held for dead: it {view.stuck[maker.id]}")
-
-    def _take_end(self, maker: Maker) -> None:
-        try:
-            ray.get(maker.work, timeout=_ANSWER_SECONDS)
-        except ray.exceptions.RayError as error:
-            if not is_lost(error):
-                raise explain(maker.name, error) from None
-            self._replace(maker, str(explain(maker.name, error).message))
-            return
-        raise RlhfError("its loop ended before the run did", where=maker.name)
-
-    def _replace(self, maker: Maker, reason: str) -> None:
-        if maker.attempt >= self._actors.config.max_restarts:
-            raise ActorLostError(
-                f"{reason}; it was started anew {maker.attempt} times already",
-                where=maker.name,
-                hint="see the log for why; transport.max_restarts bounds the attempts",
-            )
-        logger.warning("%s: %s", maker.name, reason)
-        started = time.monotonic()
-        self._actors.restart(maker)
-        logger.info("%s replaced in %.2f s", maker.name, time.monotonic() - started)

@@ -11,6 +11,7 @@ const Panels = (() => {
     return minutes < 60 ? minutes + " min" : Math.floor(minutes / 60) + " h " + String(minutes % 60).padStart(2, "0") + " min";
   };
   const number = (value) => (isNumber(value) ? short(value) : "–");
+  const percent = (share) => (isNumber(share) ? Math.round(100 * share) + "%" : "–");
   const text = (value) => (typeof value === "string" ? value : value === undefined || value === null ? "–" : JSON.stringify(value));
 
   const table = (heads, rows) => {
@@ -86,13 +87,14 @@ const Panels = (() => {
 
   const list = (value) => (Array.isArray(value) ? value.filter((each) => each && typeof each === "object") : []);
   const actors = (found) => {
-    const all = [...list(found.trainers).map((each) => ["trains", each]), ...list(found.makers).map((each) => [text(each.doing), each])];
+    const all = [...list(found.trainers), ...list(found.makers)];
     if (!all.length) return null;
     const box = element("div");
     const age = isNumber(found.updated) ? "heard of " + duration(Math.max(0, Date.now() / 1000 - found.updated)) + " ago" : "";
     box.append(element("p", "hint", `Ray ${text(found.address)}, driver pid ${text(found.driver_pid)} on ${text(found.host)}, ${age}. ${text(found.progress)}`));
-    box.append(table([["actor", true], ["pid", false], ["does", true], ["for", false], ["weights", false], ["restarts", false]],
-      all.map(([doing, each]) => [text(each.name), number(each.pid), doing, duration(each.for_s), number(each.version), number(each.restarts)])));
+    box.append(table([["actor", true], ["pid", false], ["does", true], ["for", false], ["busy", false], ["weights", false], ["made", false], ["wait", false], ["restarts", false]],
+      all.map((each) => [text(each.name), number(each.pid), text(each.doing), duration(each.for_s), percent(each.busy),
+        number(each.version), number(each.groups), number(each.waiting), number(each.restarts)])));
     return box;
   };
 
