@@ -131,8 +131,8 @@ def test_the_optimizers_own_state_dict_keeps_the_digits():
 
 
 def test_what_one_process_holds(strategy):
-    assert strategy.state_bytes(1, torch.float32) == (4, 4, 8, 4)
-    assert strategy.state_bytes(1, torch.bfloat16) == (2, 4, 12, 2)
+    assert strategy.state_bytes(1, torch.float32) == (4, 4, 8, 4, 1)
+    assert strategy.state_bytes(1, torch.bfloat16) == (2, 4, 12, 2, 1)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(seen):
