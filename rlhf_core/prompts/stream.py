@@ -210,7 +210,7 @@ class PromptStream:
 
     def first_prompts(self, most: int) -> list[Prompt]:
         """The training prompts of the first epoch, at most so many."""
-        return [self.prompt(position) for position in range(min(most, self.records.epoch_size or most))]
+        return [self.prompt(position) for position in self._first(most)]
 
     def evaluation_prompts(self) -> list[Prompt]:
         """The held-out prompts, numbered from 0 separately."""
@@ -224,7 +224,11 @@ class PromptStream:
 
     def first_records(self, most: int) -> list[Record]:
         """The records of the first epoch, at most so many."""
-        return [self.record(position) for position in range(min(most, self.records.epoch_size or most))]
+        return [self.record(position) for position in self._first(most)]
+
+    def _first(self, most: int) -> range:
+        """Positions of the first epoch, at most so many."""
+        return range(min(most, self.records.epoch_size or most))
 
     def _check_record(self, record: Record, name: str) -> None:
         if not is_plain(record.get("prompt")):

@@ -99,22 +99,19 @@ class RewardCombiner:
         if not raw and counts is not None:  # an algorithm that needs no rewards
             return Combined(torch.zeros(len(counts)), {})
         columns = {name: raw[name].detach().double() for name in self.weights}
-        total = torch.stack([self.weights[name] * column for name, column in columns.items()]).sum(0)
+        total = self._weighted(columns)
         if total.numel() == 0:
             return Combined(total.float(), {})
         once = torch.ones_like(total, dtype=torch.bool) if counts is None else counts
         metrics = {"reward/mean": float(total[once].mean()), "reward/std": float(total[once].std(correction=0))}
         metrics |= {f"reward/{name}": float(column[once].mean()) for name, column in columns.items()}
-        scores = total
+        scores = self._clipped(total)
         if self._clip is not None:
-            low, high = self._clip
-            scores = total.clamp(low, high)
             metrics["reward/clip_fraction"] = float((scores != total)[once].double().mean())
         if self._moments is not None:
             self._moments.update(scores[once])
-            mean, std = self._moments.mean, self._moments.std
-            scores = (scores - mean) / (std + _EPS)
-            metrics |= {"reward/normaliser_mean": mean, "reward/normaliser_std": std}
+            scores = self._normalised(scores)
+            metrics |= {"reward/normaliser_mean": self._moments.mean, "reward/normaliser_std": self._moments.std}
         if scores is not total:
             metrics |= {
                 "reward/score_mean": float(scores[once].mean()),
@@ -124,15 +121,21 @@ class RewardCombiner:
 
     def combine_as_before(self, raw: Mapping[str, Tensor]) -> Tensor:
         """[B] float32: scores of answers that are not trained on, in the units of the last `combine`."""
+        self._check_names(raw)
+        total = self._weighted({name: raw[name].detach().double() for name in self.weights})
+        return self._normalised(self._clipped(total)).float()
+
+    def _weighted(self, columns: Mapping[str, Tensor]) -> Tensor:
         import torch
 
-        self._check_names(raw)
-        total = torch.stack([weight * raw[name].detach().double() for name, weight in self.weights.items()]).sum(0)
-        if self._clip is not None:
-            total = total.clamp(*self._clip)
-        if self._moments is not None:
-            total = (total - self._moments.mean) / (self._moments.std + _EPS)
-        return total.float()
+        return torch.stack([self.weights[name] * column for name, column in columns.items()]).sum(0)
+
+    def _clipped(self, total: Tensor) -> Tensor:
+        return total if self._clip is None else total.clamp(*self._clip)
+
+    def _normalised(self, scores: Tensor) -> Tensor:
+        """By the moments as they are."""
+        return scores if self._moments is None else (scores - self._moments.mean) / (self._moments.std + _EPS)
 
     def _check_names(self, raw: Mapping[str, Tensor]) -> None:
         if set(raw) != set(self.weights):

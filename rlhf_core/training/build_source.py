@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -71,13 +71,16 @@ class DatasetItems:
         prompts: PromptStream,
         *,
         batch_tokens: int,
+        eval_prompts: Mapping[str | None, PromptStream] | None = None,
     ) -> None:
-        """Loads the reference."""
+        """Loads the reference. eval_prompts: of `build_eval_prompts`, where they are built already."""
         self._algorithm = algorithm
         self._tokenizer = models.tokenizer
         self._prompts = prompts
-        has_own = resolved.measures_eval_records
-        self._eval_prompts = build_eval_prompts(resolved, models.tokenizer)[None] if has_own else None
+        self._eval_prompts = None
+        if resolved.measures_eval_records:
+            built = build_eval_prompts(resolved, models.tokenizer) if eval_prompts is None else eval_prompts
+            self._eval_prompts = built[None]
         self._num_held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None else 0
         own = Reference(models.policy, nullcontext)
         self._ask_policy = reference_pass(algorithm, own, strategy, batch_tokens=batch_tokens)

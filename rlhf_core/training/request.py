@@ -84,3 +84,5 @@ class SessionParts:
     """Whether the user has asked the run to stop."""
     rewards: RewardStates | None = None
     """The rewards' state, which outlives a resume."""
+    eval_prompts: Mapping[str | None, PromptStream] | None = None
+    """As in `RunInputs`, where they are built already."""

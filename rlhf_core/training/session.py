@@ -305,8 +305,15 @@ class TrainerSession:
         algorithm = self._algorithm
         if not isinstance(algorithm, DatasetAlgorithm):
             return None
-        prompts, tokens = self._parts.prompts, self._tokens
-        return DatasetItems(self._resolved, algorithm, self._strategy, self._models, prompts, batch_tokens=tokens)
+        return DatasetItems(
+            self._resolved,
+            algorithm,
+            self._strategy,
+            self._models,
+            self._parts.prompts,
+            batch_tokens=self._tokens,
+            eval_prompts=self._parts.eval_prompts,
+        )
 
     def _train_step(self, batch: TrainBatch) -> dict[str, float]:
         assert self._record is not None and self._trainer is not None

@@ -112,6 +112,7 @@ class _LocalParts:
             evaluator=evaluator,
             interrupted=self._request.interrupted,
             rewards=rewards,
+            eval_prompts=inputs.eval_prompts,
         )
 
     def _engine(self) -> tuple[RolloutEngine, WeightSync]:

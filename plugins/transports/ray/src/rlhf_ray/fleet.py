@@ -91,7 +91,8 @@ class Fleet:
 
     def step(self, view: Overview) -> None:
         """Look once at all of them. Raises what ends the run."""
-        self._joined |= {maker.name for maker in self._actors.makers if self._is_there(maker, view)}
+        there = {row["name"] for row in view.makers}
+        self._joined |= {maker.name for maker in self._actors.makers if maker.id in there}
         works = [maker.work for maker in [*self._actors.makers, *self.leaving]]
         self._ended = set(ray.wait(works, num_returns=len(works), timeout=0)[0]) if works else set()
         self._take_request()
@@ -260,9 +261,6 @@ class Fleet:
             parts.append(f"{each.maker.name} leaves, {held} groups of its are needed, at the latest in {left:.0f} s")
         text = "; ".join(part for part in parts if part)
         self.answer = ScaleAnswer(id=self._request.id, state="working", text=printable(text))
-
-    def _is_there(self, maker: Maker, view: Overview) -> bool:
-        return any(row["name"] == maker.id for row in view.makers)
 
     def _has_ended(self, maker: Maker) -> bool:
         return maker.work in self._ended
