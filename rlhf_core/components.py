@@ -68,6 +68,8 @@ class Component:
     """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
+    in_flight: bool = False
+    """For an engine: whether it takes new weights between two decoding steps (`InFlightEngine`)."""
     quickstart: str | None = None
     """For an environment: `package:folder` of its `warm-start.yaml` and `run.yaml`, two run files with which
     `rlhf train --environment NAME` needs none."""

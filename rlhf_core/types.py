@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
 
+from .times import PhaseTimes as PhaseTimes
+from .times import sum_by_key as sum_by_key
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -108,6 +111,7 @@ class Rollout:
     answer: Any
     metadata: Mapping[str, Any]
     policy_version: int
+    """Of its oldest sampled token."""
     finish_reason: FinishReason
     """`stop`: the model ended its answer; `length`: the (last) turn was cut by the token limit, or the episode was
     truncated."""
@@ -120,6 +124,8 @@ class Rollout:
     """Index of this row in its episode; rows of an episode share `sample_id`."""
     turns: tuple[Turn, ...] = ()
     """The response turn by turn; a single answer is one turn of the policy."""
+    policy_versions: tuple[int, ...] = ()
+    """Of each token of `completion_ids`, -1 for given ones; empty where all are `policy_version`."""
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:
@@ -177,6 +183,8 @@ class BufferItem:
     `rewards["environment"]`; None without an environment."""
     environment: Mapping[str, float] = field(default_factory=dict)
     """The environment's metrics of this episode, by name; on the episode's first row only."""
+    policy_versions: Tensor | None = None
+    """[A] int32, as those of `Rollout`; None where all are `policy_version`. Batches leave them out."""
 
     @property
     def num_tokens(self) -> int:
@@ -214,7 +222,7 @@ class Experience:
     group_ids: Tensor
     """[B] int64."""
     policy_versions: Tensor
-    """[B] int64."""
+    """[B] int64, of each sample's oldest token."""
     truncated: Tensor
     """[B] bool."""
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
@@ -289,36 +297,6 @@ class RolloutGroup:
         return not self.items
 
 
-def sum_by_key(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sum of the mappings' values per key, keys in order of first appearance."""
-    keys = dict.fromkeys(key for each in counts for key in each)
-    return {key: sum(each.get(key, 0.0) for each in counts) for key in keys}
-
-
-@dataclass(slots=True)
-class PhaseTimes:
-    """Seconds spent on making experience, and the amounts made."""
-
-    rollout_s: float = 0.0
-    environment_s: float = 0.0
-    """Time that the engine waited for environments."""
-    reward_s: float = 0.0
-    """Wait after generation only: rewards are scored while later answers are generated."""
-    forward_s: float = 0.0
-    """Reference log-probs and values."""
-    response_tokens: int = 0
-    reward_calls: dict[str, float] = field(default_factory=dict)
-    """`reward_calls/<name>/<count>`: what each reward cost, as `RewardScorer.take_metrics` tells it."""
-
-    def add(self, other: PhaseTimes) -> None:
-        self.rollout_s += other.rollout_s
-        self.environment_s += other.environment_s
-        self.reward_s += other.reward_s
-        self.forward_s += other.forward_s
-        self.response_tokens += other.response_tokens
-        self.reward_calls = sum_by_key([self.reward_calls, other.reward_calls])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSummary:
     """What every trainer rank knows of a sample: fields of its `BufferItem`, but neither tokens nor text."""
@@ -333,6 +311,7 @@ class ItemSummary:
     branch: int = 0
     environment: Mapping[str, float] = field(default_factory=dict)
     plays: bool = False  # in an environment
+    mixed: bool = False  # its tokens are of several policy versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +372,9 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
-    """Version of the weights that sampled it; a sample has exactly one."""
+    """Version of the weights that sampled it: its oldest token."""
+    policy_versions: tuple[int, ...] = ()
+    """Of each token, where weights changed on the way (`InFlightEngine`); empty where all are `policy_version`."""
     support_ids: Sequence[Sequence[int]] | None = None
     """Per token, the ids that truncated sampling chose from; None when nothing was truncated."""
     branch: int = 0

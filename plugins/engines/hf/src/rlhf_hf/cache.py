@@ -22,6 +22,11 @@ def round_up(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK) * BLOCK
 
 
+def round_down(num_tokens: int) -> int:
+    """Round down to whole blocks."""
+    return num_tokens // BLOCK * BLOCK
+
+
 class StepIndex:
     """Cache positions that the current decoding step writes to; computed once, used by every layer."""
 
@@ -117,8 +122,10 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(Cache):
     """All layers, for at most `num_slots` rows of at most `max_tokens` tokens (grown towards it in blocks)."""
 
-    def __init__(self, num_slots: int, max_tokens: int) -> None:
+    def __init__(self, num_slots: int, max_tokens: int, most_tokens: int | None = None) -> None:
+        """most_tokens: bound on what `admit` may make of `max_tokens`; None is no more than that."""
         self._step = StepIndex()
+        self._most_tokens = most_tokens or round_up(max_tokens)
         self._num_slots = num_slots
         self._max_tokens = round_up(max_tokens)
         self.capacity = min(BLOCK, self._max_tokens)
@@ -144,6 +151,15 @@ class SlotCache(Cache):
         for layer in self._slot_layers:
             device = layer.device
             layer.copy_rows(torch.tensor(sources, device=device), torch.tensor(targets, device=device), length)
+
+    def may_hold(self, num_tokens: int) -> bool:
+        """Whether a row so long may be admitted."""
+        return round_up(num_tokens) <= self._most_tokens
+
+    def admit(self, num_tokens: int) -> None:
+        """Expect rows of so many tokens."""
+        assert self.may_hold(num_tokens), (num_tokens, self._most_tokens)
+        self._max_tokens = max(self._max_tokens, round_up(num_tokens))
 
     def begin_step(self, lengths: Tensor, longest: int) -> None:
         """Tell every layer where this step's tokens go: behind `lengths` [n]; `longest` is max(lengths) + 1."""

@@ -23,18 +23,25 @@ class SlotModel:
         max_tokens: int,
         capture: Callable[[Replay], Replay] | None = None,
         num_spare: int = 0,
+        most_tokens: int | None = None,
     ) -> None:
         """`capture`: decode in a few fixed shapes, each captured by it (`graphs.capture_graph`) and replayed.
 
-        `num_spare`: slots behind those that decode, for prompts that wait.
+        `num_spare`: slots behind those that decode, for prompts that wait. `most_tokens`: what a slot may be made to
+        hold; None is `max_tokens`.
         """
         self._forward = forward
         self.num_slots = num_slots
         self.num_spare = num_spare
-        self.cache = SlotCache(num_slots + num_spare, max_tokens)
+        self.cache = SlotCache(num_slots + num_spare, max_tokens, most_tokens)
         self._fixed = (
             None if capture is None else FixedShapes(self._pass, self.cache, num_slots, forward.device, capture)
         )
+
+    def weights_changed(self) -> None:
+        """Forget captured steps: they may read copies of the old weights."""
+        if self._fixed is not None:
+            self._fixed.forget()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, DynamicCache]:
         """Next-token logits [B, V] of each prompt, and the keys and values of all.

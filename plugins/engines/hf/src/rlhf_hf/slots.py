@@ -8,29 +8,29 @@ from collections.abc import Container, Sequence
 import torch
 from torch import Tensor
 
+from .decoder import sample
 from .prefill import plan_prefill
-from .rows import Row, StopRule
-from .sampler import Sampler
+from .rows import Row
 from .slot_model import SlotModel
 
 REFILL_SHARE = 8
 """Waiting prompts enter once one slot in this many is free: a prefill of one prompt costs nearly a whole step."""
 
+OUTDATED = -1
+"""Prompt key of a row whose prompt was filled in with older weights: no other row shares it."""
+
 
 class SlotBatch:
     """Decodes all `rows`, as many at once as there are slots."""
 
-    def __init__(
-        self, model: SlotModel, rows: Sequence[Row], sampler: Sampler, stop: StopRule, prefill_batch_tokens: int
-    ) -> None:
+    def __init__(self, model: SlotModel, rows: Sequence[Row], prefill_batch_tokens: int) -> None:
         self._model = model
-        self._waiting = deque(rows)
-        self._sampler = sampler
-        self._stop = stop
+        self._waiting: deque[Row] = deque()
+        self._num_waiting: Counter[int] = Counter()
+        self.join(rows)
         self._prefill_batch_tokens = prefill_batch_tokens
         self._active: list[Row] = []
         """The row in each used slot."""
-        self._num_waiting = Counter(row.prompt_key for row in rows)
         self._first_logits: dict[int, Tensor] = {}
         """By prompt key, [V] behind each prompt that lies in a slot and that a waiting row needs."""
         self._ahead: dict[int, int] = {}
@@ -44,12 +44,35 @@ class SlotBatch:
     def busy(self) -> bool:
         return bool(self._active or self._waiting)
 
+    def has_room_for(self, row: Row) -> bool:
+        """Whether it may `join`: the slots cannot grow beyond the bound on the cache."""
+        return self._model.cache.may_hold(len(row.prompt_ids) + row.limit)
+
+    def join(self, rows: Sequence[Row]) -> None:
+        """Decode these too, after those that wait already. Their prompt keys are new."""
+        for row in rows:
+            self._model.cache.admit(len(row.prompt_ids) + row.limit)
+        self._waiting.extend(rows)
+        self._num_waiting.update(row.prompt_key for row in rows)
+
+    def weights_changed(self) -> None:
+        """Forget what was computed for rows to come. Those in slots go on from their own keys and values."""
+        for row in self._active:
+            row.prompt_key = OUTDATED
+        self._first_logits.clear()
+        self._ahead.clear()
+        self._model.weights_changed()
+
     def advance(self) -> list[Row]:
         """Run until at least one row is finished; return those rows."""
         finished: list[Row] = []
         while self.busy and not finished:
-            finished = self._admit() if self._should_admit() else self._step()
+            finished = self.step()
         return finished
+
+    def step(self) -> list[Row]:
+        """Run one pass; return the rows that it finished."""
+        return self._admit() if self._should_admit() else self._decode()
 
     def _should_admit(self) -> bool:
         free = self._model.num_slots - len(self._active)
@@ -60,7 +83,7 @@ class SlotBatch:
         """Fill the free slots and sample the first token of each new row."""
         count = min(self._model.num_slots - len(self._active), len(self._waiting))
         new = [self._waiting.popleft() for _ in range(count)]
-        self._num_waiting.subtract(row.prompt_key for row in new)
+        self._num_waiting -= Counter(row.prompt_key for row in new)
         first = len(self._active)
         self._active.extend(new)
         slots: dict[int, list[int]] = {}
@@ -76,8 +99,8 @@ class SlotBatch:
                 fresh.append(row)
         for group in plan_prefill([len(row.prompt_ids) for row in fresh], self._prefill_batch_tokens):
             self._prefill([fresh[index] for index in group], slots)
-        self._sampler.draw(torch.stack([self._first_logits[row.prompt_key] for row in new]), new)
-        finished = self._leave(new)
+        finished = sample(torch.stack([self._first_logits[row.prompt_key] for row in new]), new)
+        self._leave(finished)
         # Cloned, so that keeping one prompt's logits does not keep those of its whole prefill batch.
         self._first_logits = {key: logits.clone() for key, logits in self._first_logits.items()}
         return finished
@@ -114,27 +137,22 @@ class SlotBatch:
         self._model.cache.fill([slot for slot, _ in copies], cache, [index for _, index in copies])
         self._first_logits.update(zip((row.prompt_key for row in rows), logits, strict=True))
 
-    def _step(self) -> list[Row]:
+    def _decode(self) -> list[Row]:
         rows = self._active
         logits = self._model.decode([row.token_ids[-1] for row in rows], [row.num_cached for row in rows])
         self.num_steps += 1
-        self._sampler.draw(logits, rows)
-        return self._leave(rows)
+        finished = sample(logits, rows)
+        self._leave(finished)
+        return finished
 
-    def _leave(self, sampled: Sequence[Row]) -> list[Row]:
+    def _leave(self, finished: Sequence[Row]) -> None:
         """Remove finished rows, filling the gaps with rows from the end."""
-        finished = []
-        for row in sampled:
-            row.finish_reason = self._stop.reason(row)
-            if row.finish_reason is not None:
-                finished.append(row)
         if finished:
             self._compact()
         if self._first_logits:
             self._ahead = {key: slot for key, slot in self._ahead.items() if self._num_waiting[key]}
             held = {row.prompt_key for row in self._active if self._num_waiting[row.prompt_key]} | self._ahead.keys()
             self._first_logits = {key: logits for key, logits in self._first_logits.items() if key in held}
-        return finished
 
     def _compact(self) -> None:
         count = sum(row.finish_reason is None for row in self._active)
