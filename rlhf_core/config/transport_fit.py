@@ -23,7 +23,7 @@ def fit_to_transport(chosen: dict[str, Configured | None], problems: Problems) -
         problems.add(f"transport.{own.option}", f"{problem}, not {own.trainers}; {hint}")
     if transport.config.updates_in_flight() and engine is not None and not engine.component.in_flight:
         problem = f"the engine {engine.name} takes new weights between two batches only"
-        problems.add("transport.weights", problem, "say weights: between-batches, or take an engine that is made for it")
+        problems.add("transport.weights", problem, "say weights: between-batches, or take an engine made for it")
     late = transport.config.staleness_bound() > 0
     if late and algorithm is not None and isinstance(algorithm.config, PolicyLossSection):
         chosen["algorithm"] = replace(algorithm, config=algorithm.config.weighing_late_samples())

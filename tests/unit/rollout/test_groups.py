@@ -21,6 +21,7 @@ def full_group():
             support_ids=torch.tensor([[1, 2], [3, -1], [4, 5], [6, -1]], dtype=torch.int32),
             kl_coef=0.5,
             truncated=True,
+            policy_versions=torch.tensor([4, -1, 5, 5], dtype=torch.int32),
         )
         for item in group.items
     )
@@ -31,6 +32,7 @@ def full_group():
             metadata={"level": 3, "tags": ["x", {"y": 1.5}], "nothing": None, "$odd": True},
             answer={"all": ["13", 13]},
             action_mask=(True, False, True, True),
+            policy_versions=(4, -1, 5, 5),
         )
         for rollout in group.rollouts
     )

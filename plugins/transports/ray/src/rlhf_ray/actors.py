@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 from collections.abc import Mapping
@@ -217,12 +216,11 @@ class Actors:
     def _settings(self) -> CoordinatorSettings:
         config, resolved = self.config, self.request.resolved
         train = resolved.run.train
-        share = math.ceil(train.prompts_per_episode / config.num_makers)
         return CoordinatorSettings(
             num_makers=self.num_makers,
             num_episodes=train.episodes if resolved.rolls_out else 0,
             prompts_per_episode=train.prompts_per_episode,
-            prompts_per_lease=config.prompts_per_lease or share,
+            prompts_per_lease=config.prompts_of_lease(train.prompts_per_episode),
             max_staleness=config.max_staleness,
             lease_seconds=config.lease_seconds,
             heartbeat_seconds=config.heartbeat_seconds,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from rlhf_core.config import OwnProcesses, TransportConfig
+
+_MOST_LANES = 32
+"""Each is a thread, and with an isolated environment a process."""
 
 
 class RayConfig(TransportConfig):
@@ -87,6 +91,21 @@ class RayConfig(TransportConfig):
                 "say max_staleness: 1, or weights: between-batches"
             )
         return self
+
+    def prompts_of_lease(self, prompts_per_episode: int) -> int:
+        """Prompts that a maker takes at once."""
+        return self.prompts_per_lease or math.ceil(prompts_per_episode / self.num_makers)
+
+    def num_lanes(self, prompts_per_episode: int) -> int | None:
+        """Batches that a maker makes at a time with weights in flight: its share of the episodes that may be open.
+
+        None where it makes one after the other.
+        """
+        if self.weights != "in-flight":
+            return None
+        share = math.ceil(prompts_per_episode / self.num_makers)
+        leases = math.ceil(share / self.prompts_of_lease(prompts_per_episode))
+        return min(_MOST_LANES, (self.max_staleness + 1) * leases)
 
     def own_processes(self) -> OwnProcesses:
         return OwnProcesses(trainers=self.num_trainers, makers=self.num_makers, option="num_trainers")
