@@ -134,6 +134,8 @@ class EngineContext:
     """Where the policy was loaded from, for engines that load their own."""
     compute_dtype: torch.dtype | None = None
     """What the trainer's forward multiplies float32 weights in (`Strategy.compute_dtype`); None is float32."""
+    in_flight: bool = False
+    """Whether `generate_in_flight` is called, instead of `generate`."""
 
 
 @dataclass(frozen=True, slots=True)

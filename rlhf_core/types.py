@@ -1,22 +1,19 @@
 """The data that flows through a run.
 
-Legend used in every docstring of this project: **B** sequences in a batch, **P** prompt tokens,
-**A** response (action) tokens, **S** = P + A, **K** tokens kept by truncated sampling, **V** vocabulary.
-Prompts are padded on the left and responses on the right. A mask is named for what True means.
+Legend used in every docstring of this project: **B** sequences in a batch, **P** prompt tokens, **A** response (action)
+tokens, **S** = P + A, **K** tokens kept by truncated sampling, **V** vocabulary. Prompts are padded on the left and
+responses on the right. A mask is named for what True means.
 
-Nothing here imports torch when it runs, so that a reward, the command line and the configuration
-stay light; the conversions between these types live in `rlhf_core.batching`.
+Nothing here imports torch when it runs, so that a reward, the command line and the configuration stay light;
+`rlhf_core.batching` converts between these types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
-
-from .times import PhaseTimes as PhaseTimes
-from .times import sum_by_key as sum_by_key
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +108,6 @@ class Rollout:
     answer: Any
     metadata: Mapping[str, Any]
     policy_version: int
-    """Of its oldest sampled token."""
     finish_reason: FinishReason
     """`stop`: the model ended its answer; `length`: the (last) turn was cut by the token limit, or the episode was
     truncated."""
@@ -125,14 +121,13 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     """The response turn by turn; a single answer is one turn of the policy."""
     policy_versions: tuple[int, ...] = ()
-    """Of each token of `completion_ids`, -1 for given ones; empty where all are `policy_version`."""
+    """Of each token of `completion_ids`, -1 for given ones; empty where all are `policy_version`, the oldest."""
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:
         """The tokens of `completion_ids` that the policy chose and that count."""
-        if self.action_mask is None:
-            return self.completion_ids
-        return tuple(compress(self.completion_ids, self.action_mask))
+        ids = self.completion_ids
+        return ids if self.action_mask is None else tuple(compress(ids, self.action_mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +290,30 @@ class RolloutGroup:
     def is_empty(self) -> bool:
         """Whether the rewards' failure policy dropped all its samples."""
         return not self.items
+
+
+def sum_by_key(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sum of the mappings' values per key, keys in order of first appearance."""
+    keys = dict.fromkeys(key for each in counts for key in each)
+    return {key: sum(each.get(key, 0.0) for each in counts) for key in keys}
+
+
+@dataclass(slots=True)
+class PhaseTimes:
+    """Seconds spent on making experience, and the amounts made."""
+
+    rollout_s: float = 0.0
+    environment_s: float = 0.0  # the engine waited for environments
+    reward_s: float = 0.0  # wait after generation only: rewards are scored while later answers are generated
+    forward_s: float = 0.0  # reference log-probs and values
+    response_tokens: int = 0
+    reward_calls: dict[str, float] = field(default_factory=dict)
+    """`reward_calls/<name>/<count>`: what each reward cost, as `RewardScorer.take_metrics` tells it."""
+
+    def add(self, other: PhaseTimes) -> None:
+        for each in fields(self)[:-1]:
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.reward_calls = sum_by_key([self.reward_calls, other.reward_calls])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,8 +231,7 @@ class EngineContract(ComponentContract):
         expected = bench.answers(requests)
         coming = [[(each, PLAIN) for each in part] for part in (requests[:3], (), (), requests[3:5], requests[5:])]
         found = {
-            each.sample_id: each
-            for each in bench.engine.generate_in_flight(lambda: coming.pop(0) if coming else ())
+            each.sample_id: each for each in bench.engine.generate_in_flight(lambda: coming.pop(0) if coming else ())
         }
         assert sorted(found) == sorted(expected), "one completion for each request, those that came later included"
         for sample_id, done in found.items():

@@ -102,7 +102,9 @@ def test_late_samples_are_weighed_whatever_transport_brings_them(run, lag, algor
 def test_weights_in_flight_need_an_engine_that_takes_them(run):
     run = {**run, "transport": {"name": "acme-fleet", "lag": 1, "flies": True}}
     resolve({**run, "engine": "acme-nimble"})
-    with pytest.raises(ConfigError, match=r"transport\.weights.*acme-steady takes new weights between two batches only"):
+    with pytest.raises(
+        ConfigError, match=r"transport\.weights.*acme-steady takes new weights between two batches only"
+    ):
         resolve({**run, "engine": "acme-steady"})
     resolve({**run, "engine": "acme-steady", "transport": {"name": "acme-fleet", "lag": 1}})
 

@@ -298,26 +298,17 @@ def test_what_cannot_go_together_is_said_at_check(run_file: Callable[..., dict[s
     assert resolve(run).algorithm.config.model_dump()["importance_cap"] == 2.0
 
 
-@pytest.fixture
-def long_answers(run_file: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Answers of a random model are long: there is always one under way when weights come."""
-
-    def make(*arguments: Any, **transport: Any) -> dict[str, Any]:
-        run = run_file(*arguments, weights="in-flight", max_staleness=1, **transport)
-        run["engine"]["max_new_tokens"] = 48
-        return run
-
-    return make
-
-
 @pytest.mark.usefixtures("local_ray")
 def test_a_run_keeps_every_promise_but_one_version_a_sample(
     tmp_path: Path,
-    long_answers: Callable[..., dict[str, Any]],
+    run_file: Callable[..., dict[str, Any]],
+    faults: Callable[[str], Path],
     check_samples: Callable[[Path], None],
     samples: Callable[[Path], list[dict[str, Any]]],
 ) -> None:
-    run = long_answers({"episodes": 5})
+    faults("maker-waits-in-flight")
+    run = run_file({"episodes": 3}, weights="in-flight", max_staleness=1)
+    del run["eval"]
     result = train(run, output=tmp_path / "ray")
     assert result is not None
     check_samples(tmp_path / "ray")
@@ -332,6 +323,6 @@ def test_a_run_keeps_every_promise_but_one_version_a_sample(
         versions = line["policy_versions"]
         assert len(versions) == line["num_tokens"] and versions == sorted(versions)
         assert min(versions) == line["policy_version"] and max(versions) <= line["episode"]
-    last = [line for line in lines if line["episode"] == 4]
+    last = [line for line in lines if line["episode"] == 2]
     share = sum("policy_versions" in line for line in last) / len(last)
     assert result.metrics[-1].get("staleness/mixed_fraction", 0.0) == share

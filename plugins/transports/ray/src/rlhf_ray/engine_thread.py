@@ -109,8 +109,8 @@ class EngineThread:
         self.run(lambda: self._engine.weights_updated(version))
 
     def receiver(self) -> WeightReceiver:
-        """Not here: `StagedWeights` has the engine's own, and swaps when this thread lets it."""
-        raise NotImplementedError
+        """The engine's own, for `StagedWeights`, which commits when this thread lets it."""
+        return self._engine.receiver()
 
     def close(self) -> None:
         """End the thread after its current step, and close the engine."""
