@@ -307,13 +307,12 @@ class PhaseTimes:
     reward_s: float = 0.0  # wait after generation only: rewards are scored while later answers are generated
     forward_s: float = 0.0  # reference log-probs and values
     response_tokens: int = 0
-    reward_calls: dict[str, float] = field(default_factory=dict)
-    """`reward_calls/<name>/<count>`: what each reward cost, as `RewardScorer.take_metrics` tells it."""
+    counts: dict[str, float] = field(default_factory=dict)  # `prompt_tokens`, `reused_tokens`, and what rewards cost
 
     def add(self, other: PhaseTimes) -> None:
         for each in fields(self)[:-1]:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.reward_calls = sum_by_key([self.reward_calls, other.reward_calls])
+        self.counts = sum_by_key([self.counts, other.counts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +378,7 @@ class GenerationRequest:
     """Tokens sampled in this branch before."""
     max_new_tokens: int | None = None
     """Limit of this request, where lower than that of the sampling parameters."""
+    goes_on: bool = False  # another turn, whose prompt begins with this one and its answer, may follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,5 +396,5 @@ class Completion:
     """Of each token, where weights changed on the way (`InFlightEngine`); empty where all are `policy_version`."""
     support_ids: Sequence[Sequence[int]] | None = None
     """Per token, the ids that truncated sampling chose from; None when nothing was truncated."""
-    branch: int = 0
-    """Branch of the request."""
+    branch: int = 0  # of the request
+    num_reused: int = 0  # prompt tokens that were not computed for it: another request's, or an earlier turn's

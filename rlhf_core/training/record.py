@@ -44,7 +44,7 @@ class EpisodeRecord:
         self._is_first_update = True
         self._response_tokens = 0
         self._train_tokens = 0
-        self._reward_calls: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
         self.values: dict[str, float] = {}
         """Values of the episode and of its newest update."""
         self.timer = PhaseTimer()
@@ -109,7 +109,7 @@ class EpisodeRecord:
         if made.times.environment_s:
             self.timer.add("environment", made.times.environment_s)
         self._response_tokens = made.times.response_tokens
-        self._reward_calls = made.times.reward_calls
+        self._counts = made.times.counts
         self._train_tokens = sum(row.num_tokens for row in made.rows)
         if self._samples is None:
             return
@@ -157,7 +157,9 @@ class EpisodeRecord:
             values["tokens_per_second/rollout"] = totals.item() / rollout_s
         if train_s := times.get("time/train_s"):
             values["tokens_per_second/train"] = self._train_tokens / train_s
-        values |= sum_by_key(strategy.all_gather_objects(self._reward_calls))
+        counts = sum_by_key(strategy.all_gather_objects(self._counts))
+        reused, prompts = counts.pop("reused_tokens", 0.0), counts.pop("prompt_tokens", 0.0)
+        values |= counts | ({"memory/prompt_reused_fraction": reused / prompts} if prompts else {})
         if self._metrics is not None:
             self._metrics.end_episode(values)
         return {**self.values, **values}

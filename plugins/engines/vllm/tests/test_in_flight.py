@@ -65,7 +65,8 @@ def test_answers_go_on_with_new_weights_and_tell_the_version_of_each_token(
         # In a process of its own vLLM does not wait between two steps: it may be at any of them, or be done.
         versions = answer.policy_versions or (answer.policy_version,) * 40
         assert len(answer.token_ids) == len(versions) == 40 and versions == tuple(sorted(versions))
-        expected = [request.prompt_ids[0] + (5, 9)[version] + 100 for version in versions]
+        salt = 100 * (1 + versions[0])
+        expected = [request.prompt_ids[0] + (5, 9)[version] + salt for version in versions]
         assert list(answer.token_ids) == expected
         if in_process:
             assert set(versions) == {0, 1} and answer.policy_version == 0

@@ -25,6 +25,7 @@ from .graphs import Replay, capture_graph, compile_step
 from .lockstep import LockstepBatch, LockstepModel
 from .mode import generating
 from .paths import Path, choose_path
+from .prefixes import PrefixStore
 from .prepack import PackedLinears
 from .rows import Row, StopRule, make_rows
 from .sampler import Sampler
@@ -51,6 +52,7 @@ class HfEngine:
         self._owns_weights = False
         """True once weights arrive through a receiver: then nobody else changes them."""
         self._policy_version = 0
+        self._prefixes = PrefixStore(config.prefix_cache_tokens)
 
     @property
     def policy_version(self) -> int:
@@ -140,7 +142,7 @@ class HfEngine:
             spare = min(num_slots // 2, room if goes_on else min(len(rows) - num_slots, room))
             most_tokens = round_down(config.max_cache_tokens // (num_slots + spare))
             model = SlotModel(self._forward, num_slots, longest, self._capture(), spare, most_tokens)
-            return SlotBatch(model, rows, config.prefill_batch_tokens)
+            return SlotBatch(model, rows, config.prefill_batch_tokens, self._prefixes)
         return LockstepBatch(LockstepModel(self._forward, name), rows, num_slots)
 
     def _capture(self) -> Callable[[Replay], Replay] | None:
@@ -199,8 +201,9 @@ class HfEngine:
         return torch.autocast(self._forward.device.type, dtype=self._dtype, cache_enabled=False)
 
     def weights_updated(self, version: int) -> None:
-        """The module has the weights of `version`: forget the packed copies."""
+        """The module has the weights of `version`: forget the packed copies, and what earlier turns left."""
         self._packed = None
+        self._prefixes.clear()
         self._policy_version = version
 
     def receiver(self) -> WeightReceiver:
@@ -211,8 +214,9 @@ class HfEngine:
         return ModuleReceiver(self._module, on_commit=self.weights_updated)
 
     def close(self) -> None:
-        """Free the packed weights; the module belongs to the caller."""
+        """Free the packed weights and what earlier turns left; the module belongs to the caller."""
         self._packed = None
+        self._prefixes.clear()
 
 
 def build(config: HfEngineConfig, context: EngineContext) -> InFlightEngine:

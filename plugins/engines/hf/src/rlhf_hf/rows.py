@@ -34,6 +34,8 @@ class Row:
     noise: list[float] = field(default_factory=list)
     """Uniform numbers for its first tokens, drawn in blocks."""
     finish_reason: FinishReason | None = None
+    num_reused: int = 0
+    """Prompt tokens that were not computed for it."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(tokens sampled before, policy version from there on), where weights may change on the way."""
 
@@ -59,7 +61,15 @@ class Row:
             policy_versions=versions if len(set(versions)) > 1 else (),
             support_ids=tuple(self.support_ids) if self.support_ids else None,
             branch=self.request.branch,
+            num_reused=self.num_reused,
         )
+
+    @property
+    def prefix(self) -> tuple[int, ...] | None:
+        """The tokens whose keys and values the next turn may use; None where there is none, or weights changed."""
+        if not self.request.goes_on or any(start for start, _ in self.versions):
+            return None
+        return (*self.request.prompt_ids, *self.token_ids[:-1])
 
     def _token_versions(self) -> tuple[int, ...]:
         versions: list[int] = []

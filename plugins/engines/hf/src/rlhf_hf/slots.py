@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .decoder import sample
 from .prefill import plan_prefill
+from .prefixes import Prefix, PrefixStore
 from .rows import Row
 from .slot_model import SlotModel
 
@@ -23,8 +24,9 @@ OUTDATED = -1
 class SlotBatch:
     """Decodes all `rows`, as many at once as there are slots."""
 
-    def __init__(self, model: SlotModel, rows: Sequence[Row], prefill_batch_tokens: int) -> None:
+    def __init__(self, model: SlotModel, rows: Sequence[Row], prefill_batch_tokens: int, prefixes: PrefixStore) -> None:
         self._model = model
+        self._prefixes = prefixes
         self._waiting: deque[Row] = deque()
         self._num_waiting: Counter[int] = Counter()
         self.join(rows)
@@ -33,6 +35,8 @@ class SlotBatch:
         """The row in each used slot."""
         self._first_logits: dict[int, Tensor] = {}
         """By prompt key, [V] behind each prompt that lies in a slot and that a waiting row needs."""
+        self._computed: dict[int, int] = {}
+        """Prompt key -> tokens that were computed for it, until its first row enters."""
         self._ahead: dict[int, int] = {}
         """Prompt key -> the spare slot where it lies for waiting rows."""
         self.num_steps = 0
@@ -61,6 +65,7 @@ class SlotBatch:
             row.prompt_key = OUTDATED
         self._first_logits.clear()
         self._ahead.clear()
+        self._computed.clear()
         self._model.weights_changed()
 
     def advance(self) -> list[Row]:
@@ -97,8 +102,9 @@ class SlotBatch:
                 self._ahead[row.prompt_key] = slot
                 slots[row.prompt_key] = [slot]
                 fresh.append(row)
-        for group in plan_prefill([len(row.prompt_ids) for row in fresh], self._prefill_batch_tokens):
-            self._prefill([fresh[index] for index in group], slots)
+        self._fill(fresh, slots)
+        for row in new:
+            row.num_reused = len(row.prompt_ids) - self._computed.pop(row.prompt_key, 0)
         finished = sample(torch.stack([self._first_logits[row.prompt_key] for row in new]), new)
         self._leave(finished)
         # Cloned, so that keeping one prompt's logits does not keep those of its whole prefill batch.
@@ -129,13 +135,40 @@ class SlotBatch:
         first, used = self._model.num_slots, set(self._ahead.values())
         return [slot for slot in range(first, first + self._model.num_spare) if slot not in used]
 
+    def _fill(self, rows: Sequence[Row], slots: dict[int, list[int]]) -> None:
+        """Compute the prompts of `rows`, all different, but for what earlier turns left; copy each to all its slots."""
+        known = {row: prefix for row in rows if (prefix := self._prefixes.longest(row.prompt_ids)) is not None}
+        for row in rows:
+            begins = known[row].num_tokens if row in known else 0
+            self._computed[row.prompt_key] = len(row.prompt_ids) - begins
+            self.num_prefilled_tokens += len(row.prompt_ids) - begins
+        plain = [row for row in rows if row not in known]
+        for group in plan_prefill([len(row.prompt_ids) for row in plain], self._prefill_batch_tokens):
+            self._prefill([plain[index] for index in group], slots)
+        longer = list(known.items())
+        rest = [len(row.prompt_ids) - prefix.num_tokens for row, prefix in longer]
+        for group in plan_prefill(rest, self._prefill_batch_tokens):
+            self._extend([longer[index] for index in group], slots)
+
     def _prefill(self, rows: list[Row], slots: dict[int, list[int]]) -> None:
-        """Prefill the prompts of `rows`, all different, and copy each to all of its slots."""
         logits, cache = self._model.prefill([row.prompt_ids for row in rows])
-        self.num_prefilled_tokens += sum(len(row.prompt_ids) for row in rows)
         copies = [(slot, index) for index, row in enumerate(rows) for slot in slots[row.prompt_key]]
         self._model.cache.fill([slot for slot, _ in copies], cache, [index for _, index in copies])
         self._first_logits.update(zip((row.prompt_key for row in rows), logits, strict=True))
+
+    def _extend(self, rows: list[tuple[Row, Prefix]], slots: dict[int, list[int]]) -> None:
+        prefixes = [prefix for _, prefix in rows]
+        logits, cache, places = self._model.extend(prefixes, [row.prompt_ids[p.num_tokens :] for row, p in rows])
+        copies = [(slot, index) for index, (row, _) in enumerate(rows) for slot in slots[row.prompt_key]]
+        self._model.cache.fill_from([slot for slot, _ in copies], cache, [index for _, index in copies], places)
+        self._first_logits.update(zip((row.prompt_key for row, _ in rows), logits, strict=True))
+
+    def _keep_prefixes(self) -> None:
+        """Of finished rows whose episode may go on."""
+        for slot, row in enumerate(self._active):
+            if row.finish_reason is None or (prefix := row.prefix) is None or not self._prefixes.may_hold(len(prefix)):
+                continue
+            self._prefixes.put(prefix, self._model.cache.read(slot, len(prefix)))
 
     def _decode(self) -> list[Row]:
         rows = self._active
@@ -148,6 +181,7 @@ class SlotBatch:
     def _leave(self, finished: Sequence[Row]) -> None:
         """Remove finished rows, filling the gaps with rows from the end."""
         if finished:
+            self._keep_prefixes()
             self._compact()
         if self._first_logits:
             self._ahead = {key: slot for key, slot in self._ahead.items() if self._num_waiting[key]}

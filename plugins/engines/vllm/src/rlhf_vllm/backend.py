@@ -56,7 +56,7 @@ class VllmBackend:
             while waiting:
                 for output in self._engine.step():
                     if output.finished:
-                        yield completion_of(waiting.pop(output.request_id), output.outputs[0], sampling, version)
+                        yield completion_of(waiting.pop(output.request_id), output, sampling, version)
         finally:
             self._engine.abort_request(list(waiting))
             self._sleep()
@@ -168,9 +168,10 @@ def _num_logprobs(sampling: SamplingParams) -> int:
 
 
 def completion_of(
-    job: Job, output: Any, sampling: SamplingParams, version: int, versions: tuple[int, ...] = ()
+    job: Job, request: Any, sampling: SamplingParams, version: int, versions: tuple[int, ...] = ()
 ) -> Completion:
-    """A finished output of vLLM as a completion."""
+    """A finished request of vLLM as a completion."""
+    (output,) = request.outputs
     tokens = tuple(output.token_ids)
     support = None
     if _num_logprobs(sampling):
@@ -188,4 +189,5 @@ def completion_of(
         policy_versions=versions,
         support_ids=support,
         branch=job.branch,
+        num_reused=request.num_cached_tokens or 0,
     )

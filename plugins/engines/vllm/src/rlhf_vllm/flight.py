@@ -42,7 +42,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Growing:
-    """An answer whose tokens come step by step, in the form of a vLLM output."""
+    """An answer whose tokens come step by step; at its end it has the form of a request of vLLM and of its output."""
 
     job: Job
     sampling: SamplingParams
@@ -50,13 +50,20 @@ class _Growing:
     logprobs: list[Any] = field(default_factory=list)
     loads: list[int] = field(default_factory=list)
     finish_reason: Any = None
+    num_cached_tokens: int = 0
 
-    def take(self, output: Any, num_loads: int) -> None:
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        return (self,)
+
+    def take(self, request: Any, num_loads: int) -> None:
         """Take what a step brought."""
+        (output,) = request.outputs
         self.loads += [num_loads] * len(output.token_ids)
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
         self.finish_reason = output.finish_reason
+        self.num_cached_tokens = request.num_cached_tokens or 0
 
     def completion(self) -> Completion:
         from .backend import completion_of
@@ -81,7 +88,7 @@ def fly(backend: VllmBackend, between: Between) -> Iterator[Completion]:
                     return
                 for output in backend.step():
                     each = growing[output.request_id]
-                    each.take(output.outputs[0], num_loads)
+                    each.take(output, num_loads)
                     if output.finished:
                         del growing[output.request_id]
                         yield each.completion()

@@ -74,7 +74,7 @@ class LLMEngine:
         tokens = [prompt[0] + self.version] * params.max_tokens
         logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
         answer = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason="length")
-        return [SimpleNamespace(request_id=name, finished=True, outputs=[answer])]
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[answer], num_cached_tokens=None)]
 
     def abort_request(self, names):
         for name in names:
@@ -93,7 +93,7 @@ class LLMEngine:
                 del self.flying[name]
             logprobs = [{token: SimpleNamespace(logprob=-0.5)}]
             output = SimpleNamespace(token_ids=[token], logprobs=logprobs, finish_reason="length" if is_last else None)
-            outputs.append(SimpleNamespace(request_id=name, finished=is_last, outputs=[output]))
+            outputs.append(SimpleNamespace(request_id=name, finished=is_last, outputs=[output], num_cached_tokens=0))
         return outputs
 
     def collective_rpc(self, method, args):
