@@ -307,12 +307,15 @@ class PhaseTimes:
     reward_s: float = 0.0  # wait after generation only: rewards are scored while later answers are generated
     forward_s: float = 0.0  # reference log-probs and values
     response_tokens: int = 0
-    counts: dict[str, float] = field(default_factory=dict)  # `prompt_tokens`, `reused_tokens`, and what rewards cost
+    prompt_tokens: int = 0  # of every turn
+    reused_tokens: int = 0  # of those, `Completion.num_reused`
+    reward_calls: dict[str, float] = field(default_factory=dict)
+    """`reward_calls/<name>/<count>`: what each reward cost, as `RewardScorer.take_metrics` tells it."""
 
     def add(self, other: PhaseTimes) -> None:
         for each in fields(self)[:-1]:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-        self.counts = sum_by_key([self.counts, other.counts])
+        self.reward_calls = sum_by_key([self.reward_calls, other.reward_calls])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,10 +369,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One answer, or one turn of an episode, to sample.
-
-    The noise behind its token t depends on (run seed, sample_id, branch, offset + t) alone.
-    """
+    """An answer, or a turn of an episode, to sample: token t with the noise of (run seed, sample_id, branch, offset + t)."""
 
     sample_id: int
     prompt_ids: tuple[int, ...]

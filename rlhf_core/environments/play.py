@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..config.sections import EnvironmentConfig
 from ..errors import ConfigError, EpisodeError, RlhfError
 from ..protocols import RolloutEngine
-from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams, sum_by_key
+from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
 from .attempt import EPISODE_TASK, Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
@@ -168,7 +168,6 @@ def answers(
     Raises `RlhfError` where the engine does not answer each request once.
     """
     waiting = {(request.sample_id, request.branch): (request, asker) for request, asker in asked}
-    prompts = reused = 0
     started = time.perf_counter()
     for completion in engine.generate([request for request, _ in asked], sampling):
         place = completion.sample_id, completion.branch
@@ -176,13 +175,12 @@ def answers(
             raise _engine_error(f"answered branch {place[1]} of sample {place[0]}, which is not or no longer asked for")
         request, asker = waiting.pop(place)
         times.response_tokens += len(completion.token_ids)
-        prompts += len(request.prompt_ids)
-        reused += completion.num_reused
+        times.prompt_tokens += len(request.prompt_ids)
+        times.reused_tokens += completion.num_reused
         yield asker, completion
     if waiting:
         raise _engine_error(f"left {len(waiting)} of {len(asked)} requests without an answer")
     times.rollout_s += time.perf_counter() - started
-    times.counts = sum_by_key([times.counts, {"prompt_tokens": prompts, "reused_tokens": reused}])
 
 
 def _engine_error(what: str) -> RlhfError:

@@ -106,7 +106,7 @@ class PolicyExperienceMaker:
     def take_times(self) -> PhaseTimes:
         """The times since the last call, and what the rewards cost meanwhile."""
         taken, self.times = self.times, PhaseTimes()
-        taken.counts |= self._scorer.take_metrics()
+        taken.reward_calls = self._scorer.take_metrics()
         return taken
 
     def make(self, prompts: Sequence[Prompt]) -> Iterator[RolloutGroup]:
