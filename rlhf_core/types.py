@@ -369,7 +369,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """An answer, or a turn of an episode, to sample: token t with the noise of (run seed, sample_id, branch, offset + t)."""
+    """An answer, or a turn of an episode. Its token t has the noise of (run seed, sample_id, branch, offset + t)."""
 
     sample_id: int
     prompt_ids: tuple[int, ...]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from playing import Echo, play, rollouts
 from running import PATIENCE_SECONDS
 from torch import nn
 
@@ -262,6 +263,19 @@ def test_samples_carry_the_versions_of_their_tokens(
     assert item.policy_versions.tolist() == list(rollout.policy_versions)
     assert item.policy_versions.dtype is torch.int32
     assert plain.rollouts[0].policy_versions == () and plain.items[0].policy_versions is None
+
+
+def test_weights_come_in_the_middle_of_an_episode(
+    engine: Engine, shared: EngineThread, staged: StagedWeights, module: nn.Module
+) -> None:
+    engine._answer = lambda request, version: [11, 12, EOS]
+    engine.before = lambda step: send(staged, module, 1) if engine.num_steps == 5 else None
+    played = play(Echo, engine=shared, samples=2)
+    for rollout in (rollout for each in played for rollout in rollouts(each)):
+        assert len(rollout.policy_versions) == len(rollout.completion_ids)
+        sampled = [version for version in rollout.policy_versions if version >= 0]
+        assert [version >= 0 for version in rollout.policy_versions] == list(rollout.action_mask or ())
+        assert sampled == sorted(sampled) and set(sampled) == {0, 1} and rollout.policy_version == 0
 
 
 def test_a_maker_that_asks_for_more_while_it_works_is_not_idle_and_may_be_stuck() -> None:
