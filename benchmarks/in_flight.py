@@ -3,8 +3,8 @@
     python benchmarks/in_flight.py [--real] [--train 0.5 --staleness 1 --prompts 4 --slots 64]
 
 One maker, core's coordinator, 16 answers to a prompt; lengths are geometric, with a mean of a sixth of the limit. By
-default time is simulated and every decoding step costs the same. `--real` has the engine `hf` over a tiny model, with
-the maker's own loops, threads and staged weights; training is a sleep, and each version changes the weights. Training
+default time is simulated and every decoding step costs the same. `--real` has the engine `hf` over a tiny model, whose
+weights each version changes; time is the engine's CPU time, so that other work on the machine does not count. Training
 takes the share `--train` of the time that between-batches needs for an episode's answers. Both modes have the same
 bound on staleness. The last line is one JSON object.
 """
@@ -15,32 +15,27 @@ import argparse
 import json
 import random
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from rlhf_core.components import EngineContext
-from rlhf_core.hooks import HookRelay
 from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.protocols import Asked
-from rlhf_core.rewards import RewardScorer
-from rlhf_core.rollout import PolicyExperienceMaker, RolloutCoordinator, SingleAnswers
-from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, Prompt, RolloutGroup, SamplingParams
+from rlhf_core.rollout import RolloutCoordinator
+from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import HfEngine
 from rlhf_ray.config import RayConfig
-from rlhf_ray.engine_thread import EngineThread
-from rlhf_ray.lanes import Lanes
-from rlhf_ray.maker_parts import MakerWorker, staged_weights
 
 SAMPLES = 16  # answers to a prompt
 LIMIT = 240  # tokens of an answer
 PROMPT = 16  # tokens of a prompt
+SAMPLING = SamplingParams(max_new_tokens=LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +50,6 @@ class Case:
     slots: int = 64
     """Answers decoded at once."""
     episodes: int = 24
-
-    @property
-    def config(self) -> RayConfig:
-        return RayConfig(max_staleness=self.staleness)
 
     def coordinator(self) -> RolloutCoordinator[Any]:
         return RolloutCoordinator(
@@ -130,135 +121,115 @@ def simulate(case: Case) -> dict[str, float]:
     return {"between_batches": round(plain, 4), "in_flight": round(flying, 4), "ratio": round(flying / plain, 3)}
 
 
-class LongTail:
-    """The engine `hf`, whose answers end at the drawn lengths and nowhere else."""
+class RealMaker:
+    """The engine `hf` with a tiny model, answers of the drawn lengths, and a trainer that takes time and nothing else.
 
-    def __init__(self, engine: HfEngine) -> None:
-        self._engine = engine
+    Its clock is the CPU time of this process, so that other work on the machine does not count, and what the maker
+    rests for is skipped.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
-        return self._engine.generate([_cut(request) for request in requests], sampling)
-
-    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
-        return self._engine.generate_in_flight(lambda: [(_cut(request), sampling) for request, sampling in between()])
-
-
-def _cut(request: GenerationRequest) -> GenerationRequest:
-    return replace(request, max_new_tokens=length_of(request.sample_id))
-
-
-class Feed:
-    """A maker's side of the coordinator, which is in this process."""
-
-    def __init__(self, case: Case) -> None:
-        self.hooks = HookRelay()
-        self.sending = threading.RLock()
-        self.changed = threading.Condition()
-        self.coordinator = case.coordinator()
-        self.over = False
+    def __init__(self, case: Case, train_seconds: float) -> None:
+        tokenizer = build_character_tokenizer("0123456789")
+        tokenizer.eos_token = None
+        model = build_llama(tokenizer, hidden_size=64, num_layers=2, num_heads=2, seed=0).eval().requires_grad_(False)
+        model.generation_config.eos_token_id = None
+        context = EngineContext(model=model, tokenizer=tokenizer, device=torch.device("cpu"), seed=0)
+        self._engine = HfEngine(HfEngineConfig(max_batch_size=case.slots), context)
+        self._receiver = self._engine.receiver()
+        self._weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         self._case = case
+        self._coordinator = case.coordinator()
+        self._train_seconds = train_seconds
+        self._skipped = 0.0
+        self._trained = 0
+        self._ends: float | None = None
+        self._left: Counter[int] = Counter()
+        """Position -> answers that are under way."""
+        self._leases: Counter[int] = Counter()
+        """First position of a lease -> answers that are under way."""
+        list(self._engine.generate(self._requests([10**6])[:2], SamplingParams(max_new_tokens=2)))  # warms up
 
-    def batches(self, wait_for_room: Callable[[], int] = lambda: 0) -> Iterator[tuple[int, list[Prompt]]]:
-        while True:
-            wait_for_room()
-            with self.changed:
-                leases = self.coordinator.lease("maker", self._case.prompts)
-                if not leases:
-                    if self.over:
-                        return
-                    self.changed.wait(0.02)
-                    continue
-            yield 0, [_prompt(lease.position) for lease in leases]
+    def seconds(self, *, in_flight: bool) -> float:
+        """Until the last episode is trained on."""
+        started = self._now()
+        while self._trained < self._case.episodes:
+            if in_flight:
+                for done in self._engine.generate_in_flight(self._between):
+                    self._done(done)
+            elif asked := self._lease(1):
+                self._take_weights()
+                for done in self._engine.generate(asked, SAMPLING):
+                    self._done(done)
+            self._train()
+            if not self._left and self._ends is not None and not self._coordinator.can_lease:
+                self._skipped += max(0.0, self._ends - self._now())
+                self._train()
+        return self._now() - started
 
-    def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
-        with self.changed:
-            for group in groups:
-                self.coordinator.submit(group)
-            self.changed.notify_all()
+    def _now(self) -> float:
+        return time.process_time() + self._skipped
 
-    def flush(self) -> None:
-        """Nothing is under way."""
+    def _between(self) -> list[Asked]:
+        self._train()
+        self._take_weights()
+        return [(request, SAMPLING) for request in self._lease(self._case.num_lanes())]
 
+    def _take_weights(self) -> None:
+        """The newest version, where the engine has an older one."""
+        if (version := self._trained) > self._engine.policy_version:
+            self._weights["lm_head.weight"] = self._weights["lm_head.weight"] * 1.0001
+            self._receiver.begin(version)
+            self._receiver.stage(version, self._weights)
+            self._receiver.commit(version)
 
-def _prompt(position: int) -> Prompt:
-    ids = tuple(4 + (position * 7 + i * i) % 10 for i in range(PROMPT))
-    return Prompt(position=position, text="", prompt_ids=ids)
+    def _lease(self, lanes: int) -> list[GenerationRequest]:
+        if len(+self._leases) >= lanes or not (leases := self._coordinator.lease("maker", self._case.prompts)):
+            return []
+        positions = [lease.position for lease in leases]
+        self._left.update(dict.fromkeys(positions, SAMPLES))
+        self._leases[positions[0]] = SAMPLES * len(positions)
+        return self._requests(positions)
 
+    def _requests(self, positions: Sequence[int]) -> list[GenerationRequest]:
+        return [
+            GenerationRequest(
+                sample_id=position * SAMPLES + k,
+                prompt_ids=tuple(4 + (position * 7 + i * i) % 10 for i in range(PROMPT)),
+                max_new_tokens=length_of(position * SAMPLES + k),
+            )
+            for position in positions
+            for k in range(SAMPLES)
+        ]
 
-def make_maker(case: Case, *, in_flight: bool) -> tuple[MakerWorker, nn.Module]:
-    """A maker over a tiny model without an end token."""
-    tokenizer = build_character_tokenizer("0123456789")
-    tokenizer.eos_token = None
-    model = build_llama(tokenizer, hidden_size=128, num_layers=4, num_heads=4, seed=0).eval().requires_grad_(False)
-    model.generation_config.eos_token_id = None
-    context = EngineContext(model=model, tokenizer=tokenizer, device=torch.device("cpu"), seed=0)
-    engine: Any = LongTail(HfEngine(HfEngineConfig(max_batch_size=case.slots, max_new_tokens=LIMIT), context))
-    weights = staged_weights(engine, {"policy": model}, {"policy": frozenset()}, idle_seconds=600.0)
-    if in_flight:
-        engine = EngineThread(engine, weights)
-    scorer = RewardScorer([], may_be_empty=True)
-    makers = [
-        PolicyExperienceMaker(
-            player=SingleAnswers(engine, tokenizer, SamplingParams(max_new_tokens=LIMIT)),
-            samples_per_prompt=SAMPLES,
-            scorer=scorer,
-            hooks=HookRelay(),
-        )
-        for _ in range(case.num_lanes() if in_flight else 1)
-    ]
-    return MakerWorker(makers, engine, scorer, weights), model
+    def _done(self, completion: Completion) -> None:
+        position = completion.sample_id // SAMPLES
+        self._leases[position // self._case.prompts * self._case.prompts] -= 1
+        self._left[position] -= 1
+        if not self._left[position]:
+            del self._left[position]
+            self._coordinator.submit(_Group(position, 0, 0))
+            self._train()
 
-
-def real_seconds(case: Case, train_seconds: float, *, in_flight: bool) -> float:
-    """Until the last episode is trained on."""
-    worker, model = make_maker(case, in_flight=in_flight)
-    feed: Any = Feed(case)
-
-    def make() -> None:
-        if in_flight:
-            Lanes(worker, feed).make_all()
-            return
-        for era, prompts in feed.batches():
-            feed.send(era, *worker.make(prompts))
-
-    maker = threading.Thread(target=make, daemon=True)
-    worker.make([_prompt(10**6)])  # the engine's trial of its paths is none of either mode
-    sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    started = time.perf_counter()
-    maker.start()
-    for episode in range(case.episodes):
-        with feed.changed:
-            if not feed.changed.wait_for(lambda episode=episode: feed.coordinator.ready(episode), 120.0):
-                raise TimeoutError(f"waited 120 s for episode {episode}: {feed.coordinator.progress(episode)}")
-            feed.coordinator.take(episode)
-            feed.changed.notify_all()
-        time.sleep(train_seconds)
-        sent["lm_head.weight"] = sent["lm_head.weight"] * 1.0001
-        worker.weights.begin(episode + 1)
-        worker.weights.stage(episode + 1, "policy", sent)
-        worker.weights.commit(episode + 1)
-        with feed.changed:
-            feed.coordinator.publish(episode + 1)
-            feed.changed.notify_all()
-    seconds = time.perf_counter() - started
-    feed.over = True
-    maker.join(120.0)
-    worker.close()
-    return seconds
+    def _train(self) -> None:
+        """Go on with training: an episode that is complete begins, one that has had its time is published."""
+        if self._ends is not None and self._now() >= self._ends:
+            self._trained += 1
+            self._coordinator.publish(self._trained)
+            self._ends = None
+        if self._ends is None and self._trained < self._case.episodes and self._coordinator.ready(self._trained):
+            self._coordinator.take(self._trained)
+            self._ends = self._now() + self._train_seconds
 
 
 def measure(case: Case, repeats: int = 3) -> dict[str, float]:
     """Samples a second of the engine in both modes; medians of alternating runs."""
     torch.set_num_threads(1)
-    train = real_seconds(replace(case, episodes=8), 0.0, in_flight=False) / 8 * case.train
+    train = RealMaker(replace(case, episodes=4), 0.0).seconds(in_flight=False) / 4 * case.train
     samples = case.episodes * case.prompts * SAMPLES
     rates: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repeats):
         for mode, found in rates.items():
-            found.append(samples / real_seconds(case, train, in_flight=mode))
+            found.append(samples / RealMaker(case, train).seconds(in_flight=mode))
     plain, flying = (statistics.median(found) for found in rates.values())
     return {"between_batches": round(plain, 1), "in_flight": round(flying, 1), "ratio": round(flying / plain, 3)}
 
