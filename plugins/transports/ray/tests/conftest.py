@@ -100,7 +100,25 @@ def rlhf_fit_start(info):
     stored_episode.fetch_items = fetch_items
 
 
+def wait_for_weights_in_flight():
+    """Answers of the episode after the one that is trained on wait, after their first tokens, for its weights."""
+    from rlhf_ray.engine_thread import EngineThread
+
+    plain = EngineThread._between
+
+    def between(self):
+        ahead = self._open and all(sample // 16 > (self._weights.newest or 0) for sample, _ in self._open)
+        deadline = time.monotonic() + 20
+        while ahead and not (self._weights._ready or self._asked or self._works) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return plain(self)
+
+    EngineThread._between = between
+
+
 def rlhf_maker_loop_start(maker):
+    if is_struck("maker-waits-in-flight"):
+        wait_for_weights_in_flight()
     from rlhf_ray.holder_weights import StagedWeights
 
     plain = StagedWeights.stage

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason, SamplingParams
 
+from .flight import Between, Job, fly
 from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One answer to sample."""
-
-    sample_id: int
-    branch: int
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    seed: int
 
 
 class VllmBackend:
@@ -66,7 +56,7 @@ class VllmBackend:
             while waiting:
                 for output in self._engine.step():
                     if output.finished:
-                        yield _completion(waiting.pop(output.request_id), output.outputs[0], sampling, version)
+                        yield completion_of(waiting.pop(output.request_id), output, sampling, version)
         finally:
             self._engine.abort_request(list(waiting))
             self._sleep()
@@ -90,6 +80,40 @@ class VllmBackend:
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
             cleanup_dist_env_and_memory()
+
+    def generate_in_flight(self, between: Between) -> Iterator[Completion]:
+        """See `fly`; `update` may be called in `between`."""
+        return fly(self, between)
+
+    def hold(self) -> None:
+        """Nothing is computed between two steps: `update` may be called in `between`."""
+
+    @contextmanager
+    def flying(self) -> Iterator[None]:
+        """Context of a generation in which `update` may be called: memory is given back at its end only."""
+        self._wake()
+        sleeps, self._sleeps = self._sleeps, False
+        try:
+            yield
+        finally:
+            self._sleeps = sleeps
+            self._sleep()
+
+    def add(self, job: Job, sampling: SamplingParams, *, salt: str) -> str:
+        """Begin an answer that `step` tells of as it grows; returns its name. Prefixes are shared within a salt."""
+        name, params = f"{job.sample_id}-{job.branch}", self._sampling_params(job, sampling)
+        params.output_kind = self._vllm.sampling_params.RequestOutputKind.DELTA
+        self._engine.add_request(name, {"prompt_token_ids": list(job.prompt_ids), "cache_salt": salt}, params)
+        return name
+
+    def step(self) -> Sequence[Any]:
+        """Decode one token of each answer; vLLM's outputs, each with what is new."""
+        outputs: Sequence[Any] = self._engine.step()
+        return outputs
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Drop these answers."""
+        self._engine.abort_request(list(names))
 
     def _sampling_params(self, job: Job, sampling: SamplingParams) -> Any:
         chosen = {} if sampling.greedy else {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": job.seed}
@@ -143,7 +167,11 @@ def _num_logprobs(sampling: SamplingParams) -> int:
     return sampling.top_k + TIES if sampling.top_k and not sampling.greedy else 0
 
 
-def _completion(job: Job, output: Any, sampling: SamplingParams, version: int) -> Completion:
+def completion_of(
+    job: Job, request: Any, sampling: SamplingParams, version: int, versions: tuple[int, ...] = ()
+) -> Completion:
+    """A finished request of vLLM as a completion."""
+    (output,) = request.outputs
     tokens = tuple(output.token_ids)
     support = None
     if _num_logprobs(sampling):
@@ -158,6 +186,8 @@ def _completion(job: Job, output: Any, sampling: SamplingParams, version: int) -
         logprobs=tuple(each[token].logprob for token, each in zip(tokens, output.logprobs, strict=True)),
         finish_reason=reason,
         policy_version=version,
+        policy_versions=versions,
         support_ids=support,
         branch=job.branch,
+        num_reused=request.num_cached_tokens or 0,
     )

@@ -20,7 +20,7 @@ from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.types import Completion, SamplingParams
 from rlhf_core.util import write_tensors
 
-from .backend import Job
+from .flight import Between, Job, ProcessFlight
 from .start import WHERE, Settings
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class VllmProcess:
 
     def __init__(self, settings: Settings) -> None:
         self._config = settings.config
+        self._flight: ProcessFlight | None = None
         self._connection, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
@@ -52,8 +53,8 @@ class VllmProcess:
             prefix="rlhf-vllm-", dir=SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
         )
         try:
-            self._send(settings)
-            kind, self.max_model_tokens = self._receive("vLLM to start", self._config.start_timeout_seconds)
+            self.send(settings)
+            kind, self.max_model_tokens = self.receive("vLLM to start", self._config.start_timeout_seconds)
             assert kind == "ready"
         except BaseException:
             self.close()
@@ -61,33 +62,46 @@ class VllmProcess:
 
     def generate(self, jobs: Sequence[Job], sampling: SamplingParams, version: int) -> Iterator[Completion]:
         """See `VllmBackend.generate`."""
-        self._send(("generate", jobs, sampling, version))
+        self.send(("generate", jobs, sampling, version))
         kind, seconds = "", self._config.answer_timeout_seconds
         try:
-            while (received := self._receive("the next completion", seconds))[0] != "done":
+            while (received := self.receive("the next completion", seconds))[0] != "done":
                 yield received[1]
         except GeneratorExit:
             if not self._connection.closed:
-                self._send(("abort",))
+                self.send(("abort",))
                 while kind != "done":
-                    kind, _ = self._receive("the end of a generation", seconds)
+                    kind, _ = self.receive("the end of a generation", seconds)
             raise
         except BaseException:
             self.close()  # otherwise leftover completions would be read as the next call's
             raise
 
+    def generate_in_flight(self, between: Between) -> Iterator[Completion]:
+        """See `fly`; `hold` and `update` may be called in `between`."""
+        self._flight = ProcessFlight(self, self._config.answer_timeout_seconds)
+        try:
+            yield from self._flight.completions(between)
+        finally:
+            self._flight = None
+
+    def hold(self) -> None:
+        """Have a generation in flight wait for a call of `update`."""
+        if self._flight is not None:
+            self._flight.hold()
+
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
         """See `VllmBackend.update`. Only one shard is in shared memory at a time; a failure ends the process."""
-        self._send(("update",))
+        self.send(("update",))
         try:
             for number, shard in enumerate(shards):
                 path = Path(self._scratch.name) / f"{number}.safetensors"
                 write_tensors(path, dict(shard))
-                self._send(path)
-                self._receive("vLLM to load new weights", self._config.answer_timeout_seconds)
+                self.send(path)
+                self.receive("vLLM to load new weights", self._config.answer_timeout_seconds)
                 path.unlink(missing_ok=True)
-            self._send(None)
-            self._receive("vLLM to take new weights", self._config.answer_timeout_seconds)
+            self.send(None)
+            self.receive("vLLM to take new weights", self._config.answer_timeout_seconds)
         except BaseException:
             self.close()  # it may hold mixed weights
             raise
@@ -102,14 +116,19 @@ class VllmProcess:
             self._process.wait()
         self._scratch.cleanup()
 
-    def _send(self, message: Any) -> None:
+    def has_message(self, seconds: float) -> bool:
+        """Whether one comes, or the connection ends, within so many seconds."""
+        return self._connection.poll(seconds)
+
+    def send(self, message: Any) -> None:
+        """Send a message. Raises like `receive` where the process is gone."""
         try:
             self._connection.send(message)
         except OSError:  # closed here, or by the process's end, whose last message gives the reason
-            self._receive("the last message of the vLLM process", END_SECONDS)
+            self.receive("the last message of the vLLM process", END_SECONDS)
             raise self._death() from None
 
-    def _receive(self, what: str, seconds: float) -> tuple[str, Any]:
+    def receive(self, what: str, seconds: float) -> tuple[str, Any]:
         """The next message. Raises the error the process reports, `RlhfError` when it is gone, or `DeadlineError`."""
         deadline = time.monotonic() + seconds
         try:

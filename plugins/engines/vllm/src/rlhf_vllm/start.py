@@ -32,6 +32,8 @@ class Settings:
     device: str
     """`cpu`, or `cuda`: the first one this process sees."""
     eos_ids: tuple[int, ...]
+    in_flight: bool = False
+    """Whether weights change while answers are under way."""
 
 
 def described(error: BaseException) -> str:
@@ -58,6 +60,8 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
         "enable_sleep_mode": sleeps,
         "distributed_executor_backend": "uni",
         "disable_log_stats": True,
+        # A step that is ahead of its output would have sampled with the weights before those it is told with.
+        **({"async_scheduling": False} if settings.in_flight else {}),
     }
 
 

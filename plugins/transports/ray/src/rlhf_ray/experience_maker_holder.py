@@ -15,6 +15,7 @@ from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
 
 from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
 from .calls import NamedActors, own_name
+from .lanes import Lanes
 from .loader_feed import LoaderFeed
 from .maker_parts import IdTokenizer, MakerWorker, make_models, make_place, make_worker
 from .messages import Canary
@@ -139,7 +140,6 @@ class ExperienceMakerHolder:
         self._wait_for_first_weights()
         feed = self._loader_feed
         feed.announce(self._sampling.temperature)
-        self._worker.take_times()
         try:
             feed.loaded = batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn")
             self._make_all()
@@ -208,13 +208,16 @@ class ExperienceMakerHolder:
         return self._worker.weights.newest or 0
 
     def _make_all(self) -> None:
-        """Make each batch's experience while that of the previous batch is being sent."""
+        """Make each batch's experience while that of the previous batch is being sent, or other batches are made."""
         feed = self._feed
         with feed.alive(), feed.hooks.span("maker_loop", maker=feed.number):
+            if isinstance(feed, RunFeed) and feed.in_flight:
+                Lanes(self._worker, feed).make_all()
+                return
             for era, prompts in feed.batches():
-                groups = self._worker.make(prompts)
+                groups, times = self._worker.make(prompts)
                 with feed.hooks.span("send", num_groups=len(groups)):
-                    feed.send(era, groups, self._worker.take_times())
+                    feed.send(era, groups, times)
             feed.flush()
 
     def _wait_for_first_weights(self) -> None:
