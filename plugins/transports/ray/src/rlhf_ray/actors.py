@@ -204,7 +204,7 @@ class Actors:
             num_makers=self.num_makers,
             num_episodes=train.episodes if resolved.rolls_out else 0,
             prompts_per_episode=train.prompts_per_episode,
-            prompts_per_lease=config.prompts_of_lease(train.prompts_per_episode),
+            prompts_per_lease=config.prompts_per_lease,
             max_staleness=config.max_staleness,
             lease_seconds=config.lease_seconds,
             heartbeat_seconds=config.heartbeat_seconds,
