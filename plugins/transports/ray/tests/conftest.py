@@ -133,11 +133,11 @@ def rlhf_maker_loop_end(maker):
 
 
 def rlhf_sync_start(version):
-    if "rlhf_ray.ray_sync" not in sys.modules:
+    if "rlhf_ray.sending" not in sys.modules:
         return
-    from rlhf_ray import ray_sync
+    from rlhf_ray import sending
 
-    plain = getattr(ray_sync.pack, "plain", ray_sync.pack)
+    plain = getattr(sending.pack, "plain", sending.pack)
 
     def pack(shard):
         strike(f"trainer-syncs-{version}")
@@ -145,7 +145,7 @@ def rlhf_sync_start(version):
         return plain(shard)
 
     pack.plain = plain
-    ray_sync.pack = pack
+    sending.pack = pack
 '''
 
 

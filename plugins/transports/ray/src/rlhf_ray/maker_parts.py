@@ -65,6 +65,7 @@ class MakerWorker:
         """
         self.engine = engine
         self.scorer = scorer
+        self.device = next(models["policy"].parameters()).device
         self._maker = maker
         targets = {
             "policy": WeightTarget(engine.receiver(), models["policy"], adapters["policy"], engine.weights_updated)
