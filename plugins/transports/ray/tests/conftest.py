@@ -101,7 +101,9 @@ def rlhf_fit_start(info):
 
 
 def rlhf_maker_loop_start(maker):
+    from rlhf_core.errors import EngineLostError
     from rlhf_ray.holder_weights import StagedWeights
+    from rlhf_ray.maker_parts import MakerWorker
 
     plain = StagedWeights.stage
 
@@ -116,6 +118,13 @@ def rlhf_maker_loop_start(maker):
             for parameter in self._targets["policy"].module.parameters():
                 parameter.data.mul_(1.5)
 
+    def make(self, prompts):
+        if is_struck("maker-loses-engine"):
+            raise EngineLostError("the vLLM process was ended by SIGKILL", where="engine vllm")
+        return made(self, prompts)
+
+    made = MakerWorker.make
+    MakerWorker.make = make
     committed = StagedWeights.commit
     StagedWeights.stage = stage
     StagedWeights.commit = commit

@@ -20,9 +20,9 @@ from rlhf_ray.direct_link import (
     LinkError,
     LinkOffer,
     MakerEnd,
+    PackedShard,
     form_link,
     listening_store,
-    packed_chunk,
 )
 
 HERE = "127.0.0.1"
@@ -69,22 +69,21 @@ def ends() -> Iterator[Callable[..., tuple[Link, MakerEnd]]]:
 def test_every_dtype_and_shape_arrives_as_it_was(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
     link, maker = ends()
     for _ in range(6):  # more than may be under way
-        chunk = link.send(SHARD)
+        chunk = link.send(PackedShard.of(SHARD, CPU))
         assert same(maker.receive(chunk), SHARD)
     link.settle()
 
 
-def test_a_shard_may_change_as_soon_as_it_is_sent(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
-    link, maker = ends()
-    shard = {"weight": torch.ones(1_000_000)}
-    chunk = link.send(shard)
+def test_a_shard_may_change_as_soon_as_it_is_packed() -> None:
+    shard = {"weight": torch.ones(10)}
+    packed = PackedShard.of(shard, CPU)
     shard["weight"].zero_()
-    assert bool((maker.receive(chunk)["weight"] == 1).all())
+    assert bool((packed.chunk(0).views(packed.buffer)["weight"] == 1).all())
 
 
 def test_a_trainer_that_is_gone_is_an_error_at_the_maker(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
     link, maker = ends()
-    chunk, _ = packed_chunk(0, SHARD, CPU)
+    chunk = PackedShard.of(SHARD, CPU).chunk(0)
     link.close()
     with pytest.raises(LinkError, match="the link broke: .*onnection closed by peer"):
         maker.receive(chunk)
@@ -97,7 +96,7 @@ def test_a_maker_that_is_gone_is_an_error_at_the_trainer(ends: Callable[..., tup
     maker._link = None
     with pytest.raises(LinkError, match="the link broke"):
         for _ in range(3):
-            link.send({"weight": torch.ones(1_000_000)})
+            link.send(PackedShard.of({"weight": torch.ones(1_000_000)}, CPU))
             link.settle()
 
 
@@ -106,10 +105,10 @@ def test_an_end_that_does_nothing_is_waited_for_so_long(side: str, ends: Callabl
     link, maker = ends(0.05)
     with pytest.raises(LinkError, match=r"Timed out waiting 50ms"):
         if side == "sends":
-            link.send({"weight": torch.ones(10_000_000)})
+            link.send(PackedShard.of({"weight": torch.ones(10_000_000)}, CPU))
             link.settle()
         else:
-            maker.receive(packed_chunk(0, SHARD, CPU)[0])
+            maker.receive(PackedShard.of(SHARD, CPU).chunk(0))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_an_end_that_does_nothing_is_waited_for_so_long(side: str, ends: Callabl
     ],
 )
 def test_a_layout_that_does_not_fit_its_bytes_is_refused(change: dict[str, object], message: str) -> None:
-    chunk = replace(packed_chunk(0, SHARD, CPU)[0], **change)  # type: ignore[arg-type]
+    chunk = replace(PackedShard.of(SHARD, CPU).chunk(0), **change)  # type: ignore[arg-type]
     with pytest.raises(LinkError, match=message):
         chunk.views(torch.empty(chunk.num_bytes, dtype=torch.uint8))
     assert isinstance(chunk, DirectChunk)

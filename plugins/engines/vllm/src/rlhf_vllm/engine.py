@@ -87,6 +87,8 @@ class VllmEngine:
         if not self._has_weights:
             self._load()
         version = self._policy_version
+        if self._backend.forgets_weights:
+            self._has_weights = False
         for completion in self._backend.generate(jobs, sampling, version):
             if version != self._policy_version:
                 raise SyncError(

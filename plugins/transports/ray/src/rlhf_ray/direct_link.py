@@ -79,19 +79,33 @@ class DirectChunk:
         return found
 
 
-def packed_chunk(number: int, shard: Mapping[str, Tensor], device: torch.device) -> tuple[DirectChunk, Tensor]:
-    """The shard's bytes as one tensor of `device`, and their layout."""
-    import torch
+@dataclass(frozen=True, slots=True)
+class PackedShard:
+    """A shard's bytes as one tensor, to be sent over any number of links."""
 
-    tensors = tuple((name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in shard.items())
-    places, end = [], 0
-    for _, dtype, shape in tensors:
-        start, end, _ = _place(end, dtype, shape)
-        places.append((start, end))
-    buffer = torch.empty(end, dtype=torch.uint8, device=device)
-    for (start, stop), tensor in zip(places, shard.values(), strict=True):
-        buffer[start:stop].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
-    return DirectChunk(number, end, tensors), buffer
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """As in `DirectChunk`."""
+    buffer: Tensor
+
+    @classmethod
+    def of(cls, shard: Mapping[str, Tensor], device: torch.device) -> PackedShard:
+        """A copy of the shard on `device`."""
+        import torch
+
+        tensors = tuple(
+            (name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in shard.items()
+        )
+        places, end = [], 0
+        for _, dtype, shape in tensors:
+            start, end, _ = _place(end, dtype, shape)
+            places.append((start, end))
+        buffer = torch.empty(end, dtype=torch.uint8, device=device)
+        for (start, stop), tensor in zip(places, shard.values(), strict=True):
+            buffer[start:stop].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+        return cls(tensors, buffer)
+
+    def chunk(self, number: int) -> DirectChunk:
+        return DirectChunk(number, len(self.buffer), self.tensors)
 
 
 def _place(after: int, dtype: str, shape: tuple[int, ...]) -> tuple[int, int, torch.dtype]:
@@ -116,17 +130,17 @@ class Link:
         self._number = 0
         self._sending: deque[tuple[Any, Tensor]] = deque()
 
-    def send(self, shard: Mapping[str, Tensor]) -> DirectChunk:
-        """Begin to send a shard, once few are under way; its tensors may change at once. Raises `LinkError`.
+    def send(self, shard: PackedShard) -> DirectChunk:
+        """Begin to send a shard, once few are under way. Raises `LinkError`.
 
         The other end is to call `receive` with the result.
         """
         while len(self._sending) >= _CHUNKS_UNDER_WAY:
             self._finish(self._sending.popleft()[0])
-        chunk, buffer = packed_chunk(self._number, shard, self.device)
+        chunk = shard.chunk(self._number)
         self._number += 1
         try:
-            self._sending.append((self._group.send([buffer], RECEIVER, chunk.number), buffer))
+            self._sending.append((self._group.send([shard.buffer], RECEIVER, chunk.number), shard.buffer))
         except RuntimeError as error:
             raise self._broken(error) from None
         return chunk
@@ -196,7 +210,7 @@ class MakerEnd:
 
 def listening_store(address: str, timeout_seconds: float) -> TCPStore:
     """A store that listens at `address` alone, on a free port (`.port`)."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     listener = socket.create_server((address, 0))
     return TCPStore(
@@ -216,7 +230,7 @@ def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
     address: of this node, where the link's sockets are to listen.
     """
     import torch
-    from torch.distributed import PrefixStore
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     backend = "nccl" if offer.device == "cuda" else "gloo"
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
@@ -231,7 +245,7 @@ def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
 
 def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
     """The maker's end of an offered link. device: of its model."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if device.type != offer.device:
         raise LinkError(f"the weights are on {offer.device}, the maker's model is on {device.type}", where=WHERE)
@@ -247,7 +261,7 @@ def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
 def _gloo_group(store: Store, rank: int, address: str, timeout: timedelta, device: torch.device) -> Any:
     from torch.distributed import ProcessGroupGloo
 
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timeout
     return ProcessGroupGloo(store, rank, 2, options)

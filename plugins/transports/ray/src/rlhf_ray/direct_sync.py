@@ -12,12 +12,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import ray
-
 from .calls import ActorLostError, Call, NamedActors, collect, node_address
-from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, form_link, listening_store
+from .direct_link import SENDER, WHERE, Link, LinkError, LinkOffer, PackedShard, form_link, listening_store
 from .sending import Sending
-from .wire import num_bytes, pack
 
 if TYPE_CHECKING:
     import torch
@@ -94,9 +91,7 @@ class _Forming:
     def result(self, timeout_seconds: float) -> Link:
         self._thread.join(timeout_seconds)
         if self._link is None:
-            raise self._error or LinkError(
-                f"waited {timeout_seconds:g} s for this end of it", where="direct weight sync"
-            )
+            raise self._error or LinkError(f"waited {timeout_seconds:g} s for this end of it", where=WHERE)
         return self._link
 
 
@@ -120,17 +115,19 @@ class DirectSending(Sending):
         self._links = links
 
     def chunk(self, keyword: str, shard: Mapping[str, Tensor], options: dict[str, Any]) -> int:
-        packed = pack(shard)
-        stored = {keyword: ray.put(packed), **options}
+        reference, size = self.put(shard)
+        stored = {keyword: reference, **options}
         self.keep(stored)
         calls: list[Call] = []
+        packed: PackedShard | None = None
         for name in list(self.names):
             if (link := self._links.get(name)) is None:
                 self.fallbacks.add(name)
                 call = self.start(name, stored)
             else:
+                packed = packed or PackedShard.of(shard, link.device)
                 try:
-                    call = self.start(name, {keyword: link.send(shard), **options})
+                    call = self.start(name, {keyword: link.send(packed), **options})
                 except LinkError as error:
                     self._fall_back(name, error)
                     continue
@@ -138,7 +135,7 @@ class DirectSending(Sending):
                 calls.append(call)
         self.under_way.append(calls)
         self.wait_for_room()
-        return num_bytes(packed)
+        return size
 
     def wait_for_all(self) -> None:
         super().wait_for_all()

@@ -51,9 +51,14 @@ class Sending:
 
     def chunk(self, keyword: str, shard: Mapping[str, Tensor], options: dict[str, Any]) -> int:
         """Send a shard as the argument `keyword` of a call; returns its size in bytes."""
+        stored, size = self.put(shard)
+        self.call({keyword: stored, **options})
+        return size
+
+    def put(self, shard: Mapping[str, Tensor]) -> tuple[ray.ObjectRef[Any], int]:
+        """Write a shard to the object store; returns where it is and its size in bytes."""
         packed = pack(shard)
-        self.call({keyword: ray.put(packed), **options})
-        return num_bytes(packed)
+        return ray.put(packed), num_bytes(packed)
 
     def keep(self, options: dict[str, Any]) -> None:
         if self.kept is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.errors import DeadlineError, EngineLostError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest, Transport
 
@@ -156,9 +156,11 @@ class Supervisor:
         try:
             ray.get(maker.work, timeout=_ANSWER_SECONDS)
         except ray.exceptions.RayError as error:
-            if not is_lost(error):
-                raise explain(maker.name, error) from None
-            self._replace(maker, str(explain(maker.name, error).message))
+            told = explain(maker.name, error)
+            # A maker without the process that its engine generates in is no maker, and is replaced as one.
+            if not is_lost(error) and not isinstance(told, EngineLostError):
+                raise told from None
+            self._replace(maker, told.message)
             return
         raise RlhfError("its loop ended before the run did", where=maker.name)
 
