@@ -24,7 +24,7 @@ def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
     faults: Callable[[str], Path],
     check_samples: Callable[[Path], None],
 ) -> None:
-    """One dies with prompts in the making, one (maybe the same) while weights arrive; one loses its engine's process."""
+    """One dies with prompts in the making, one (maybe the same) while weights arrive; one loses its engine."""
     faults("maker-generates")
     faults("maker-loses-engine")
     faults("maker-receives-2")
