@@ -67,7 +67,7 @@ class VllmBackend:
         self, jobs: Sequence[Job], sampling: SamplingParams, version: int
     ) -> Generator[Completion, None, None]:
         """Yield completions as they finish, labelled with policy `version`. Closing the iterator drops the rest."""
-        self._wake("weights", "kv_cache")
+        self._wake()
         waiting = {f"{job.sample_id}-{job.branch}": job for job in jobs}
         try:
             for name, job in waiting.items():
@@ -121,7 +121,8 @@ class VllmBackend:
         )
 
     def _wake(self, *tags: str) -> None:
-        if wanted := [tag for tag in tags if tag in self._asleep]:
+        """Wake what sleeps of `tags`; without any, everything."""
+        if wanted := [tag for tag in tags or self._asleep if tag in self._asleep]:
             self._engine.wake_up(wanted)
             self._asleep = tuple(tag for tag in self._asleep if tag not in wanted)
 
