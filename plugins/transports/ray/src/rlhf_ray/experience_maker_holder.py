@@ -90,8 +90,7 @@ class ExperienceMakerHolder:
         self._initialized = threading.Event()
         if not sync_models_from_trainers:
             self._initialized.set()
-        self._unnumbered = {}
-        self._link = MakerEnd()
+        self._unnumbered, self._link = {}, MakerEnd()
         if run is not None:
             self._context = ActorContext(self._name, run)
             return
