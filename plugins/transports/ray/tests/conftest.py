@@ -119,7 +119,9 @@ def wait_for_weights_in_flight():
 def rlhf_maker_loop_start(maker):
     if is_struck("maker-waits-in-flight"):
         wait_for_weights_in_flight()
+    from rlhf_core.errors import EngineLostError
     from rlhf_ray.holder_weights import StagedWeights
+    from rlhf_ray.maker_parts import MakerWorker
 
     plain = StagedWeights.stage
 
@@ -134,6 +136,13 @@ def rlhf_maker_loop_start(maker):
             for parameter in self._targets["policy"].module.parameters():
                 parameter.data.mul_(1.5)
 
+    def make(self, prompts):
+        if is_struck("maker-loses-engine"):
+            raise EngineLostError("the vLLM process was ended by SIGKILL", where="engine vllm")
+        return made(self, prompts)
+
+    made = MakerWorker.make
+    MakerWorker.make = make
     committed = StagedWeights.commit
     StagedWeights.stage = stage
     StagedWeights.commit = commit
@@ -151,11 +160,11 @@ def rlhf_maker_loop_end(maker):
 
 
 def rlhf_sync_start(version):
-    if "rlhf_ray.ray_sync" not in sys.modules:
+    if "rlhf_ray.sending" not in sys.modules:
         return
-    from rlhf_ray import ray_sync
+    from rlhf_ray import sending
 
-    plain = getattr(ray_sync.pack, "plain", ray_sync.pack)
+    plain = getattr(sending.pack, "plain", sending.pack)
 
     def pack(shard):
         strike(f"trainer-syncs-{version}")
@@ -163,7 +172,7 @@ def rlhf_sync_start(version):
         return plain(shard)
 
     pack.plain = plain
-    ray_sync.pack = pack
+    sending.pack = pack
 '''
 
 

@@ -16,29 +16,36 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 RunFile = Callable[..., dict[str, Any]]
 
 
-IN_FLIGHT = pytest.param("in-flight", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("weights", ["between-batches", IN_FLIGHT])
+@pytest.mark.parametrize(
+    ("weights", "sync"),
+    [
+        ("between-batches", "direct"),
+        pytest.param("between-batches", "chunked", marks=pytest.mark.slow),
+        pytest.param("in-flight", "chunked", marks=pytest.mark.slow),
+        pytest.param("in-flight", "direct", marks=pytest.mark.slow),
+    ],
+)
 def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
     weights: str,
+    sync: str,
     tmp_path: Path,
     run_file: RunFile,
     faults: Callable[[str], Path],
     check_samples: Callable[[Path], None],
 ) -> None:
-    """One dies with prompts in the making, one (maybe the same) while weights arrive."""
+    """One dies with prompts in the making, one (maybe the same) while weights arrive; one loses its engine."""
     faults("maker-generates")
+    faults("maker-loses-engine")
     faults("maker-receives-2")
-    chunked = {"sync": "chunked", "max_shard_bytes": 200_000}
-    run = run_file({"episodes": 4}, num_makers=2, max_staleness=1, weights=weights, **chunked)
+    run = run_file({"episodes": 4}, num_makers=2, max_staleness=1, weights=weights, sync=sync, max_shard_bytes=200_000)
     result = train(run, output=tmp_path / "ray")
     assert result is not None
     check_samples(tmp_path / "ray")
     assert result.summary["status"] == "done"
+    assert {line.get("sync/fallbacks") for line in result.metrics} == {0 if sync == "direct" else None}
     assert all(line["staleness/max"] <= 1 for line in result.metrics)
     log = (tmp_path / "ray" / "run.log").read_text()
-    assert log.count("is started anew") == 2
+    assert log.count("is started anew") == 3
 
 
 @pytest.mark.parametrize("fault", ["maker-sent-3", pytest.param("maker-dies-when-taken", marks=pytest.mark.slow)])
@@ -79,16 +86,18 @@ def test_with_weights_in_flight_they_are_made_again_too(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sync", ["chunked", "direct"])
 @pytest.mark.parametrize("weights", ["between-batches", "in-flight"])
 def test_a_trainer_that_dies_inside_a_sync_ends_the_run_with_its_cause_and_a_resume_goes_on(
     weights: str,
+    sync: str,
     tmp_path: Path,
     run_file: RunFile,
     faults: Callable[[str], Path],
     check_samples: Callable[[Path], None],
 ) -> None:
     faults("trainer-syncs-2")
-    run = run_file(max_staleness=1, sync="chunked", max_shard_bytes=200_000, weights=weights)
+    run = run_file(max_staleness=1, sync=sync, max_shard_bytes=200_000, weights=weights)
     with pytest.raises(RlhfError, match=r"trainer-0: its process is gone"):
         train(run, output=tmp_path / "ray")
     assert train(run, output=tmp_path / "ray", resume="auto") is not None
@@ -145,7 +154,7 @@ def test_twenty_times_in_a_row(
     fault = kinds[turn % 5]
     faults(fault)
     weights = "in-flight" if turn % 3 and turn % 2 else "between-batches"
-    sync = ["full", "chunked"][turn // 2 % 2]
+    sync = ["full", "chunked", "direct"][turn // 2 % 3]
     run = run_file({"episodes": 4}, num_makers=2, max_staleness=turn % 3, sync=sync, weights=weights)
     if fault.startswith("trainer"):
         with pytest.raises(RlhfError, match="trainer-0: its process is gone"):

@@ -217,7 +217,7 @@ def worker_of(shared: EngineThread, staged: StagedWeights, num_lanes: int) -> Ma
         )
         for _ in range(num_lanes)
     ]
-    return MakerWorker(makers, shared, scorer, staged)
+    return MakerWorker(makers, shared, scorer, staged, torch.device("cpu"))
 
 
 def test_batches_are_made_side_by_side_and_each_is_sent_when_it_is_done(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason, SamplingParams
+from rlhf_core.util import write_tensors
 
 from .flight import Between, Job, fly
-from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm
+from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm, scratch_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +25,8 @@ class VllmBackend:
     def __init__(self, settings: Settings) -> None:
         """Raises `PluginError` when vLLM cannot be imported, `ConfigError` when it cannot run this model."""
         self._eos_ids = list(settings.eos_ids)
+        self._num_workers = settings.config.tensor_parallel_size
+        self._sleep_level = settings.config.sleep_level
         with contained():
             vllm = import_vllm()
             self._vllm = vllm
@@ -35,7 +40,13 @@ class VllmBackend:
                     where=WHERE,
                     hint="see engine.max_model_tokens, engine.kv_cache_bytes and model.dtype, or use the engine hf",
                 ) from error
-        self._asleep = False
+        self._asleep: tuple[str, ...] = ()
+        """vLLM's tags of the memory that is given back."""
+
+    @property
+    def forgets_weights(self) -> bool:
+        """Whether weights are gone after each `generate`: they are then to come by `update` before the next."""
+        return self._sleeps and self._sleep_level == 2
 
     @property
     def max_model_tokens(self) -> int:
@@ -66,11 +77,13 @@ class VllmBackend:
 
         Raises `SyncError` when some of vLLM's weights got no value, and vLLM's own errors; weights may then be mixed.
         """
-        self._wake()
-        named = ((name, tensor.detach()) for shard in shards for name, tensor in shard.items())
-        self._engine.collective_rpc(_reload, args=(named,))
+        self._wake("weights")  # the cache stays dropped, so that there is room for what is loaded
+        if self._num_workers == 1:
+            self._engine.collective_rpc(_reload, args=(_named(shards),))
+        else:
+            with tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder()) as folder:
+                self._engine.collective_rpc(_reload_files, args=(_written(shards, Path(folder)),))
         self._engine.reset_prefix_cache()
-        self._sleep()
 
     def close(self) -> None:
         """End vLLM and leave the process group it made."""
@@ -131,15 +144,36 @@ class VllmBackend:
             **chosen,
         )
 
-    def _wake(self) -> None:
-        if self._asleep:
-            self._engine.wake_up()
-            self._asleep = False
+    def _wake(self, *tags: str) -> None:
+        """Wake what sleeps of `tags`; without any, everything."""
+        if wanted := [tag for tag in tags or self._asleep if tag in self._asleep]:
+            self._engine.wake_up(wanted)
+            self._asleep = tuple(tag for tag in self._asleep if tag not in wanted)
 
     def _sleep(self) -> None:
         if self._sleeps:
-            self._engine.sleep(level=1)  # weights to host memory, cache dropped
-            self._asleep = True
+            self._engine.sleep(level=self._sleep_level)
+            self._asleep = ("weights", "kv_cache")
+
+
+def _named(shards: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor.detach()) for shard in shards for name, tensor in shard.items())
+
+
+def _written(shards: Iterable[Mapping[str, Tensor]], folder: Path) -> list[str]:
+    """Write the shards as files, which vLLM's workers map: tensors cannot be arguments of a call to them."""
+    paths = []
+    for number, shard in enumerate(shards):
+        paths.append(str(folder / f"{number}.safetensors"))
+        write_tensors(Path(paths[-1]), dict(shard))
+    return paths
+
+
+def _reload_files(worker: Any, paths: Sequence[str]) -> None:
+    """Runs in each of several workers, of which each takes its part of every weight."""
+    from safetensors.torch import load_file
+
+    _reload(worker, (item for path in paths for item in load_file(path).items()))
 
 
 def _reload(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:

@@ -90,13 +90,17 @@ class VllmEngine:
 
         if not self._has_weights:
             self._load(self._policy_version)
-        for completion in self._backend.generate_in_flight(joining):
-            versions = tuple(self._loaded[number - 1] for number in completion.policy_versions)
-            yield replace(
-                _checked(completion),
-                policy_version=min(versions),
-                policy_versions=versions if len(set(versions)) > 1 else (),
-            )
+        try:
+            for completion in self._backend.generate_in_flight(joining):
+                versions = tuple(self._loaded[number - 1] for number in completion.policy_versions)
+                yield replace(
+                    _checked(completion),
+                    policy_version=min(versions),
+                    policy_versions=versions if len(set(versions)) > 1 else (),
+                )
+        finally:
+            if self._backend.forgets_weights:
+                self._has_weights = False
 
     def _job(self, request: GenerationRequest, sampling: SamplingParams) -> Job:
         """Raises as `generate` does."""
@@ -114,6 +118,8 @@ class VllmEngine:
         if not self._has_weights:
             self._load(self._policy_version)
         version = self._policy_version
+        if self._backend.forgets_weights:
+            self._has_weights = False
         for completion in self._backend.generate(jobs, sampling, version):
             if version != self._policy_version:
                 raise SyncError(

@@ -33,7 +33,7 @@ def main(descriptor: int) -> None:
     try:
         try:
             backend = VllmBackend(connection.recv())
-            connection.send(("ready", backend.max_model_tokens))
+            connection.send(("ready", (backend.max_model_tokens, backend.forgets_weights)))
             while True:
                 _answer(backend, connection, connection.recv())
         except (EOFError, BrokenPipeError, ConnectionResetError):

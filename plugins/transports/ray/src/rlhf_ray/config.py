@@ -44,8 +44,10 @@ class RayConfig(TransportConfig):
         None, ge=80 * 1024**2, description="Shared memory of a local Ray; null leaves the size to Ray."
     )
 
-    sync: Literal["full", "chunked", "adapter"] = Field(
-        "full", description="What a weight sync sends: all weights at once, all in chunks, or only what LoRA trains."
+    sync: Literal["full", "chunked", "adapter", "direct"] = Field(
+        "full",
+        description="What a weight sync sends, and how: all weights at once, all in chunks, or only what LoRA trains, "
+        "through the object store; direct is all in chunks over a link of each maker with the trainers.",
     )
     weights: Literal["between-batches", "in-flight"] = Field(
         "between-batches",
@@ -53,7 +55,9 @@ class RayConfig(TransportConfig):
         "version a sample, exact resume); in-flight, between two decoding steps, while it begins its next prompts.",
     )
     max_shard_bytes: int = Field(
-        64 * 1024**2, ge=1024, description="With sync chunked: most bytes in one chunk (a larger tensor is one chunk)."
+        64 * 1024**2,
+        ge=1024,
+        description="With sync chunked or direct: most bytes in one chunk (a larger tensor is one chunk).",
     )
     canary_prompts: int = Field(
         4,

@@ -14,7 +14,8 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
 
 from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
-from .calls import NamedActors, own_name
+from .calls import NamedActors, node_address, own_name
+from .direct_link import DirectChunk, LinkOffer, MakerEnd
 from .lanes import Lanes
 from .loader_feed import LoaderFeed
 from .maker_parts import IdTokenizer, MakerWorker, make_models, make_place, make_worker
@@ -90,7 +91,7 @@ class ExperienceMakerHolder:
         self._initialized = threading.Event()
         if not sync_models_from_trainers:
             self._initialized.set()
-        self._unnumbered = {}
+        self._unnumbered, self._link = {}, MakerEnd()
         if run is not None:
             self._context = ActorContext(self._name, run)
             return
@@ -160,9 +161,9 @@ class ExperienceMakerHolder:
     @ray.method(concurrency_group="model_io")
     def update_experience_maker(
         self,
-        new_actor_state_dict: dict[str, Any] | None = None,
+        new_actor_state_dict: dict[str, Any] | DirectChunk | None = None,
         new_actor_lora_config_dict: dict[str, Any] | None = None,
-        new_critic_state_dict: dict[str, Any] | None = None,
+        new_critic_state_dict: dict[str, Any] | DirectChunk | None = None,
         new_critic_lora_config_dict: dict[str, Any] | None = None,
         fully_update: bool = False,
         chunk_start: bool | None = None,
@@ -173,7 +174,8 @@ class ExperienceMakerHolder:
         checksums: dict[str, str] | None = None,
         canary: Canary | None = None,
     ) -> None:
-        """Receive a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s), its end.
+        """Receive a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s, or what the link
+        brings), its end.
 
         Nothing is changed before the end; then names, shapes and checksums are verified, and the version is swapped
         in between two batches. A call without start or end, outside of a version, is a whole version by itself.
@@ -193,7 +195,8 @@ class ExperienceMakerHolder:
             ("critic", new_critic_state_dict, new_critic_lora_config_dict),
         ):
             if chunk is not None:
-                weights.stage(version, role, unpack(chunk), sender=sender, scales=scales)
+                arrived = self._link.receive(chunk) if isinstance(chunk, DirectChunk) else unpack(chunk)
+                weights.stage(version, role, arrived, sender=sender, scales=scales)
         if chunk_end or alone:
             self._unnumbered.pop(sender, None)
             if canary is not None and isinstance(self._feed, RunFeed):
@@ -201,6 +204,11 @@ class ExperienceMakerHolder:
             weights.commit(version, checksums, sender=sender)
             if fully_update:
                 self._initialized.set()
+
+    @ray.method(concurrency_group="model_io")
+    def join_link(self, offer: LinkOffer) -> None:
+        """Form this maker's end of a direct link, over which a trainer sends chunks."""
+        self._link.join(offer, node_address(), self._worker.device)
 
     @ray.method(concurrency_group="model_io")
     def get_policy_version(self) -> int:

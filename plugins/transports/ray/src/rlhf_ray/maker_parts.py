@@ -50,6 +50,7 @@ from .engine_thread import EngineThread
 from .holder_weights import StagedWeights, WeightTarget
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 REWARD_NAME = "reward"
@@ -65,13 +66,15 @@ class MakerWorker:
         engine: RolloutEngine,
         scorer: RewardScorer,
         weights: StagedWeights,
+        device: torch.device,
     ) -> None:
         """makers: one, or with an `EngineThread` as many as there are batches at a time. engine, scorer: of all.
-        weights: on their way to the engine's models.
+        weights: on their way to the engine's models. device: of these models.
         """
         self.engine = engine
         self.scorer = scorer
         self.weights = weights
+        self.device = device
         self.num_lanes = len(makers)
         self._makers = list(makers)
         self._free = list(makers)
@@ -248,7 +251,7 @@ def build_maker(
         )
         for _ in range(num_lanes or 1)
     ]
-    worker = MakerWorker(makers, engine, scorer, weights)
+    worker = MakerWorker(makers, engine, scorer, weights, place.device)
     prompts = build_run_prompts(resolved, tokenizer)
     evaluator = None
     if resolved.evaluates:
@@ -385,4 +388,4 @@ def make_worker(
         role: model for role, model in (("policy", models.actor), ("critic", models.critic)) if model is not None
     }
     weights = staged_weights(built, trained, models.adapters, idle_seconds=sync_idle_seconds)
-    return MakerWorker([maker], built, scorer, weights)
+    return MakerWorker([maker], built, scorer, weights, place.device)

@@ -5,6 +5,7 @@ loaded. `FAKE_VLLM` in the environment says how it misbehaves.
 """
 
 import os
+import pickle
 import time
 from types import SimpleNamespace
 
@@ -45,7 +46,7 @@ class LLMEngine:
         self.flying = {}
         self.model = Model()
         self.version = None
-        self.asleep = False
+        self.asleep = set()
 
     @classmethod
     def from_engine_args(cls, args):
@@ -54,7 +55,7 @@ class LLMEngine:
         return cls(args)
 
     def add_request(self, name, prompt, params):
-        assert self.version is not None and not self.asleep
+        assert self.version is not None and not self.asleep, (self.version, self.asleep)
         if params.output_kind == RequestOutputKind.DELTA:
             self.flying[name] = [prompt, params, 0]
             return
@@ -97,8 +98,12 @@ class LLMEngine:
         return outputs
 
     def collective_rpc(self, method, args):
-        assert not self.requests and not self.asleep
-        method(self, *args)
+        """One worker is an object here; of several each is a process, which gets copies of the arguments."""
+        assert not self.requests and "weights" not in self.asleep
+        workers = self.args.tensor_parallel_size
+        assert self.args.distributed_executor_backend == ("uni" if workers == 1 else "mp")
+        for _ in range(workers):
+            method(self, *(args if workers == 1 else pickle.loads(pickle.dumps(args))))
 
     def get_model(self):
         return self.model
@@ -113,12 +118,14 @@ class LLMEngine:
         return True
 
     def sleep(self, level):
-        assert level == 1 and not self.asleep
-        self.asleep = True
+        assert level in (1, 2) and not self.requests and not self.asleep
+        self.asleep = {"weights", "kv_cache"}
+        if level == 2:
+            self.version = None
 
-    def wake_up(self):
-        assert self.asleep
-        self.asleep = False
+    def wake_up(self, tags):
+        assert tags and self.asleep >= set(tags)
+        self.asleep -= set(tags)
 
 
 __all__ = ["EngineArgs", "LLMEngine", "SamplingParams", "platforms", "sampling_params"]
