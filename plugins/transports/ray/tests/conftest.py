@@ -258,6 +258,12 @@ def run_file(site: Path) -> Callable[..., dict[str, Any]]:
     return make
 
 
+@pytest.fixture(params=["as by default", "direct and in flight"])
+def ways(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Transport options: how weights get to the makers, and when they take them."""
+    return {} if request.param == "as by default" else {"sync": "direct", "weights": "in-flight", "max_staleness": 1}
+
+
 @pytest.fixture(scope="package")
 def warm_start(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model folder: the tiny model after a few supervised steps, so that it answers with digits."""

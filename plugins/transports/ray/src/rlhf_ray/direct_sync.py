@@ -156,6 +156,7 @@ class DirectSending(Sending):
     def leave_out(self, name: str, error: ActorLostError) -> None:
         super().leave_out(name, error)
         self._links.drop(name)
+        self.fallbacks.discard(name)  # its link broke because it died
 
     def _fall_back(self, name: str, error: LinkError) -> None:
         """Send everything so far again, through the object store: the maker drops what it has of the version."""
