@@ -120,7 +120,7 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     """The response turn by turn; a single answer is one turn of the policy."""
     policy_versions: tuple[int, ...] = ()
-    """Of each token of `completion_ids`, -1 for given ones; empty where all are `policy_version`, the oldest."""
+    """One for each of `completion_ids`, -1 for given ones; empty where all are `policy_version`, the oldest."""
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:
@@ -393,7 +393,7 @@ class Completion:
     policy_version: int
     """Version of the weights that sampled it: its oldest token."""
     policy_versions: tuple[int, ...] = ()
-    """Of each token, where weights changed on the way (`InFlightEngine`); empty where all are `policy_version`."""
+    """One for each token, where weights changed on the way (`InFlightEngine`); empty where all are `policy_version`."""
     support_ids: Sequence[Sequence[int]] | None = None
     """Per token, the ids that truncated sampling chose from; None when nothing was truncated."""
     branch: int = 0  # of the request

@@ -42,7 +42,7 @@ class SampleRecord:
     turns: Sequence[Mapping[str, Any]] | None = None
     """Turns of an environment's episode; None for a single answer."""
     policy_versions: Sequence[int] | None = None
-    """Of each token of the response, -1 for given ones; None where all are `policy_version`."""
+    """One for each token of the response, -1 for given ones; None where all are `policy_version`."""
 
     @classmethod
     def of(

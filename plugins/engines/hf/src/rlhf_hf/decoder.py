@@ -1,4 +1,4 @@
-"""What a row's tokens are drawn by, and what ends it. Rows that are decoded together may differ in it."""
+"""Sampler and stop rule of a row. Rows that are decoded together may have different ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .sampler import Sampler
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """Of all rows with the same sampling parameters."""
+    """Shared by all rows with the same sampling parameters."""
 
     sampler: Sampler
     stop: StopRule

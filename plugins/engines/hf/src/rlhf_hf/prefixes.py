@@ -14,7 +14,7 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What is known of a sequence of tokens, under one version of the weights."""
+    """Keys and values of a sequence of tokens, under one version of the weights."""
 
     num_tokens: int
     layers: Layers

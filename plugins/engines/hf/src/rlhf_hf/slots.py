@@ -164,7 +164,7 @@ class SlotBatch:
         self._first_logits.update(zip((row.prompt_key for row, _ in rows), logits, strict=True))
 
     def _keep_prefixes(self) -> None:
-        """Of finished rows whose episode may go on."""
+        """Store the prefixes of finished rows whose episode may go on."""
         for slot, row in enumerate(self._active):
             if row.finish_reason is None or (prefix := row.prefix) is None or not self._prefixes.may_hold(len(prefix)):
                 continue

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .process import VllmProcess
 
 Joining = Sequence[tuple["Job", SamplingParams]]
-"""What joins, and how it is sampled."""
+"""The answers that join, each with its sampling parameters."""
 Between = Callable[[bool], tuple[Joining, int]]
 """Told whether answers are under way: what joins them, and how often weights were loaded so far."""
 _LOOK_SECONDS = 0.01

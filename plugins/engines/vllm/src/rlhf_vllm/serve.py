@@ -67,7 +67,7 @@ def _answer(backend: VllmBackend, connection: Connection, message: tuple[Any, ..
 
 
 class Joins:
-    """What comes from the other side between two steps (`ProcessFlight`)."""
+    """Reads what `ProcessFlight` sends between two steps."""
 
     def __init__(self, backend: VllmBackend, connection: Connection) -> None:
         self._backend = backend

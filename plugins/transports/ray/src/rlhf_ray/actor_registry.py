@@ -1,4 +1,4 @@
-"""What the actors of a run are doing, as the coordinator sees it: its makers and its trainers."""
+"""The makers and trainers of a run, and what each is doing, as the coordinator sees it."""
 
 from __future__ import annotations
 

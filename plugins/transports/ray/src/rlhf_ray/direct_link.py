@@ -61,7 +61,7 @@ class DirectChunk:
     """A chunk that comes over the link: what to make of its bytes."""
 
     number: int
-    """Of all chunks of this link, from 0."""
+    """Among all chunks of this link, from 0."""
     num_bytes: int
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
     """Name, torch's name of the dtype, shape."""

@@ -162,7 +162,7 @@ class EngineThread:
             return not self._closed
 
     def _between(self) -> list[Asked]:
-        """What the engine asks for before each step."""
+        """The requests that join before the next step, once weights and other work were let in."""
         with self._changed:
             self._seconds += time.perf_counter() - self._since
         self._weights.take()
