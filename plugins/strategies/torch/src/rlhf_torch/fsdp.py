@@ -28,7 +28,7 @@ from rlhf_core.strategies import (
 from rlhf_core.strategy import ReduceOp, StateBytes, Trained
 
 from .config import FsdpConfig
-from .tensor_parallel_plan import WHERE
+from .tensor_parallel_plan import WHERE, plan_of
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +114,24 @@ class FsdpStrategy(StrategyBase):
             activations=1 / size if is_split else (10 + 24 / size) / 34,
         )
 
+    def gathered_bytes(self, model: nn.Module) -> int:
+        """Blocks are gathered one after the other, the next one while one computes; what is outside of them, at once.
+
+        A gradient is whole until it is reduced. Of blocks, a tensor-parallel process computes with its part.
+        """
+        size = self._config.tensor_parallel
+        blocks = [_num_gathered(block) for block in transformer_blocks(model)]
+        all_weights, all_gradients = _num_gathered(model)
+        outside = all_weights - sum(weights for weights, _ in blocks)
+        outside_gradients = all_gradients - sum(gradients for _, gradients in blocks)
+        weights = 2 * max((weights for weights, _ in blocks), default=0) / size + outside
+        gradients = max(max((gradients for _, gradients in blocks), default=0) / size, outside_gradients)
+        return round(weights * (4 if self.compute_dtype is None else self.compute_dtype.itemsize) + 4 * gradients)
+
+    def check_model(self, model: nn.Module) -> None:
+        if self._config.tensor_parallel > 1:
+            plan_of(model, self._config.tensor_parallel)
+
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> Trained:
@@ -174,6 +192,12 @@ class FsdpStrategy(StrategyBase):
 
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         return _part(parameter, value)
+
+
+def _num_gathered(module: nn.Module) -> tuple[int, int]:
+    """Numbers of parameters, and of those with a gradient."""
+    parameters = list(module.parameters())
+    return sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.requires_grad)
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
