@@ -224,15 +224,21 @@ class StrategyBase(GroupStrategy):
         raise ValueError("this optimizer was not returned by Strategy.prepare")
 
     def _agree_on_weights(self, model: nn.Module) -> None:
-        """Copy rank 0's values of weights that differ between processes: newly initialised heads and adapters."""
+        """Copy rank 0's values of weights that differ between processes: newly initialised heads and adapters.
+
+        Those that are still in files are the same.
+        """
         import torch
         import torch.distributed as dist
 
+        from ..models.stored_weights import StoredParameter
+
         if self.group.world_size == 1:
             return
-        tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        state = model.state_dict(keep_vars=True)
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        tensors = {name: it.detach() for name, it in state.items() if not isinstance(it, StoredParameter)}
         sums = {name: float(tensor.double().sum()) for name, tensor in tensors.items()}
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         all_sums = self.group.all_gather_objects((sums, shapes))
         for rank, (_, other) in enumerate(all_sums):
             if other != shapes:

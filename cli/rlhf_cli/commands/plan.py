@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlhf_core.plan import Layout
 
 
-class Memory(click.ParamType):
+class Memory(click.ParamType[int]):
     """A size with its unit, in bytes."""
 
     name = "size"

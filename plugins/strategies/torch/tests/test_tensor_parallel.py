@@ -125,7 +125,9 @@ def test_layouts_are_groups_of_one_machine_the_smallest_first():
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_is_gathered_is_two_blocks_and_what_lies_outside(size):
     model = llama(4, 2, num_hidden_layers=3)
-    block, outside = (sum(each.numel() for each in part.parameters()) for part in (model.model.layers[0], model.lm_head))
+    block, outside = (
+        sum(each.numel() for each in part.parameters()) for part in (model.model.layers[0], model.lm_head)
+    )
     outside = 2 * outside + model.model.norm.weight.numel()
     strategy = FsdpStrategy(FsdpConfig(tensor_parallel=size), torch.device("cpu"))
     assert strategy.gathered_bytes(model) == 4 * (2 * block / size + outside + max(block / size, outside))

@@ -28,6 +28,7 @@ from rlhf_core.strategies import (
 from rlhf_core.strategy import ReduceOp, StateBytes, Trained
 
 from .config import FsdpConfig
+from .parts import part_of, read_part, whole_tensor
 from .tensor_parallel_plan import WHERE, plan_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -136,7 +136,6 @@ class FsdpStrategy(StrategyBase):
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> Trained:
         groups = grouped_names(model, optimizer)
-        model.to(self.device)
         self._shard(model)
         # Sharding replaced every parameter by a DTensor of the same name; the optimizer is still without state.
         sharded = dict(model.named_parameters())
@@ -144,7 +143,24 @@ class FsdpStrategy(StrategyBase):
             group["params"] = [sharded[name] for name in own_names]
         return Trained(model, optimizer, scheduler)
 
+    def model_init_context(self) -> AbstractContextManager[Any]:
+        """Weights stay in their files: each process reads its part once the model is sharded."""
+        from rlhf_core.models.stored_weights import weights_left_in_files
+
+        return weights_left_in_files()
+
     def _shard(self, model: nn.Module) -> None:
+        from rlhf_core.models.stored_weights import stored_parameters
+
+        stored = stored_parameters(model)
+        if not stored:
+            model.to(self.device)  # `fully_shard` moves blank weights block by block
+        self._make_sharded(model)
+        for name, parameter in model.named_parameters():
+            if name in stored:
+                read_part(parameter, stored[name])
+
+    def _make_sharded(self, model: nn.Module) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -176,8 +192,7 @@ class FsdpStrategy(StrategyBase):
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
         """Shard a frozen model too: it is as large as the trained one."""
-        model.requires_grad_(False).eval().to(self.device)
-        self._shard(model)
+        self._shard(model.requires_grad_(False).eval())
         return model
 
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
@@ -185,36 +200,19 @@ class FsdpStrategy(StrategyBase):
             return whole_tensor(tensor)
 
     def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
-        target.copy_(_part(target, value))
+        target.copy_(part_of(target, value))
 
     def _whole_state(self, tensor: Tensor) -> Tensor:
         return whole_tensor(tensor)
 
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        return _part(parameter, value)
+        return part_of(parameter, value)
 
 
 def _num_gathered(module: nn.Module) -> tuple[int, int]:
     """Numbers of parameters, and of those with a gradient."""
     parameters = list(module.parameters())
     return sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.requires_grad)
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gather a DTensor (collective); any other tensor is whole already."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _part(like: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of the full `value`, in the layout and type of `like`; no communication."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(like, DTensor):
-        return value.to(like.device)
-    local: DTensor = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-    return local
 
 
 def make_mesh(group: ProcessGroup, tensor_parallel: int) -> DeviceMesh:

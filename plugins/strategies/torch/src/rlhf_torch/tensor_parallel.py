@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from rlhf_core.models import transformer_blocks
+from rlhf_core.models.stored_weights import StoredParameter, blank_tensor
 
 from .tensor_parallel_plan import Style, own_parameters, plan_of
 
@@ -96,9 +97,21 @@ def _split(weights: Iterable[_Weight], mesh: DeviceMesh) -> None:
     for module, name, held in weights:
         whole = getattr(module, name)
         if id(whole) not in split:
-            part = distribute_tensor(whole.detach(), mesh, [held.stored], src_data_rank=None)
+            part = _part(whole, mesh, held.stored)
             split[id(whole)] = whole, nn.Parameter(part, requires_grad=whole.requires_grad)
         setattr(module, name, split[id(whole)][1])
+
+
+def _part(whole: nn.Parameter, mesh: DeviceMesh, stored: Placement) -> DTensor:
+    """This process's part; of one whose values are still in a file, a blank one."""
+    if not isinstance(whole, StoredParameter):
+        part: DTensor = distribute_tensor(whole.detach(), mesh, [stored], src_data_rank=None)
+        return part
+    shape = list(whole.shape)
+    if isinstance(stored, Shard):
+        shape[stored.dim] //= mesh.size()
+    blank = blank_tensor(shape, whole.dtype).to(mesh.device_type)
+    return DTensor.from_local(blank, mesh, [stored], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 class _LocalWeights:
