@@ -16,7 +16,7 @@ from ..distributed.process_group import ProcessGroup
 from ..errors import CheckpointError
 from ..strategy import ReduceOp, Strategy, Trained
 from ..util.tensor_trees import load_tree, save_tree
-from ..util.weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
+from ..util.weight_files import DEFAULT_SHARD_BYTES, group_into_shards, load_weights, save_weights, state_dict_shards_of
 from .lr_schedule import load_scheduler, save_scheduler
 from .parts import LossScale, ResolvedPrecision, autocast_for, make_adamw, torch_dtype, torch_step
 
@@ -89,6 +89,7 @@ class GroupStrategy(Strategy):
 
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+_GATHERED_BYTES = 64 * 1024**2
 
 
 @dataclass(eq=False)
@@ -168,7 +169,10 @@ class StrategyBase(GroupStrategy):
         )
 
     def save_model(self, model: nn.Module, path: Path) -> None:
-        shards = self.state_dict_shards(model, DEFAULT_SHARD_BYTES)
+        shards = self.state_dict_shards(model, _GATHERED_BYTES)
+        if self.is_main:  # the others hold no more than they gather at once
+            tensors = ((name, tensor) for shard in shards for name, tensor in shard.items())
+            shards = group_into_shards(tensors, DEFAULT_SHARD_BYTES)
         self._on_main_after(lambda: save_weights(path, shards, write=self.is_main))
 
     def load_model(self, model: nn.Module, path: Path) -> None:
