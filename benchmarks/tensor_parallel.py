@@ -4,8 +4,9 @@
 
 A Llama is made in code and saved. In each layout every process reads its part of that folder, makes some updates on
 the same rows, and saves the whole; its own high-water mark (VmHWM of Linux, of which the peak is taken anew for each
-of the three) stands beside what it holds of weights and moments, tensor by tensor, and beside the bytes of the whole:
-weights, gradients and moments of the model in float32. Ratios are to the first layout. `tensor` is `fsdp` with
+of the three) stands beside what it holds of weights and moments, tensor by tensor, beside what `rlhf plan` says it
+needs without activations and libraries, and beside the bytes of the whole: weights, gradients and moments of the model
+in float32. The ratio is of weights and moments, to the first layout. `tensor` is `fsdp` with
 `tensor_parallel: 2`, `sequence` the same with `sequence_parallel`; what follows the colon are processes.
 """
 
@@ -35,7 +36,7 @@ from rlhf_core.testing.tiny_training import token_loss
 from rlhf_torch.config import FsdpConfig
 from rlhf_torch.fsdp import build
 
-LAYERS, ROWS, TOKENS = 16, 4, 64
+LAYERS, ROWS, TOKENS = 16, 4, 32
 OPTIONS: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "tensor": {"tensor_parallel": 2},
@@ -88,6 +89,8 @@ def work(rank: int, processes: int, port: int, options: dict[str, Any], updates:
     with strategy.model_init_context():
         model = load_policy(ModelConfig(path=folder), dtype=torch.float32, seed=0)
     num_parameters, vocabulary = model.num_parameters(), model.config.vocab_size
+    state = strategy.state_bytes(processes, torch.float32)
+    planned = num_parameters * (state.weights + state.gradients + state.optimizer) + strategy.gathered_bytes(model)
     trained = strategy.prepare(model, strategy.make_optimizer(model.parameters(), lr=1e-4))
     del model
     built = memory.read()
@@ -110,6 +113,7 @@ def work(rank: int, processes: int, port: int, options: dict[str, Any], updates:
         "num_parameters": num_parameters,
         "weights": held_bytes(trained.model.parameters()),
         "moments": held_bytes(moments),
+        "planned": planned,
         "libraries": libraries,
         "building": built,
         "updates": updated,
@@ -142,15 +146,19 @@ def report(seen: dict[str, list[dict[str, Any]]]) -> None:
     print(f"{num_parameters / 1e6:.0f}M parameters: the whole takes {whole / 1e9:.2f} GB")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}, "
           f"{os.cpu_count()} cores, one thread a process\n")  # fmt: skip
-    held, peaks = ("weights", "moments"), ("libraries", "building", "updates", "saving")
-    print("| layout | process | weights, MB | moments, MB | ratio | " + ", MB | ".join(peaks) + ", MB | peak / whole |")
-    print("|---" * 10 + "|")
+    held, peaks = ("weights", "moments", "planned"), ("libraries", "building", "updates", "saving")
+    print(
+        "| layout | process | weights, MB | moments, MB | plan, MB | ratio | "
+        + ", MB | ".join(peaks)
+        + ", MB | peak / whole |"
+    )
+    print("|---" * 11 + "|")
     for layout, ranks in seen.items():
         for rank, each in enumerate(ranks):
             mb = {key: f"{each[key] / 1e6:,.0f}" for key in (*held, *peaks)}
-            ratio = sum(each[key] for key in held) / sum(base[0][key] for key in held)
+            ratio = (each["weights"] + each["moments"]) / (base[0]["weights"] + base[0]["moments"])
             peak = max(each[key] for key in peaks)
-            print(f"| {layout} | {rank} | {mb['weights']} | {mb['moments']} | {ratio:.2f} | "
+            print(f"| {layout} | {rank} | {mb['weights']} | {mb['moments']} | {mb['planned']} | {ratio:.2f} | "
                   + " | ".join(mb[key] for key in peaks) + f" | {peak / whole:.2f} |")  # fmt: skip
     worst = {layout: max(abs(mine - first) for mine, first in zip(ranks[0]["losses"], base[0]["losses"], strict=True))
              for layout, ranks in seen.items()}  # fmt: skip

@@ -122,16 +122,14 @@ def test_layouts_are_groups_of_one_machine_the_smallest_first():
         FsdpConfig.model_validate(layout)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_what_is_gathered_is_two_blocks_and_what_lies_outside(size):
-    model = llama(4, 2, num_hidden_layers=3)
-    block, outside = (
-        sum(each.numel() for each in part.parameters()) for part in (model.model.layers[0], model.lm_head)
-    )
-    outside = 2 * outside + model.model.norm.weight.numel()
+@pytest.mark.parametrize(("size", "vocabulary", "share"), [(1, 16, 1), (2, 16, 2), (2, 17, 1)])
+def test_what_is_gathered_is_two_blocks_and_what_lies_outside(size, vocabulary, share):
+    model = llama(4, 2, num_hidden_layers=3, vocab_size=vocabulary)
+    block = sum(parameter.numel() for parameter in model.model.layers[0].parameters()) / size
+    outside = 2 * model.lm_head.weight.numel() / share + model.model.norm.weight.numel()
     strategy = FsdpStrategy(FsdpConfig(tensor_parallel=size), torch.device("cpu"))
-    assert strategy.gathered_bytes(model) == 4 * (2 * block / size + outside + max(block / size, outside))
-    assert strategy.gathered_bytes(model.requires_grad_(False)) == 4 * (2 * block / size + outside)
+    assert strategy.gathered_bytes(model) == round(4 * (2 * block + outside + max(block, outside)))
+    assert strategy.gathered_bytes(model.requires_grad_(False)) == round(4 * (2 * block + outside))
 
 
 def test_sequence_parallel_needs_tensor_parallel():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -117,16 +117,25 @@ class FsdpStrategy(StrategyBase):
     def gathered_bytes(self, model: nn.Module) -> int:
         """Blocks are gathered one after the other, the next one while one computes; what is outside of them, at once.
 
-        A gradient is whole until it is reduced. Of blocks, a tensor-parallel process computes with its part.
+        A gradient is whole until it is reduced. A tensor-parallel process computes with its part of a block, and of
+        the vocabulary where that is split.
         """
+        from .vocabulary_parallel import vocabulary_modules
+
         size = self._config.tensor_parallel
-        blocks = [_num_gathered(block) for block in transformer_blocks(model)]
-        all_weights, all_gradients = _num_gathered(model)
-        outside = all_weights - sum(weights for weights, _ in blocks)
-        outside_gradients = all_gradients - sum(gradients for _, gradients in blocks)
-        weights = 2 * max((weights for weights, _ in blocks), default=0) / size + outside
-        gradients = max(max((gradients for _, gradients in blocks), default=0) / size, outside_gradients)
-        return round(weights * (4 if self.compute_dtype is None else self.compute_dtype.itemsize) + 4 * gradients)
+        split = {id(module.weight) for module in vocabulary_modules(model, size)}
+        split.update(id(parameter) for block in transformer_blocks(model) for parameter in block.parameters())
+
+        def held(parameters: Iterable[nn.Parameter]) -> float:
+            return sum(each.numel() / (size if id(each) in split else 1) for each in parameters)
+
+        blocks = [list(block.parameters()) for block in transformer_blocks(model)]
+        inside = {id(parameter) for block in blocks for parameter in block}
+        outside = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+        weights = 2 * max(map(held, blocks), default=0.0) + held(outside)
+        trained = [[each for each in part if each.requires_grad] for part in (*blocks, outside)]
+        width = 4 if self.compute_dtype is None else self.compute_dtype.itemsize
+        return round(weights * width + 4 * max(map(held, trained)))
 
     def check_model(self, model: nn.Module) -> None:
         if self._config.tensor_parallel > 1:
@@ -207,12 +216,6 @@ class FsdpStrategy(StrategyBase):
 
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         return part_of(parameter, value)
-
-
-def _num_gathered(module: nn.Module) -> tuple[int, int]:
-    """Numbers of parameters, and of those with a gradient."""
-    parameters = list(module.parameters())
-    return sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.requires_grad)
 
 
 def make_mesh(group: ProcessGroup, tensor_parallel: int) -> DeviceMesh:
