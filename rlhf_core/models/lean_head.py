@@ -73,7 +73,7 @@ def lean_head(
     finally:
         del head.forward
         if replaced is not None:
-            head.forward = replaced  # type: ignore[method-assign, assignment]
+            head.forward = replaced  # type: ignore[method-assign]
 
 
 def _head(model: nn.Module) -> object:

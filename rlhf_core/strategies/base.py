@@ -235,7 +235,7 @@ class StrategyBase(GroupStrategy):
         import torch
         import torch.distributed as dist
 
-        from ..models.stored_weights import StoredParameter
+        from .stored_weights import StoredParameter
 
         if self.group.world_size == 1:
             return

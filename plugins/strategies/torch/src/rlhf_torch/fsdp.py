@@ -23,7 +23,9 @@ from rlhf_core.strategies import (
     grouped_names,
     resolve_device,
     resolve_precision,
+    stored_parameters,
     torch_dtype,
+    weights_left_in_files,
 )
 from rlhf_core.strategy import ReduceOp, StateBytes, Trained
 
@@ -154,13 +156,9 @@ class FsdpStrategy(StrategyBase):
 
     def model_init_context(self) -> AbstractContextManager[Any]:
         """Weights stay in their files: each process reads its part once the model is sharded."""
-        from rlhf_core.models.stored_weights import weights_left_in_files
-
         return weights_left_in_files()
 
     def _shard(self, model: nn.Module) -> None:
-        from rlhf_core.models.stored_weights import stored_parameters
-
         stored = stored_parameters(model)
         if not stored:
             model.to(self.device)  # `fully_shard` moves blank weights block by block

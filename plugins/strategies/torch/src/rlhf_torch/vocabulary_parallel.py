@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
-from rlhf_core.models.chunked import VocabularyPart
+from rlhf_core.models import VocabularyPart
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -25,10 +25,11 @@ def split_vocabulary(model: nn.Module, mesh: DeviceMesh) -> set[int]:
     modules = vocabulary_modules(model, mesh.size())
     for module in modules:
         if isinstance(module, nn.Embedding):
-            module.forward = _Embedding(module, mesh)  # type: ignore[method-assign]
+            module.forward = _Embedding(module, mesh).forward  # type: ignore[method-assign, assignment]
         else:
-            module.forward = _Head(module, mesh)  # type: ignore[method-assign]
-            module.vocabulary_part = VocabularyPart(_start(module.out_features, mesh), mesh.get_group())  # type: ignore[assignment]
+            module.forward = _Head(module, mesh).forward  # type: ignore[method-assign, assignment]
+            part: Any = VocabularyPart(_start(module.out_features, mesh), mesh.get_group())
+            module.vocabulary_part = part
     return {id(module) for module in modules}
 
 
@@ -41,8 +42,9 @@ def vocabulary_modules(model: nn.Module, size: int) -> list[nn.Embedding | nn.Li
     for name in ("get_input_embeddings", "get_output_embeddings"):
         get = getattr(model, name, None)
         module = get() if callable(get) else None
-        is_plain = isinstance(module, (nn.Embedding, nn.Linear)) and type(module) in (nn.Embedding, nn.Linear)
-        if is_plain and module.weight.shape[0] % size == 0:
+        if not isinstance(module, (nn.Embedding, nn.Linear)) or type(module) not in (nn.Embedding, nn.Linear):
+            continue
+        if module.weight.shape[0] % size == 0:
             found.append(module)
     return found
 
@@ -60,7 +62,7 @@ class _Embedding:
         self._start = _start(embedding.num_embeddings, mesh)
         self._num_rows = embedding.num_embeddings // mesh.size()
 
-    def __call__(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         own = ids - self._start
         is_here = (own >= 0) & (own < self._num_rows)
         padding = self._embedding.padding_idx
@@ -78,11 +80,12 @@ class _Head:
     def __init__(self, head: nn.Linear, mesh: DeviceMesh) -> None:
         self._head, self._mesh = head, mesh
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         given = _moved(hidden, self._mesh, Replicate(), Replicate(), Partial())
         part = functional.linear(given, self._head.weight, self._head.bias)
         across = Shard(part.ndim - 1)
-        return _moved(part, self._mesh, across, Replicate(), Replicate())
+        # Not a view, of which `fully_shard` warns.
+        return _moved(part, self._mesh, across, Replicate(), Replicate()).clone()
 
 
 def _moved(local: Tensor, mesh: DeviceMesh, source: Placement, target: Placement, gradient: Placement) -> Tensor:
