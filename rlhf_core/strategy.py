@@ -137,6 +137,16 @@ class Strategy(ABC):
         size = dtype.itemsize
         return StateBytes(weights=size, optimizer=12.0 if size == 2 else 8.0, reference=size)
 
+    def gathered_bytes(self, model: nn.Module) -> int:
+        """Weights and gradients, beside `state_bytes`, that a process holds only while it computes with them.
+
+        For `rlhf plan`. The model may be on the meta device.
+        """
+        return 0
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise `UserInputError` where this strategy cannot train `model`, which may be on the meta device."""
+
     @abstractmethod
     def make_optimizer(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -80,6 +80,13 @@ class StrategyConfig(Section):
     def processes_per_rank(self) -> int:
         """Processes that compute the same rows together; their number divides that of all training processes."""
         return 1
+
+    def layouts(self, num_processes: int) -> Iterator[dict[str, Any]]:
+        """Values of these options that lay a model out over so many processes, those that communicate least first.
+
+        `rlhf plan` takes the first that fits the memory at hand.
+        """
+        yield {}
 
 
 class TransportConfig(Section):

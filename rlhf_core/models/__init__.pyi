@@ -2,6 +2,7 @@ from .batched_forward import with_trainer_log_probs as with_trainer_log_probs
 from .blocks import transformer_blocks as transformer_blocks
 from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
+from .chunked import VocabularyPart as VocabularyPart
 from .classifier import last_token_scores as last_token_scores
 from .classifier import scores_at as scores_at
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS

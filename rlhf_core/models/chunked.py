@@ -6,14 +6,19 @@ For T tokens and a vocabulary of V, the plain path holds several T x V float32 t
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..functional.logprobs import LEAST_LOGIT
 from .fast_linear import multiply
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class LogProbsAndEntropy(NamedTuple):
@@ -21,6 +26,34 @@ class LogProbsAndEntropy(NamedTuple):
 
     log_probs: Tensor
     entropy: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyPart:
+    """The rows of a head that this process holds; the others of `group`, which have the same tokens, hold the rest.
+
+    Three numbers a token are exchanged for the distribution over all of them, not its logits.
+    """
+
+    start: int
+    group: ProcessGroup
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Over the processes, in place."""
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def normalisers(self, own: Tensor) -> Tensor:
+        """The logsumexp of all logits, from that of each process's."""
+        largest = own.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        return largest + self.sum((own - largest).exp()).log()
+
+    def own_labels(self, labels: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Each label's row in this process (0 where another holds it), and whether it is here."""
+        rows = labels - self.start
+        is_here = (rows >= 0) & (rows < num_rows)
+        return rows.masked_fill(~is_here, 0), is_here
 
 
 def chunked_log_probs_and_entropy(
@@ -31,12 +64,13 @@ def chunked_log_probs_and_entropy(
     bias: Tensor | None = None,
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
+    part: VocabularyPart | None = None,
 ) -> LogProbsAndEntropy:
     """`token_log_probs` and `entropy` of `hidden @ lm_head_weight.T + bias`, and the same gradients.
 
     hidden: [..., H]; lm_head_weight: [V, H]; labels: [...] int64; bias: [V]. The products are taken in the dtype
     of `hidden` (or autocast's), everything after them in float32; the weight's gradient is summed over chunks in
-    float32.
+    float32. With `part` the weight and bias are this process's rows, the labels those of the whole vocabulary.
     """
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be >= 1, got {chunk_tokens}")
@@ -46,7 +80,7 @@ def chunked_log_probs_and_entropy(
     weight = lm_head_weight.to(hidden.dtype)
     flat = hidden.reshape(-1, hidden.shape[-1])
     log_probs, entropy = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        flat, weight, bias, labels.reshape(-1), temperature, chunk_tokens, with_entropy
+        flat, weight, bias, labels.reshape(-1), temperature, chunk_tokens, with_entropy, part
     )
     return LogProbsAndEntropy(log_probs.view(labels.shape), entropy.view(labels.shape) if with_entropy else None)
 
@@ -69,27 +103,37 @@ class _ChunkedHead(torch.autograd.Function):
         temperature: float,
         chunk_tokens: int,
         with_entropy: bool,
+        part: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor]:
+        is_here = None
+        if part is not None:
+            labels, is_here = part.own_labels(labels, weight.shape[0])
         normalisers = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
-        log_probs = torch.empty_like(normalisers)
-        entropies = torch.zeros_like(normalisers)
+        chosen = torch.empty_like(normalisers)
+        means = torch.empty_like(normalisers)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, labels.numel(), chunk_tokens):
                 chunk = slice(start, start + chunk_tokens)
                 logits = _chunk_logits(hidden[chunk], weight, bias, temperature)
                 normalisers[chunk] = logits.logsumexp(-1)
-                log_probs[chunk] = logits.gather(-1, labels[chunk, None])[:, 0] - normalisers[chunk]
+                chosen[chunk] = logits.gather(-1, labels[chunk, None])[:, 0]
                 if with_entropy:
-                    finite = logits.clamp(min=LEAST_LOGIT)
-                    entropies[chunk] = normalisers[chunk] - (logits.softmax(-1) * finite).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, labels, normalisers, entropies)
-        ctx.temperature, ctx.chunk_tokens, ctx.with_entropy = temperature, chunk_tokens, with_entropy
-        return log_probs, entropies
+                    means[chunk] = (logits.softmax(-1) * logits.clamp(min=LEAST_LOGIT)).sum(-1)
+        if part is not None and is_here is not None:
+            own, normalisers = normalisers, part.normalisers(normalisers)
+            chosen = part.sum(chosen.where(is_here, 0.0))
+            if with_entropy:
+                means = part.sum(means * (own - normalisers).exp())
+        entropies = normalisers - means if with_entropy else torch.zeros_like(normalisers)
+        ctx.save_for_backward(hidden, weight, bias, labels, is_here, normalisers, entropies)
+        ctx.temperature, ctx.chunk_tokens, ctx.with_entropy, ctx.part = temperature, chunk_tokens, with_entropy, part
+        return chosen - normalisers, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, log_prob_grads: Tensor, entropy_grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels, normalisers, entropies = ctx.saved_tensors
+        hidden, weight, bias, labels, is_here, normalisers, entropies = ctx.saved_tensors
+        of_labels = log_prob_grads if is_here is None else log_prob_grads.where(is_here, 0.0)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         hidden_grad = torch.empty_like(hidden) if needs_hidden else None
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
@@ -105,7 +149,7 @@ class _ChunkedHead(torch.autograd.Function):
                     finite = log_all.clamp(min=LEAST_LOGIT)
                     slope = (finite + entropies[chunk, None]) * entropy_grads[chunk, None]
                     grads.sub_(log_all.exp_().mul_(slope))
-                grads.scatter_add_(-1, labels[chunk, None], log_prob_grads[chunk, None])
+                grads.scatter_add_(-1, labels[chunk, None], of_labels[chunk, None])
                 grads.div_(ctx.temperature)
                 if bias_grad is not None:
                     bias_grad += grads.sum(0)
@@ -114,10 +158,13 @@ class _ChunkedHead(torch.autograd.Function):
                     hidden_grad[chunk] = multiply(narrow, weight)
                 if weight_grad is not None:
                     _add_product(weight_grad, narrow.T, hidden[chunk])
+        if hidden_grad is not None and ctx.part is not None:
+            hidden_grad = ctx.part.sum(hidden_grad)
         return (
             hidden_grad,
             None if weight_grad is None else weight_grad.to(weight.dtype),
             None if bias_grad is None else bias_grad.to(bias.dtype),
+            None,
             None,
             None,
             None,

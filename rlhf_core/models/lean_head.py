@@ -2,7 +2,8 @@
 
 Inside `lean_head`, the language-model head returns two numbers per position, the log-prob of its label and the
 entropy, instead of V logits (`chunked.py`). The model is still called as a whole, through its wrappers, so sharded
-weights are gathered as usual.
+weights are gathered as usual. A head that holds only some rows of the vocabulary says which by its attribute
+`vocabulary_part`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from .chunked import chunked_log_probs_and_entropy
+from .chunked import VocabularyPart, chunked_log_probs_and_entropy
 
 PLAIN_HEADS = frozenset(
     {"llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm"}
@@ -56,10 +57,12 @@ def lean_head(
     head = _head(model)
     assert isinstance(head, nn.Linear)
     chunk_tokens = max(1, CHUNK_LOGITS // head.out_features)
+    part: VocabularyPart | None = getattr(head, "vocabulary_part", None)
+    replaced = vars(head).get("forward")
 
     def forward(hidden: Tensor) -> Tensor:
         result = chunked_log_probs_and_entropy(
-            of_actions(hidden), head.weight, labels, temperature, head.bias, chunk_tokens, with_entropy
+            of_actions(hidden), head.weight, labels, temperature, head.bias, chunk_tokens, with_entropy, part
         )
         entropy = torch.zeros_like(result.log_probs) if result.entropy is None else result.entropy
         return torch.stack([result.log_probs, entropy], dim=-1)
@@ -69,6 +72,8 @@ def lean_head(
         yield
     finally:
         del head.forward
+        if replaced is not None:
+            head.forward = replaced  # type: ignore[method-assign]
 
 
 def _head(model: nn.Module) -> object:

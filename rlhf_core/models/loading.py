@@ -144,6 +144,8 @@ def silence_bitsandbytes() -> None:
 def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    from .stored_weights import load_stored
+
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": config.trust_remote_code}
     try:
         if (Path(config.path) / "adapter_config.json").exists():
@@ -157,6 +159,8 @@ def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -
             options["num_labels"] = 1
         else:
             kinds = AutoModelForCausalLM
+            if not config.trust_remote_code and (left := load_stored(config.path, dtype)) is not None:
+                return left
         model, info = kinds.from_pretrained(config.path, output_loading_info=True, **options)
     except Exception as error:  # the class depends on which library reads the broken file
         raise UserInputError(f"cannot load {config.path!r}: {first_line(error)}", where=WHERE) from error

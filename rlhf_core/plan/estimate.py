@@ -1,54 +1,28 @@
-"""Estimates memory per role and process, throughput and time of a run, from shapes and a short measurement.
-
-Memory counts weights, gradients, Adam's two moments and master weights, activations (Korthikanti 2022,
-arXiv:2205.05198, section 4.1, without attention scores, which flash attention does not keep), logits and the
-key-value cache. Time counts 2 N operations per token forward and 6 N per token trained on; generation is bound by
-operations, by reading the weights once per token, or by kernel launches, whichever is slowest. Answers are assumed to
-have the maximum length.
-"""
+"""Estimates what a run needs in the layout it asks for, and the smallest layout that fits the memory at hand."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
-from ..batching import default_tokens
 from ..build import build_strategy, model_dtype
 from ..config.processes import processes_per_rank
 from ..config.resolve import ResolvedRun
 from ..config.sections import ModelConfig
 from ..prompts.stream import PromptStream
-from ..strategy import StateBytes
 from ..training.record import peak_memory_bytes
 from ..training.request import RunInputs
-from .machine import Machine, measure
-from .shape import ModelShape, model_shape
+from .layouts import Layout, smallest_layout
+from .machine import measure
+from .shape import meta_model, model_shape
+from .work import ProcessPlan, Work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_FP32 = 4
-_CALLS_PER_LAYER = 40
-"""Kernel launches of a decoder layer for one token."""
 _PROMPTS_LOOKED_AT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessPlan:
-    """Memory of one kind of process."""
-
-    kind: str
-    count: int
-    bytes_by_part: dict[str, int]
-    """`policy weights`, `critic optimizer`, `activations`, … -> bytes at the peak."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All parts together."""
-        return sum(self.bytes_by_part.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,63 +38,94 @@ class Plan:
     seconds_per_episode: dict[str, float] = field(default_factory=dict)
     tokens_per_second: dict[str, float] = field(default_factory=dict)
     total_seconds: float = 0.0
+    layout: Layout | None = None
+    """The smallest that fits the memory that was asked about."""
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON, for `--json`."""
-        totals = [{**asdict(each), "total_bytes": each.total_bytes} for each in self.processes]
-        return {**asdict(self), "processes": totals}
+        layout = None if self.layout is None else {**asdict(self.layout), "processes": _totals(self.layout.processes)}
+        return {**asdict(self), "processes": _totals(self.processes), "layout": layout}
 
 
-def plan_run(resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1) -> Plan:
-    """Estimate a checked run (`check_run` gives its inputs). Loads only the weights of built-in models."""
+def _totals(processes: Sequence[ProcessPlan]) -> list[dict[str, Any]]:
+    return [{**asdict(each), "total_bytes": each.total_bytes} for each in processes]
+
+
+def plan_run(
+    resolved: ResolvedRun, inputs: RunInputs, num_processes: int = 1, *, memory_bytes: int | None = None
+) -> Plan:
+    """Estimate a checked run (`check_run` gives its inputs). Loads only the weights of built-in models.
+
+    memory_bytes: of one process; the plan then says which layout fits.
+    """
     import torch
 
     algorithm = inputs.algorithm
-    shape = model_shape(resolved.run.model)
+    model = meta_model(resolved.run.model)
+    shape = model_shape(resolved.run.model, model)
     wanted = resolved.run.model.device
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else torch.device(wanted)
     machine = measure(device)
     prompt_tokens, answer_tokens = _lengths(resolved, algorithm, inputs.prompts, inputs.tokenizer)
     own = resolved.own_processes
     trainers, makers = (num_processes, 0) if own is None else (own.trainers, own.makers)
-    strategy = build_strategy(resolved)
-    dtype = model_dtype(resolved, strategy)
-    work = _Work(
-        resolved=resolved,
-        algorithm=algorithm,
-        shape=shape,
-        machine=machine,
-        state=strategy.state_bytes(trainers, dtype),
-        weight_bytes=dtype.itemsize,
-        teacher=_teacher(algorithm, strategy.state_bytes(trainers, dtype).reference if own is None else dtype.itemsize),
-        copies_policy=strategy.shards_parameters,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=answer_tokens,
-        trainers=trainers,
-        ranks=trainers // processes_per_rank(resolved),
-        makers=makers,
-    )
+    base = int(_own_bytes(device))
+    teacher = _teacher_parameters(algorithm)
+
+    def work_of(changed: ResolvedRun, trainers: int) -> Work:
+        strategy = build_strategy(changed)
+        strategy.check_model(model)
+        dtype = model_dtype(changed, strategy)
+        state = strategy.state_bytes(trainers, dtype)
+        return Work(
+            resolved=changed,
+            algorithm=algorithm,
+            shape=shape,
+            machine=machine,
+            state=state,
+            gathered_bytes=strategy.gathered_bytes(model),
+            weight_bytes=dtype.itemsize,
+            teacher=(teacher, _teacher_bytes(algorithm, state.reference if own is None else dtype.itemsize)),
+            copies_policy=strategy.shards_parameters,
+            prompt_tokens=prompt_tokens,
+            answer_tokens=answer_tokens,
+            trainers=trainers,
+            ranks=trainers // processes_per_rank(changed),
+            makers=makers,
+        )
+
+    work = work_of(resolved, trainers)
+    layout = None
+    if memory_bytes is not None:
+        layout = smallest_layout(resolved, memory_bytes, lambda changed, count: work_of(changed, count).processes(base))
     return Plan(
         num_parameters=shape.num_parameters,
         num_trainable=shape.num_trainable,
         device=machine.device,
         tokens_per_sample=prompt_tokens + answer_tokens,
-        processes=work.processes(int(_own_bytes(device))),
+        processes=work.processes(base),
         seconds_per_episode=work.seconds(),
         tokens_per_second=work.rates(),
         total_seconds=sum(work.seconds().values()) * resolved.run.train.episodes,
+        layout=layout,
     )
 
 
-def _teacher(algorithm: Algorithm[Any, Any], each: float) -> tuple[int, float]:
-    """Parameters of the teacher and bytes of each, which are `each` in the type of the run."""
+def _teacher_parameters(algorithm: Algorithm[Any, Any]) -> int:
+    """0 without a teacher."""
+    if not isinstance(algorithm, RolloutAlgorithm) or "teacher" not in algorithm.roles:
+        return 0
+    return model_shape(ModelConfig(path=algorithm.teacher.path)).num_parameters
+
+
+def _teacher_bytes(algorithm: Algorithm[Any, Any], each: float) -> float:
+    """Bytes of each of the teacher's parameters, which are `each` in the type of the run."""
     import torch
 
     if not isinstance(algorithm, RolloutAlgorithm) or "teacher" not in algorithm.roles:
-        return 0, 0.0
-    teacher = algorithm.teacher
-    size = each if teacher.dtype == "auto" else float(getattr(torch, teacher.dtype).itemsize)
-    return model_shape(ModelConfig(path=teacher.path)).num_parameters, size
+        return 0.0
+    name = algorithm.teacher.dtype
+    return each if name == "auto" else float(getattr(torch, name).itemsize)
 
 
 def _own_bytes(device: Any) -> float:
@@ -140,125 +145,3 @@ def _lengths(
     items = [encode(prompts.record(position), tokenizer) for position in positions]
     known = [item.num_tokens for item in items if item is not None]
     return (sum(known) / len(known) if known else float(resolved.run.prompts.max_prompt_tokens)), 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    resolved: ResolvedRun
-    algorithm: Algorithm[Any, Any]
-    shape: ModelShape
-    machine: Machine
-    state: StateBytes
-    """Bytes per parameter in a training process."""
-    weight_bytes: int
-    """Bytes per parameter of a copy beside the trained model, in the type it is loaded in."""
-    teacher: tuple[int, float]
-    """Parameters of the frozen teacher, and bytes of each; none is 0."""
-    copies_policy: bool
-    """Whether an engine beside the trainer needs its own weights."""
-    prompt_tokens: float
-    answer_tokens: int
-    trainers: int
-    ranks: int
-    """Shares of the rows; fewer than trainers where some compute the same rows together."""
-    makers: int
-
-    @property
-    def critic_parameters(self) -> int:
-        has_one = "critic" in self.algorithm.roles
-        return self.shape.num_parameters - self.shape.head_parameters + self.shape.hidden_size if has_one else 0
-
-    @property
-    def reference_parameters(self) -> int:
-        is_own = "reference" in self.algorithm.roles and self.resolved.run.model.lora is None
-        return self.shape.num_parameters if is_own else 0
-
-    @property
-    def samples(self) -> float:
-        """Samples of an episode per generating process."""
-        return self.resolved.run.train.samples_per_episode / (self.makers or self.ranks)
-
-    def processes(self, base: int) -> list[ProcessPlan]:
-        training = {**self._trained("policy", self.shape.num_parameters, self.shape.num_trainable)}
-        if self.critic_parameters:
-            training |= self._trained("critic", self.critic_parameters, self.critic_parameters)
-        training["activations"] = self._activations()
-        making: dict[str, int] = {}
-        if self.reference_parameters:
-            each = self.weight_bytes if self.makers else self.state.reference
-            making["reference weights"] = math.ceil(self.reference_parameters * each)
-        if self.teacher[0]:
-            making["teacher weights"] = math.ceil(self.teacher[0] * self.teacher[1])
-        if self.answer_tokens:
-            rows = min(self.samples, getattr(self.resolved.engine.config, "max_batch_size", self.samples))
-            tokens = rows * (self.prompt_tokens + self.answer_tokens)
-            making["key-value cache"] = int(tokens * self.shape.kv_values_per_token * _FP32)
-        own = {"interpreter and libraries": base}
-        if not self.makers:
-            if self.answer_tokens and self.copies_policy:
-                making["policy copy of the engine"] = self.shape.num_parameters * self.weight_bytes
-            return [ProcessPlan("process", self.trainers, {**training, **making, **own})]
-        making["policy weights"] = self.shape.num_parameters * self.weight_bytes
-        if self.critic_parameters:
-            making["critic weights"] = self.critic_parameters * self.weight_bytes
-        return [
-            ProcessPlan("trainer", self.trainers, {**training, **own}),
-            ProcessPlan("maker", self.makers, {**making, **own}),
-        ]
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds of an episode by phase."""
-        tokens, machine = self._episode_tokens, self.machine
-        trained = self.shape.num_parameters + self.critic_parameters
-        factor = 8 if self.resolved.run.model.gradient_checkpointing else 6
-        epochs = self.resolved.run.train.epochs_per_episode
-        updates = epochs * math.ceil(
-            self.resolved.run.train.samples_per_episode / self.resolved.run.train.train_batch_size
-        )
-        calls = 3 * self._forward_call_seconds * (2 if self.critic_parameters else 1)
-        found = {"train": tokens * epochs * factor * trained / machine.flops / self.trainers + updates * calls}
-        if self.answer_tokens:
-            read = self.shape.num_parameters * _FP32 / machine.bytes_per_second
-            compute = 2 * self.shape.num_parameters * self.samples / machine.flops
-            found["rollout"] = self.answer_tokens * max(read, compute, self._forward_call_seconds)
-            scoring = 2 * (self.reference_parameters + self.critic_parameters + self.teacher[0])
-            found["scoring"] = tokens * scoring / machine.flops / (self.makers or self.trainers)
-        return found
-
-    def rates(self) -> dict[str, float]:
-        seconds = self.seconds()
-        rates = {"train": self._episode_tokens * self.resolved.run.train.epochs_per_episode / seconds["train"]}
-        if "rollout" in seconds:
-            answers = self.resolved.run.train.samples_per_episode * self.answer_tokens
-            rates["rollout"] = answers / seconds["rollout"]
-        return rates
-
-    @property
-    def _forward_call_seconds(self) -> float:
-        return self.shape.num_layers * _CALLS_PER_LAYER * self.machine.seconds_per_call
-
-    @property
-    def _episode_tokens(self) -> float:
-        return self.resolved.run.train.samples_per_episode * (self.prompt_tokens + self.answer_tokens)
-
-    def _trained(self, role: str, parameters: int, trainable: int) -> dict[str, int]:
-        state = self.state
-        return {
-            f"{role} weights": math.ceil(parameters * state.weights),
-            f"{role} gradients": math.ceil(trainable * state.gradients),
-            f"{role} optimizer": math.ceil(trainable * state.optimizer),
-        }
-
-    def _activations(self) -> int:
-        """Activation bytes of one micro-batch of the largest trained model, with logits and their gradient."""
-        train, shape = self.resolved.run.train, self.shape
-        length = self.prompt_tokens + self.answer_tokens
-        device = "cpu" if self.machine.device == "cpu" else "cuda"
-        bound = train.micro_batch_tokens or default_tokens(device, shape.num_parameters)
-        tokens = max(length, min(bound, math.ceil(train.train_batch_size / self.ranks) * length))
-        per_layer = 8 * shape.hidden_size + 3 * shape.feed_forward_size
-        if self.resolved.run.model.gradient_checkpointing:
-            kept = shape.num_layers * shape.hidden_size + per_layer
-        else:
-            kept = shape.num_layers * per_layer
-        return int(tokens * (self.state.activations * kept + 3 * shape.vocabulary) * _FP32)

@@ -31,9 +31,12 @@ class ModelShape:
     """Values in the key-value cache per token, over all layers."""
 
 
-def model_shape(config: ModelConfig) -> ModelShape:
-    """The shape of `model.path` with its LoRA adapter. Raises `UserInputError` where its config cannot be read."""
-    model = _meta_model(config)
+def model_shape(config: ModelConfig, model: nn.Module | None = None) -> ModelShape:
+    """The shape of `model.path` with its LoRA adapter. Raises `UserInputError` where its config cannot be read.
+
+    model: what `meta_model` made of the config, where it is at hand.
+    """
+    model = meta_model(config) if model is None else model
     inner: Any = model.config
     parameters = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(parameters.values())
@@ -52,6 +55,14 @@ def model_shape(config: ModelConfig) -> ModelShape:
         vocabulary=int(inner.vocab_size),
         kv_values_per_token=2 * layers * kv_heads * head_size,
     )
+
+
+def meta_model(config: ModelConfig) -> nn.Module:
+    """`model.path` without its weights, frozen where an adapter is trained beside them.
+
+    Raises `UserInputError` where its config cannot be read.
+    """
+    return _meta_model(config).requires_grad_(config.lora is None)
 
 
 def _meta_model(config: ModelConfig) -> nn.Module:

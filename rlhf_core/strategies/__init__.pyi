@@ -12,3 +12,8 @@ from .parts import resolve_device as resolve_device
 from .parts import resolve_precision as resolve_precision
 from .parts import torch_dtype as torch_dtype
 from .parts import torch_step as torch_step
+from .stored_weights import StoredParameter as StoredParameter
+from .stored_weights import StoredTensor as StoredTensor
+from .stored_weights import blank_tensor as blank_tensor
+from .stored_weights import stored_parameters as stored_parameters
+from .stored_weights import weights_left_in_files as weights_left_in_files

@@ -16,7 +16,7 @@ from ..distributed.process_group import ProcessGroup
 from ..errors import CheckpointError
 from ..strategy import ReduceOp, Strategy, Trained
 from ..util.tensor_trees import load_tree, save_tree
-from ..util.weight_files import DEFAULT_SHARD_BYTES, load_weights, save_weights, state_dict_shards_of
+from ..util.weight_files import DEFAULT_SHARD_BYTES, group_into_shards, load_weights, save_weights, state_dict_shards_of
 from .lr_schedule import load_scheduler, save_scheduler
 from .parts import LossScale, ResolvedPrecision, autocast_for, make_adamw, torch_dtype, torch_step
 
@@ -89,6 +89,7 @@ class GroupStrategy(Strategy):
 
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+_GATHERED_BYTES = 64 * 1024**2
 
 
 @dataclass(eq=False)
@@ -168,7 +169,10 @@ class StrategyBase(GroupStrategy):
         )
 
     def save_model(self, model: nn.Module, path: Path) -> None:
-        shards = self.state_dict_shards(model, DEFAULT_SHARD_BYTES)
+        shards = self.state_dict_shards(model, _GATHERED_BYTES)
+        if self.is_main:  # the others hold no more than they gather at once
+            tensors = ((name, tensor) for shard in shards for name, tensor in shard.items())
+            shards = group_into_shards(tensors, DEFAULT_SHARD_BYTES)
         self._on_main_after(lambda: save_weights(path, shards, write=self.is_main))
 
     def load_model(self, model: nn.Module, path: Path) -> None:
@@ -224,15 +228,21 @@ class StrategyBase(GroupStrategy):
         raise ValueError("this optimizer was not returned by Strategy.prepare")
 
     def _agree_on_weights(self, model: nn.Module) -> None:
-        """Copy rank 0's values of weights that differ between processes: newly initialised heads and adapters."""
+        """Copy rank 0's values of weights that differ between processes: newly initialised heads and adapters.
+
+        Those that are still in files are the same.
+        """
         import torch
         import torch.distributed as dist
 
+        from .stored_weights import StoredParameter
+
         if self.group.world_size == 1:
             return
-        tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        state = model.state_dict(keep_vars=True)
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        tensors = {name: it.detach() for name, it in state.items() if not isinstance(it, StoredParameter)}
         sums = {name: float(tensor.double().sum()) for name, tensor in tensors.items()}
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         all_sums = self.group.all_gather_objects((sums, shapes))
         for rank, (_, other) in enumerate(all_sums):
             if other != shapes:

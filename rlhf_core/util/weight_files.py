@@ -105,12 +105,17 @@ def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write:
         (folder / _INDEX).write_text(json.dumps(body, indent=2) + "\n")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a folder's weights, in order; none is []."""
+    return sorted(folder.glob("model.safetensors")) or sorted(folder.glob("model-*-of-*.safetensors"))
+
+
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a folder, one at a time, on the CPU."""
     from safetensors import SafetensorError, safe_open
 
     folder = Path(folder)
-    files = sorted(folder.glob("model.safetensors")) or sorted(folder.glob("model-*-of-*.safetensors"))
+    files = weight_files(folder)
     if not files:
         raise CheckpointError("holds no model*.safetensors", where=str(folder), hint="give a folder `save_model` wrote")
     for path in files:

@@ -11,8 +11,9 @@ from running import PATIENCE_SECONDS
 HEAVY = {"torch", "transformers", "peft", "safetensors", "ray", "colossalai", "vllm", "matplotlib", "numpy"}
 TENSOR_CODE = {
     *(f"models/{name}.py" for name in ("chunked", "fast_linear", "fast_passes", "forward", "lean_head", "own_lengths")),
-    *(f"models/{name}.py" for name in ("packing", "rows")),
+    *(f"models/{name}.py" for name in ("packing", "rows", "stored_weights")),
     "strategies/master_adamw.py",
+    "strategies/stored_weights.py",
 }
 """Files of other rooms that work on tensors throughout, as those of `functional/` do."""
 

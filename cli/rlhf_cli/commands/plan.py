@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,12 +12,36 @@ from ..output import echo, print_json, print_table
 from ..progress import clock
 from ..run_arguments import RunArguments, run_options, tell_dropped, tell_unread
 
+if TYPE_CHECKING:
+    from rlhf_core.config.resolve import ResolvedRun
+    from rlhf_core.plan import Layout
+
+
+class Memory(click.ParamType[int]):
+    """A size with its unit, in bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from pydantic import ByteSize, TypeAdapter, ValidationError
+
+        try:
+            size = int(TypeAdapter(ByteSize).validate_python(value))
+        except ValidationError:
+            self.fail(f"{value!r} is no size; say it like 24GB or 80GiB", param, ctx)
+        if size < 1:
+            self.fail(f"{value!r} is not above 0", param, ctx)
+        return size
+
 
 @click.command("plan")
 @run_options
 @click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
+@click.option(
+    "--memory", type=Memory(), help="Memory of one process (24GB, 80GiB): say which is the smallest layout that fits."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
+def plan(request: RunArguments, num_processes: int, memory: int | None, as_json: bool) -> None:
     """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
 
     Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
@@ -25,6 +51,7 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
     Examples:
       rlhf plan run.yaml
       rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
+      rlhf plan run.yaml --strategy fsdp --memory 24GB
     """
     from rlhf_core.config.named_functions import NamesFunctions, without_files
     from rlhf_core.config.processes import check_groups, check_processes
@@ -53,7 +80,7 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
         resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config))
     check_processes(resolved, num_processes)
     check_groups(resolved, num_processes)
-    found = plan_run(resolved, check_run(resolved), num_processes)
+    found = plan_run(resolved, check_run(resolved), num_processes, memory_bytes=memory)
     if as_json:
         print_json(found.to_json())
         return
@@ -72,6 +99,39 @@ def plan(request: RunArguments, num_processes: int, as_json: bool) -> None:
               for phase, seconds in found.seconds_per_episode.items()]  # fmt: skip
     print_table(["phase", "an episode", "tokens a second"], phases)
     echo(f"\nat most about {clock(found.total_seconds)}, without rewards, evaluation and checkpoints")
+    if found.layout is not None:
+        echo("\n" + _layout(found.layout, resolved))
+
+
+def _layout(layout: Layout, resolved: ResolvedRun) -> str:
+    """Two lines: what fits, and how to ask for it."""
+    from rlhf_core.config.processes import other_strategies
+
+    largest, memory = layout.largest, _size(layout.memory_bytes)
+    if not layout.fits:
+        part = max(largest.bytes_by_part, key=lambda part: largest.bytes_by_part[part])
+        most = resolved.strategy.component.max_processes
+        hint = (
+            other_strategies(2)
+            if most is not None
+            else "makers of their own (--transport ray) take the policy's copy out of the trainers"
+            if part == "policy copy of the engine"
+            else "docs/memory.md says what makes a run smaller"
+        )
+        return (
+            f"no layout of strategy {resolved.strategy.name} fits {memory} a process: a {largest.kind} of "
+            f"{layout.num_processes} needs {_size(largest.total_bytes)}, most of all {part}\n  {hint}"
+        )
+    own = resolved.own_processes
+    flags = [f"--num-processes {layout.num_processes}"] if own is None else []
+    settings = {} if own is None else {f"transport.{own.option}": layout.num_processes}
+    settings |= {f"strategy.{key}": value for key, value in layout.options.items()}
+    flags += [f"--set {key}={json.dumps(value)}" for key, value in settings.items()]
+    return (
+        f"the smallest layout for {memory} a process: {layout.num_processes} training "
+        f"{'process' if layout.num_processes == 1 else 'processes'}, at most {_size(largest.total_bytes)} each\n"
+        f"  {' '.join(flags)}"
+    )
 
 
 def _size(size: int) -> str:

@@ -114,6 +114,24 @@ def test_a_plan_knows_what_a_process_holds(sequence_parallel, activations):
     assert held == StateBytes(weights=0.5, gradients=0.5, optimizer=1.0, reference=0.5, activations=activations)
 
 
+def test_layouts_are_groups_of_one_machine_the_smallest_first():
+    config = FsdpConfig(tensor_parallel=4)
+    assert [layout["tensor_parallel"] for layout in config.layouts(6)] == [1, 2, 2, 3, 3, 6, 6]
+    assert max(layout["tensor_parallel"] for layout in config.layouts(64)) == 8
+    for layout in config.layouts(8):
+        FsdpConfig.model_validate(layout)
+
+
+@pytest.mark.parametrize(("size", "vocabulary", "share"), [(1, 16, 1), (2, 16, 2), (2, 17, 1)])
+def test_what_is_gathered_is_two_blocks_and_what_lies_outside(size, vocabulary, share):
+    model = llama(4, 2, num_hidden_layers=3, vocab_size=vocabulary)
+    block = sum(parameter.numel() for parameter in model.model.layers[0].parameters()) / size
+    outside = 2 * model.lm_head.weight.numel() / share + model.model.norm.weight.numel()
+    strategy = FsdpStrategy(FsdpConfig(tensor_parallel=size), torch.device("cpu"))
+    assert strategy.gathered_bytes(model) == round(4 * (2 * block + outside + max(block, outside)))
+    assert strategy.gathered_bytes(model.requires_grad_(False)) == round(4 * (2 * block + outside))
+
+
 def test_sequence_parallel_needs_tensor_parallel():
     with pytest.raises(ValueError, match="set tensor_parallel above 1"):
         FsdpConfig(sequence_parallel=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlhf_core.config import StrategyConfig
+
+_PROCESSES_OF_A_MACHINE = 8
 
 
 class SingleConfig(BaseModel):
@@ -57,6 +60,14 @@ class FsdpConfig(StrategyConfig):
 
     def processes_per_rank(self) -> int:
         return self.tensor_parallel
+
+    def layouts(self, num_processes: int) -> Iterator[dict[str, Any]]:
+        """Groups of as few processes as will do, and of no more than one machine has."""
+        for size in range(1, min(num_processes, _PROCESSES_OF_A_MACHINE) + 1):
+            if num_processes % size == 0:
+                yield {"tensor_parallel": size, "sequence_parallel": False}
+                if size > 1:
+                    yield {"tensor_parallel": size, "sequence_parallel": True}
 
     @model_validator(mode="after")
     def _sequence_needs_tensor_parallel(self) -> FsdpConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,19 +23,21 @@ from rlhf_core.strategies import (
     grouped_names,
     resolve_device,
     resolve_precision,
+    stored_parameters,
     torch_dtype,
+    weights_left_in_files,
 )
 from rlhf_core.strategy import ReduceOp, StateBytes, Trained
 
 from .config import FsdpConfig
-from .tensor_parallel_plan import WHERE
+from .parts import part_of, read_part, whole_tensor
+from .tensor_parallel_plan import WHERE, plan_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -114,11 +116,37 @@ class FsdpStrategy(StrategyBase):
             activations=1 / size if is_split else (10 + 24 / size) / 34,
         )
 
+    def gathered_bytes(self, model: nn.Module) -> int:
+        """Blocks are gathered one after the other, the next one while one computes; what is outside of them, at once.
+
+        A gradient is whole until it is reduced. A tensor-parallel process computes with its part of a block, and of
+        the vocabulary where that is split.
+        """
+        from .vocabulary_parallel import vocabulary_modules
+
+        size = self._config.tensor_parallel
+        split = {id(module.weight) for module in vocabulary_modules(model, size)}
+        split.update(id(parameter) for block in transformer_blocks(model) for parameter in block.parameters())
+
+        def held(parameters: Iterable[nn.Parameter]) -> float:
+            return sum(each.numel() / (size if id(each) in split else 1) for each in parameters)
+
+        blocks = [list(block.parameters()) for block in transformer_blocks(model)]
+        inside = {id(parameter) for block in blocks for parameter in block}
+        outside = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+        weights = 2 * max(map(held, blocks), default=0.0) + held(outside)
+        trained = [[each for each in part if each.requires_grad] for part in (*blocks, outside)]
+        width = 4 if self.compute_dtype is None else self.compute_dtype.itemsize
+        return round(weights * width + 4 * max(map(held, trained)))
+
+    def check_model(self, model: nn.Module) -> None:
+        if self._config.tensor_parallel > 1:
+            plan_of(model, self._config.tensor_parallel)
+
     def _wrap(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None, max_grad_norm: float | None
     ) -> Trained:
         groups = grouped_names(model, optimizer)
-        model.to(self.device)
         self._shard(model)
         # Sharding replaced every parameter by a DTensor of the same name; the optimizer is still without state.
         sharded = dict(model.named_parameters())
@@ -126,7 +154,20 @@ class FsdpStrategy(StrategyBase):
             group["params"] = [sharded[name] for name in own_names]
         return Trained(model, optimizer, scheduler)
 
+    def model_init_context(self) -> AbstractContextManager[Any]:
+        """Weights stay in their files: each process reads its part once the model is sharded."""
+        return weights_left_in_files()
+
     def _shard(self, model: nn.Module) -> None:
+        stored = stored_parameters(model)
+        if not stored:
+            model.to(self.device)  # `fully_shard` moves blank weights block by block
+        self._make_sharded(model)
+        for name, parameter in model.named_parameters():
+            if name in stored:
+                read_part(parameter, stored[name])
+
+    def _make_sharded(self, model: nn.Module) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -158,8 +199,7 @@ class FsdpStrategy(StrategyBase):
 
     def prepare_inference(self, model: nn.Module) -> nn.Module:
         """Shard a frozen model too: it is as large as the trained one."""
-        model.requires_grad_(False).eval().to(self.device)
-        self._shard(model)
+        self._shard(model.requires_grad_(False).eval())
         return model
 
     def _whole_weight(self, prepared: Prepared | None, name: str, tensor: Tensor) -> Tensor:
@@ -167,30 +207,13 @@ class FsdpStrategy(StrategyBase):
             return whole_tensor(tensor)
 
     def _put_weight(self, prepared: Prepared | None, name: str, target: Tensor, value: Tensor) -> None:
-        target.copy_(_part(target, value))
+        target.copy_(part_of(target, value))
 
     def _whole_state(self, tensor: Tensor) -> Tensor:
         return whole_tensor(tensor)
 
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        return _part(parameter, value)
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gather a DTensor (collective); any other tensor is whole already."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _part(like: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of the full `value`, in the layout and type of `like`; no communication."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(like, DTensor):
-        return value.to(like.device)
-    local: DTensor = distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-    return local
+        return part_of(parameter, value)
 
 
 def make_mesh(group: ProcessGroup, tensor_parallel: int) -> DeviceMesh:

@@ -2,8 +2,9 @@
 
 Which matrix is split how, the model says (`base_model_tp_plan` of its transformers configuration). A column-wise one
 keeps some of its outputs (heads of the attention, units of the MLP), a row-wise one the inputs that belong to them;
-their products are partial sums, which the processes add up. Matrices outside of the plan (embedding and head) are kept
-in parts too and gathered where they compute, so each process computes whole logits.
+their products are partial sums, which the processes add up. Embedding and head are split by rows of the vocabulary
+(`vocabulary_parallel.py`). What cannot be split so, and other matrices outside of the plan, are kept in parts too, and
+gathered where they compute.
 
 With `sequence_parallel` what lies between those pairs (norms, residuals) is computed by each process for its part of
 the positions only, so activations are split as well (Korthikanti 2022, arXiv:2205.05198).
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from rlhf_core.models import transformer_blocks
+from rlhf_core.strategies import StoredParameter, blank_tensor
 
 from .tensor_parallel_plan import Style, own_parameters, plan_of
+from .vocabulary_parallel import split_vocabulary
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,10 +41,12 @@ def parallelise(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) 
     plan = plan_of(model, mesh.size())
     blocks, units = transformer_blocks(plan.trunk), transformer_blocks(model)
     in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
-    weights = [
-        _Weight(module, name, _held(plan.styles.get(id(it)), it, mesh, sequence_parallel and id(it) in in_blocks))
-        for module, name, it in own_parameters(model)
-    ]
+    vocabulary = split_vocabulary(model, mesh)
+    weights = []
+    for module, name, parameter in own_parameters(model):
+        style: Style | None = "rows" if id(module) in vocabulary else plan.styles.get(id(parameter))
+        is_partial = sequence_parallel and id(parameter) in in_blocks
+        weights.append(_Weight(module, name, _held(style, parameter, mesh, is_partial)))
     _split(weights, mesh)
     inside = {id(module): unit for unit in units for module in unit.modules()}
     for unit in [*units, model]:
@@ -96,9 +101,21 @@ def _split(weights: Iterable[_Weight], mesh: DeviceMesh) -> None:
     for module, name, held in weights:
         whole = getattr(module, name)
         if id(whole) not in split:
-            part = distribute_tensor(whole.detach(), mesh, [held.stored], src_data_rank=None)
+            part = _part(whole, mesh, held.stored)
             split[id(whole)] = whole, nn.Parameter(part, requires_grad=whole.requires_grad)
         setattr(module, name, split[id(whole)][1])
+
+
+def _part(whole: nn.Parameter, mesh: DeviceMesh, stored: Placement) -> DTensor:
+    """This process's part; of one whose values are still in a file, a blank one."""
+    if not isinstance(whole, StoredParameter):
+        part: DTensor = distribute_tensor(whole.detach(), mesh, [stored], src_data_rank=None)
+        return part
+    shape = list(whole.shape)
+    if isinstance(stored, Shard):
+        shape[stored.dim] //= mesh.size()
+    blank = blank_tensor(shape, whole.dtype).to(mesh.device_type)
+    return DTensor.from_local(blank, mesh, [stored], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 class _LocalWeights:
@@ -113,13 +130,14 @@ class _LocalWeights:
         unit.register_forward_hook(self._remove, always_call=True)
 
     def _place(self, unit: nn.Module, args: object) -> None:
-        local: dict[int, Tensor] = {}
+        local: dict[tuple[int, Placement], Tensor] = {}
         self._parameters = [module._parameters[name] for module, name, _ in self._weights]
         for (module, name, held), parameter in zip(self._weights, self._parameters, strict=True):
             assert isinstance(parameter, DTensor)
-            if id(parameter) not in local:
-                local[id(parameter)] = _local(parameter, held)
-            module._parameters[name] = local[id(parameter)]
+            key = id(parameter), held.computes
+            if key not in local:
+                local[key] = _local(parameter, held)
+            module._parameters[name] = local[key]
 
     def _remove(self, unit: nn.Module, args: object, output: object) -> None:
         for (module, name, _), parameter in zip(self._weights, self._parameters, strict=False):
