@@ -7,6 +7,11 @@ same model and prompts at temperature 1; tokens after an answer's end are not co
     python benchmarks/rollout.py --models S M --repeats 5 --threads 2 --engines hf vllm
     python benchmarks/rollout.py --device cuda --dtype bfloat16 --models 0.5B --engines hf hf-graphs hf-compile-graphs
 
+With `--model DIR` a model folder writes groups instead: 8 answers to each of 8 prompts, of 24 and of 64 tokens, at
+top_p 1 and 0.95. The column `different prompts` is `hf` with 64 prompts of the same lengths, which share no prefix.
+
+    python benchmarks/rollout.py --model recipes/smollm2/model
+
 `vllm` runs in its own process, `vllm-in-process` in this one; both need `make setup-vllm`.
 """
 
@@ -20,10 +25,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.models.builtin import build_character_tokenizer
@@ -41,6 +48,9 @@ HEADS = {"S": 4, "M": 8, "0.5B": 14, "1.5B": 12}
 BATCH, NEW_TOKENS, QUEUE = 32, 64, 4
 MEAN_VARIED_TOKENS = 26
 """Mean of the geometric lengths before the cut at NEW_TOKENS."""
+GROUPS, GROUP_SIZE, FOLDER_NEW_TOKENS = 8, 8, (24, 64)
+SUBJECTS = ("rain", "whales", "an old clock", "two brothers", "a railway", "bread", "a letter", "the desert")
+APART = "different prompts"
 ENGINES: dict[str, tuple[str, dict[str, object]]] = {
     "hf": ("hf", {}),
     "vllm": ("vllm", {}),
@@ -70,26 +80,48 @@ def build_requests(count: int) -> list[GenerationRequest]:
     return requests
 
 
-def run_engine(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> float:
+def build_groups(tokenizer: PreTrainedTokenizerBase, *, shared: bool) -> list[GenerationRequest]:
+    """8 chats with 8 answers each; not `shared`: as many different chats, of the same lengths."""
+    requests = []
+    for group in range(GROUPS):
+        for answer in range(GROUP_SIZE):
+            first = 0 if shared else answer
+            asked = f"Write {chr(ord('A') + first)} long story about {' and '.join(SUBJECTS[: 1 + group])}."
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": asked}], add_generation_prompt=True, tokenize=False
+            )
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            requests.append(GenerationRequest(sample_id=GROUP_SIZE * group + answer, prompt_ids=tuple(ids)))
+    return requests
+
+
+def run_engine(
+    engine: RolloutEngine, requests: Sequence[GenerationRequest], new_tokens: int = NEW_TOKENS, top_p: float = 1.0
+) -> float:
     """Tokens a second of one pass."""
-    start = time.perf_counter()
-    tokens = sum(
-        len(answer.token_ids) for answer in engine.generate(requests, SamplingParams(max_new_tokens=NEW_TOKENS))
-    )
+    start, sampling = time.perf_counter(), SamplingParams(max_new_tokens=new_tokens, top_p=top_p)
+    tokens = sum(len(answer.token_ids) for answer in engine.generate(requests, sampling))
     return tokens / (time.perf_counter() - start)
 
 
-def run_generate(model: LlamaForCausalLM, requests: Sequence[GenerationRequest], eos_ids: list[int]) -> float:
+def run_generate(
+    model: LlamaForCausalLM,
+    requests: Sequence[GenerationRequest],
+    eos_ids: list[int],
+    new_tokens: int = NEW_TOKENS,
+    top_p: float = 1.0,
+    batch: int = BATCH,
+) -> float:
     """Tokens a second of transformers `generate`, left-padded batch after batch."""
     start, tokens = time.perf_counter(), 0
-    for first in range(0, len(requests), BATCH):
-        prompts = [request.prompt_ids for request in requests[first : first + BATCH]]
+    for first in range(0, len(requests), batch):
+        prompts = [request.prompt_ids for request in requests[first : first + batch]]
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         ids, mask = ids.to(model.device), mask.to(model.device)
         answers = model.generate(
-            ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=NEW_TOKENS, pad_token_id=0,
+            ids, attention_mask=mask, do_sample=True, top_k=0, top_p=top_p, max_new_tokens=new_tokens, pad_token_id=0,
             eos_token_id=eos_ids or None,
         )[:, longest:].cpu()  # fmt: skip
         ends = torch.isin(answers, torch.tensor(eos_ids)) if eos_ids else torch.zeros_like(answers, dtype=torch.bool)
@@ -109,18 +141,20 @@ def interleave(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str,
     return measured
 
 
-def build_engine(column: str, model: LlamaForCausalLM) -> RolloutEngine:
+def build_engine(
+    column: str, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, batch: int = BATCH
+) -> RolloutEngine:
+    """The engine of a column, with a tokenizer that ends no answer."""
     name, options = ENGINES[column]
     selected = load("engines", name)
-    tokenizer = build_character_tokenizer("abc")
     tokenizer.eos_token = None
     context = EngineContext(model=model, tokenizer=tokenizer, device=model.device, seed=0)
-    config = selected.component.config.model_validate({"max_batch_size": BATCH, **options})
+    config = selected.component.config.model_validate({"max_batch_size": batch, **options})
     return resolve_build(selected)(config, context)
 
 
 def compare(size: str, case: str, dtype: torch.dtype, device: str, engines: Sequence[str], repeats: int) -> None:
-    """Print one line: medians of all sides, and of the ratios of neighbours in time to `generate`."""
+    """Print one line of a random model."""
     model = build_model(size, dtype, device)
     vocabulary = SIZES[size]["vocab_size"]
     eos_ids = list(range(4, 4 + round(vocabulary / MEAN_VARIED_TOKENS))) if case == "varied" else []
@@ -129,20 +163,45 @@ def compare(size: str, case: str, dtype: torch.dtype, device: str, engines: Sequ
     with ExitStack() as stack:
         sides: dict[str, Callable[[], float]] = {}
         for column in engines:
-            engine = build_engine(column, model)
+            engine = build_engine(column, model, build_character_tokenizer("abc"))
             stack.callback(engine.close)
             sides[column] = partial(run_engine, engine, requests)
         sides["generate"] = partial(run_generate, model, requests, eos_ids)
         measured = interleave(sides, repeats)
+    print(f"{size}  {case:7} {str(dtype)[6:]:9}", summary(measured), flush=True)
+
+
+def compare_folder(folder: Path, dtype: torch.dtype, device: str, engines: Sequence[str], repeats: int) -> None:
+    """Print a line for each length and top_p of groups that a model folder writes."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    model.generation_config.eos_token_id = None
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    groups, apart = (build_groups(tokenizer, shared=shared) for shared in (True, False))
+    with ExitStack() as stack:
+        built = {column: build_engine(column, model, tokenizer, len(groups)) for column in engines}
+        for engine in built.values():
+            stack.callback(engine.close)
+        for new_tokens in FOLDER_NEW_TOKENS:
+            for top_p in (1.0, 0.95):
+                sides = {c: partial(run_engine, e, groups, new_tokens, top_p) for c, e in built.items()}
+                if "hf" in built:
+                    sides[APART] = partial(run_engine, built["hf"], apart, new_tokens, top_p)
+                sides["generate"] = partial(run_generate, model, groups, [], new_tokens, top_p, len(groups))
+                found = interleave(sides, repeats)
+                print(f"{folder.name}  {new_tokens} tokens, top_p {top_p:<4}", summary(found), flush=True)
+
+
+def summary(measured: dict[str, list[float]]) -> str:
+    """Medians of all sides, and of the ratios of neighbours in time to `generate`."""
     base = measured["generate"]
     parts = [f"generate {statistics.median(base):8,.0f} tokens/s"]
-    for column in engines:
+    for column in (each for each in measured if each != "generate"):
         ratios = [a / b for a, b in zip(measured[column], base, strict=True)]
         parts.append(
             f"{column} {statistics.median(measured[column]):8,.0f}, ratio {statistics.median(ratios):.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f})"
         )
-    print(f"{size}  {case:7} {str(dtype)[6:]:9}", "   ".join(parts), flush=True)
+    return "   ".join(parts)
 
 
 def vllm_version() -> str:
@@ -153,22 +212,29 @@ def vllm_version() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(SIZES), default=["S", "M"])
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a folder with a chat template, in place of these")
     parser.add_argument("--cases", nargs="+", choices=["fixed", "varied"], default=["fixed", "varied"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=["hf"])
+    parser.add_argument("--engines", nargs="+", choices=list(ENGINES), help="default: hf, and vllm with --model")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    engines = options.engines or (["hf", "vllm"] if options.model and find_spec("vllm") else ["hf"])
+    rows, most = (GROUPS * GROUP_SIZE, max(FOLDER_NEW_TOKENS)) if options.model else (BATCH, NEW_TOKENS)
     print(
         f"torch {torch.__version__}, transformers {transformers.__version__}, {vllm_version()}, "
         f"Python {platform.python_version()}, {platform.machine()}, {options.threads} threads; "
-        f"{BATCH} rows, {NEW_TOKENS} new tokens at most"
+        f"{rows} rows, {most} new tokens at most"
     )
+    dtype = getattr(torch, options.dtype)
+    if options.model:
+        compare_folder(options.model, dtype, options.device, engines, options.repeats)
+        return
     for size in options.models:
         for case in options.cases:
-            compare(size, case, getattr(torch, options.dtype), options.device, options.engines, options.repeats)
+            compare(size, case, dtype, options.device, engines, options.repeats)
 
 
 if __name__ == "__main__":

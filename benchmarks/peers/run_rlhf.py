@@ -34,6 +34,24 @@ class Watch:
         self.peaks.append(peak_bytes(self._device))
 
 
+def measure(run: Mapping[str, Any], iterations: int, device: str) -> dict[str, Any]:
+    """Train, and say what `iterations` of it took after one of warm-up; the run has one more than these.
+
+    Its last iteration also writes the final checkpoint, and is not measured.
+    """
+    from rlhf_core import train
+
+    watch = Watch(device)
+    with tempfile.TemporaryDirectory() as folder:
+        train(run, output=Path(folder) / "run", hooks=[watch])
+    measured = slice(1, 1 + iterations)
+    return {
+        "seconds": watch.seconds[measured],
+        "tokens": watch.tokens[measured],
+        "peak_bytes": watch.peaks[iterations],
+    }
+
+
 def run_file(inputs: Path, options: argparse.Namespace) -> Mapping[str, Any]:
     """The run: PPO as TRL's defaults have it, with a KL penalty, a critic, and a reward model."""
     return {
@@ -45,7 +63,6 @@ def run_file(inputs: Path, options: argparse.Namespace) -> Mapping[str, Any]:
         "rewards": [{"name": "model", "path": str(inputs / "reward")}],
         "engine": {"name": "hf", "max_new_tokens": options.new_tokens, "temperature": 1.0},
         "train": {
-            # The last episode also writes the final checkpoint, and is not measured.
             "episodes": options.iterations + 2,
             "prompts_per_episode": options.prompts,
             "train_batch_size": options.prompts,
@@ -68,21 +85,7 @@ def main() -> None:
     parser.add_argument("--micro-batch-tokens", type=int)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    from rlhf_core import train
-
-    watch = Watch(options.device)
-    with tempfile.TemporaryDirectory() as folder:
-        train(run_file(options.inputs, options), output=Path(folder) / "run", hooks=[watch])
-    measured = slice(1, 1 + options.iterations)
-    print(
-        json.dumps(
-            {
-                "seconds": watch.seconds[measured],
-                "tokens": watch.tokens[measured],
-                "peak_bytes": watch.peaks[options.iterations],
-            }
-        )
-    )
+    print(json.dumps(measure(run_file(options.inputs, options), options.iterations, options.device)))
 
 
 if __name__ == "__main__":

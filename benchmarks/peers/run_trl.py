@@ -62,6 +62,26 @@ def build_trainer(options: argparse.Namespace, output: str) -> Any:
     )
 
 
+def measure(trainer: Any, device: str) -> tuple[list[float], int]:
+    """Train; seconds of each iteration, and the most memory held until the last has ended."""
+    from transformers import TrainerCallback
+
+    marks: list[float] = []
+    peaks: list[int] = []
+
+    class Marks(TrainerCallback):
+        def on_train_begin(self, *args: Any, **rest: Any) -> None:
+            marks.append(time.perf_counter())
+
+        def on_step_end(self, *args: Any, **rest: Any) -> None:
+            marks.append(time.perf_counter())
+            peaks.append(peak_bytes(device))
+
+    trainer.add_callback(Marks())
+    trainer.train()
+    return [later - earlier for earlier, later in itertools.pairwise(marks)], peaks[-1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=Path, required=True)
@@ -75,25 +95,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    from transformers import TrainerCallback
-
-    marks: list[float] = []
-    peaks: list[int] = []
-
-    class Marks(TrainerCallback):
-        def on_train_begin(self, *args: Any, **rest: Any) -> None:
-            marks.append(time.perf_counter())
-
-        def on_step_end(self, *args: Any, **rest: Any) -> None:
-            marks.append(time.perf_counter())
-            peaks.append(peak_bytes(options.device))
-
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(options, folder)
-        trainer.add_callback(Marks())
-        trainer.train()
-    seconds = [later - earlier for earlier, later in itertools.pairwise(marks)]
-    print(json.dumps({"seconds": seconds[1:], "peak_bytes": peaks[-1]}))
+        seconds, peak = measure(build_trainer(options, folder), options.device)
+    print(json.dumps({"seconds": seconds[1:], "peak_bytes": peak}))
 
 
 if __name__ == "__main__":

@@ -150,16 +150,20 @@ def _nucleus_threshold(weights: Tensor, top_p: float) -> Tensor:
     """
     vocabulary = weights.shape[-1]
     target = top_p * _blocks(weights).sum(-1, dtype=torch.float64).cumsum(-1)[:, -1:]
+    threshold = weights.new_zeros(weights.shape[0], 1)
+    rows = torch.arange(weights.shape[0], device=weights.device)
     looked_at = min(_FIRST_NUCLEUS_GUESS, vocabulary)
-    while True:
+    while rows.numel():
         largest = weights.topk(looked_at, dim=-1).values
         reached = largest.cumsum(-1, dtype=torch.float64) >= target
-        if looked_at == vocabulary or bool(reached[:, -1].all()):
-            break
+        # Rounding may leave a row just below its target with all tokens counted: then all are kept.
+        found = reached[:, -1] if looked_at < vocabulary else torch.ones_like(reached[:, -1])
+        last = torch.where(reached.any(-1, keepdim=True), reached.int().argmax(-1, keepdim=True), looked_at - 1)
+        threshold[rows[found]] = largest.gather(-1, last)[found]
+        # Only rows with a wider nucleus are looked at again.
+        rows, weights, target = rows[~found], weights[~found], target[~found]
         looked_at = min(8 * looked_at, vocabulary)
-    # Rounding may leave a row just below its target with all tokens counted: then all are kept.
-    last = torch.where(reached.any(-1, keepdim=True), reached.int().argmax(-1, keepdim=True), looked_at - 1)
-    return largest.gather(-1, last)
+    return threshold
 
 
 def _support(weights: Tensor) -> Tensor:

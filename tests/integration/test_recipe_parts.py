@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rlhf_core.testing.contracts import AdvantageContract, EnvironmentContract
+from rlhf_core.testing.models import save_tiny_model
 from rlhf_core.whole import EpisodeScalars
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -129,3 +130,32 @@ def test_gsm8k_becomes_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert made["prompt"][0]["content"].startswith("How many?\n")
     with pytest.raises(ValueError, match="####"):
         parts("gsm8k/make_prompts.py")["record"]({"question": "How many?", "answer": "12"})
+
+
+@pytest.mark.parametrize(("layers", "every", "ends", "left_out"), [(30, 3, 3, 8), (6, 2, 1, 2), (6, 3, 3, 0)])
+def test_a_student_keeps_its_first_and_last_layers(layers: int, every: int, ends: int, left_out: int) -> None:
+    kept = parts("distill-layers/make_student.py")["kept_layers"](layers, every, ends)
+    assert len(kept) == layers - left_out and kept == sorted(set(kept))
+    assert kept[:ends] == list(range(ends)) and kept[-ends:] == list(range(layers - ends, layers))
+
+
+def test_a_student_is_a_model_folder_that_answers_in_plain_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, run = save_tiny_model(tmp_path / "whole"), tmp_path / "run"
+    layers = json.loads((whole / "config.json").read_text())["num_hidden_layers"]
+    monkeypatch.setattr(
+        "sys.argv", ["make_student.py", str(whole), "--to", str(run / "model"), "--every", "2", "--ends", "0"]
+    )
+    parts("distill-layers/make_student.py")["main"]()
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert config["num_hidden_layers"] == (layers + 1) // 2
+    answer = parts("answer.py")
+    monkeypatch.setattr("sys.argv", ["answer.py", str(run), str(whole)])
+    answer["main"]()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "State the final answer" in line]
+    assert len(lines) == 2 * len(answer["QUESTIONS"]) and lines[0].startswith(str(run / "model"))
+    monkeypatch.setattr("sys.argv", ["answer.py", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        answer["main"]()
+    assert ended.value.code == 2 and "holds no model/ and no adapter/" in capsys.readouterr().err

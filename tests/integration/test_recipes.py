@@ -39,6 +39,7 @@ PAIRS = {
 }
 FIRST_STEPS: dict[str, Mapping[str, object]] = {
     "calculator/run.yaml": {**STEPS, "eval.num_prompts": 4},
+    "distill-layers/run.yaml": SUMS,
     "grpo-sums/full.yaml": SUMS,
     "grpo-sums/run.yaml": SUMS,
     "ppo-sums/run.yaml": SUMS | {"train.prompts_per_episode": 8, "train.samples_per_prompt": 1},
@@ -76,7 +77,9 @@ def test_the_run_file_is_right(path: Path, no_library: None) -> None:
 def test_the_run_file_names_the_folder_that_fetch_makes_or_says_that_it_was_not_run(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if path.relative_to(RECIPES).as_posix() in FIRST_STEPS:
-        assert ROOT / yaml.safe_load(text)["model"]["path"] == runpy.run_path(str(FETCH))["FOLDER"]
+        run = yaml.safe_load(text)
+        fetched = run["algorithm"].get("teacher", run["model"])["path"]
+        assert ROOT / fetched == runpy.run_path(str(FETCH))["FOLDER"]
     else:
         assert "Not run" in text and "Not run" in (path.parent / "README.md").read_text(encoding="utf-8")
 
@@ -209,6 +212,14 @@ def test_its_first_steps_run(name: str, model: Path, pairs: Path, tmp_path: Path
     own = dict(FIRST_STEPS[name])
     if name.startswith("preferences/"):
         own |= {"prompts.path": pairs, "eval.prompts.path": pairs}
+    if name.startswith("distill-layers/"):
+        own["algorithm.teacher.path"] = model
+        student = tmp_path / "student"
+        layers = runpy.run_path(str(RECIPES / "distill-layers" / "make_student.py"))["write_student"](
+            model, student, 3, 3
+        )
+        assert layers == (30, 22)
+        model = student
     changed = [argument for key, value in own.items() for argument in ("--set", f"{key}={value}")]
     done = run_rlhf("train", RECIPES / name, *changed, "--model", model, "--output", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -216,6 +227,8 @@ def test_its_first_steps_run(name: str, model: Path, pairs: Path, tmp_path: Path
     assert summary["status"] == "done"
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert {line["episode"] for line in lines} == {0, 1}
+    if name != "preferences/reward-model.yaml":
+        assert len(runpy.run_path(str(RECIPES / "answer.py"))["answers"](tmp_path / "run" / "model")) == 3
     if name.startswith("preferences/"):
         assert 0 <= lines[-1]["eval/preference/accuracy"] <= 1
         return

@@ -204,3 +204,16 @@ def test_greedy_takes_the_likeliest() -> None:
 def test_a_uniform_number_on_a_border_belongs_to_the_next_token() -> None:
     halves = inverse_cdf_sample(torch.zeros(1, 2), torch.tensor([0.5], dtype=torch.float64))
     assert int(halves.token_ids) == 1
+
+
+def test_rows_of_narrow_and_of_wide_nuclei_in_one_batch_each_keep_their_own() -> None:
+    scales = torch.tensor([8.0, 0.0, 2.0, 0.1, 30.0])
+    logits = torch.randn(5, 3000, generator=torch.Generator().manual_seed(0)) * scales[:, None]
+    got = inverse_cdf_sample(logits, torch.full((5,), 0.5, dtype=torch.float64), top_p=0.9)
+    assert got.support_ids is not None
+    for row, support in zip(logits, got.support_ids, strict=True):
+        weights = row.softmax(-1)
+        ordered = weights.sort(descending=True).values
+        number = int((ordered.cumsum(0, dtype=torch.float64) < 0.9 * weights.sum(dtype=torch.float64)).sum()) + 1
+        expected = (weights >= ordered[number - 1]).nonzero().squeeze(-1).tolist()
+        assert [kept for kept in support.tolist() if kept >= 0] == expected

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from .cache import SlotCache
 from .forward import ModelForward
 from .graphs import FixedShapes, Replay
+from .grouped import grouped_attention
 from .prefixes import Prefix
 
 
@@ -109,6 +110,10 @@ class SlotModel:
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Feed one token per row to the first n slots, whose rows hold `lengths` tokens; logits [n, V]."""
+        with grouped_attention(self._forward.config):
+            return self._decode(token_ids, lengths)
+
+    def _decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
         if self._fixed is not None:
             return self._fixed.decode(token_ids, lengths)
         positions = torch.tensor(lengths, device=self._forward.device)

@@ -1,0 +1,50 @@
+"""One side of `compare_grpo.py`: GRPO iterations by `rlhf_core.train`, as the command makes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpo_inputs
+from run_rlhf import measure
+
+
+def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
+    """One AdamW step of all weights in float32 an iteration, without KL penalty and clipping of gradients."""
+    return {
+        "model": {"path": str(options.model), "dtype": "float32"},
+        "prompts": {"name": "jsonl", "path": str(options.inputs / grpo_inputs.PROMPTS_FILE)},
+        "algorithm": {"name": "grpo", "kl_coef": 0.0},
+        "optimizer": {"lr": 1e-6, "max_grad_norm": None},
+        "strategy": {"name": "single", "precision": "fp32"},
+        "rewards": [{"name": f"{grpo_inputs.__file__}:vowels"}],
+        "engine": {"name": "hf", "max_new_tokens": options.new_tokens, "temperature": 1.0},
+        "train": {
+            "episodes": options.iterations + 2,
+            "prompts_per_episode": len(grpo_inputs.SUBJECTS),
+            "samples_per_prompt": options.samples,
+            "train_batch_size": len(grpo_inputs.SUBJECTS) * options.samples,
+            "micro_batch_tokens": options.micro_batch_tokens,
+        },
+        "checkpoint": {"every_episodes": None},
+        "logging": {"tensorboard": False},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--samples", type=int, required=True, help="answers to a prompt")
+    parser.add_argument("--new-tokens", type=int, required=True)
+    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser.add_argument("--micro-batch-tokens", type=int)
+    options = parser.parse_args()
+    print(json.dumps(measure(run_file(options), options.iterations, "cpu")))
+
+
+if __name__ == "__main__":
+    main()
