@@ -60,7 +60,8 @@ class _Leaving:
 class Fleet:
     """The makers that are there, those that wait for room, and those that leave."""
 
-    def __init__(self, actors: Actors, folder: Path) -> None:
+    def __init__(self, actors: Actors, folder: Path, *, nodes_may_go: bool) -> None:
+        """nodes_may_go: look for nodes that are being drained; a Ray of the run's own has one node, which stays."""
         self._actors = actors
         self._folder = folder
         self._requests = ScaleRequests(folder)
@@ -78,7 +79,7 @@ class Fleet:
         """Names of makers that have been registered once."""
         self._ended: set[Any] = set()
         """References to the results of those whose loop has ended."""
-        self._nodes_at = 0.0
+        self._nodes_at = 0.0 if nodes_may_go else float("inf")
         self._draining: set[str] = set()
 
     @property

@@ -85,7 +85,7 @@ class Supervisor:
         self._rows = ActorRows()
         self._connection = connection
         self._told_to_stop = False
-        self._fleet = Fleet(actors, request.folder.path)
+        self._fleet = Fleet(actors, request.folder.path, nodes_may_go=not connection.processes)
 
     def run(self) -> FitResult:
         """Train; returns rank 0's result. Raises what ended the run, naming the actor."""
