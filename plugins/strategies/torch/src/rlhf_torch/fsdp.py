@@ -119,8 +119,8 @@ class FsdpStrategy(StrategyBase):
     def gathered_bytes(self, model: nn.Module) -> int:
         """Blocks are gathered one after the other, the next one while one computes; what is outside of them, at once.
 
-        A gradient is whole until it is reduced. A tensor-parallel process computes with its part of a block, and of
-        the vocabulary where that is split.
+        A gradient is there twice, as it is and laid out to be reduced. A tensor-parallel process computes with its
+        part of a block, and of the vocabulary where that is split.
         """
         from .vocabulary_parallel import vocabulary_modules
 
@@ -137,7 +137,7 @@ class FsdpStrategy(StrategyBase):
         weights = 2 * max(map(held, blocks), default=0.0) + held(outside)
         trained = [[each for each in part if each.requires_grad] for part in (*blocks, outside)]
         width = 4 if self.compute_dtype is None else self.compute_dtype.itemsize
-        return round(weights * width + 4 * max(map(held, trained)))
+        return round(weights * width + 2 * 4 * max(map(held, trained)))
 
     def check_model(self, model: nn.Module) -> None:
         if self._config.tensor_parallel > 1:
