@@ -53,15 +53,17 @@ def test_a_node_that_goes_takes_only_its_actors_along(
         metrics = tmp_path / "ray" / "metrics.jsonl"
         while not (metrics.exists() and metrics.read_text().count("\n") > 2 and status.exists()):
             time.sleep(0.2)
-        values = json.loads(status.read_text())
-        makers, trainers = ({each["node"] for each in values[kind]} for kind in ("makers", "trainers"))
         # Ray attaches a driver to any node of its machine; without that one, and the coordinator there, no run goes on.
         driver = ray.get_runtime_context().get_node_id()
-        for node in cluster.list_all_nodes():
-            if node.node_id in makers - trainers - {driver}:
-                os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-                removed.append(node.node_id)
-                return
+        while not removed:
+            values = json.loads(status.read_text())  # may be from when nobody had come up yet
+            makers, trainers = ({each["node"] for each in values[kind]} for kind in ("makers", "trainers"))
+            for node in cluster.list_all_nodes():
+                if node.node_id in makers - trainers - {driver}:
+                    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+                    removed.append(node.node_id)
+                    break
+            time.sleep(0.2)
 
     thread = threading.Thread(target=remove_a_makers_node, daemon=True)
     thread.start()
