@@ -56,7 +56,8 @@ class Case:
     max_staleness: int = 1
     by_value: bool = False
     kill: str = "none"
-    """`maker`: one coroutine ends every other episode; `host`: a process of makers is killed once an episode."""
+    """`maker`: one coroutine ends, `host`: a process of makers is killed, and another takes its place."""
+    kill_every: float = 1.0  # seconds
     lengths: str = "constant"
     """Of answers: `constant`, `uniform` or `geometric` (mean a sixth of the limit)."""
     step_ms: float = 0.0
@@ -310,9 +311,8 @@ def _dealt(values: Sequence[Any]) -> list[list[Any]]:
 
 def _kill(case: Case, coordinator: Any, hosts: list[Any], work: list[Any], ended: threading.Event) -> None:
     """Kill makers while the run goes on, and replace them, as the driver of a run does."""
-    names = _dealt([f"maker-{i}" for i in range(case.makers)])
-    turn = 0
-    while case.kill != "none" and not ended.wait(1.0):
+    names, turn = _dealt([f"maker-{i}" for i in range(case.makers)]), 0
+    while case.kill != "none" and not ended.wait(case.kill_every):
         place, turn = turn % len(hosts), turn + 1
         if case.kill == "maker":
             old = names[place][0]

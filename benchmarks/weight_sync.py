@@ -1,11 +1,12 @@
-"""Weight sync of the transport `ray` against copying the same bytes once: full, chunked and LoRA.
+"""Weight sync of the transport `ray` against copying the same bytes once: full, chunked, direct and LoRA.
 
     python benchmarks/weight_sync.py [--megabytes 10 100 500] [--makers 1] [--repeats 5]
 
 One process publishes a model of so many MB through the run's own coordinator to actors that hold it beside their live
 weights, check names, shapes and checksum, and swap it in. `copy` is `Tensor.copy_` of the model into another, in one
 process. Everything computes with one thread, as two actors do that share two cores. Times are medians, printed as
-ratios to `copy`; `lora` sends a hundredth of the bytes, and is compared with copying everything.
+ratios to `copy`; `direct` goes over gloo, here through the loopback interface; `lora` sends a hundredth of the bytes,
+and is compared with copying everything.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from torch import nn
 from rlhf_core.rollout.weight_sync import ModuleReceiver
 from rlhf_core.strategy import Trained
 from rlhf_core.util.weight_files import state_dict_shards_of
+from rlhf_ray.calls import node_address
 from rlhf_ray.cluster import connected
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
+from rlhf_ray.direct_link import DirectChunk, LinkOffer, MakerEnd
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.ray_sync import RunSync
 from rlhf_ray.wire import unpack
@@ -54,8 +57,12 @@ class Receiver:
         model = make_model(megabytes).requires_grad_(False)
         target = WeightTarget(ModuleReceiver(model, on_commit=lambda version: None), model, adapter_of(model))
         self._weights = StagedWeights({"policy": target})
+        self._link = MakerEnd()
         actor = ray.get_runtime_context().current_actor
         ray.get(coordinator.register.remote(name, 0, "here", 0, actor), timeout=60)
+
+    def join_link(self, offer: LinkOffer) -> None:
+        self._link.join(offer, node_address(), torch.device("cpu"))
 
     def update_experience_maker(
         self,
@@ -63,7 +70,7 @@ class Receiver:
         version: int,
         sender: str,
         fully_update: bool,
-        new_actor_state_dict: dict[str, Any] | None = None,
+        new_actor_state_dict: dict[str, Any] | DirectChunk | None = None,
         checksums: dict[str, str] | None = None,
         **options: Any,
     ) -> None:
@@ -71,7 +78,9 @@ class Receiver:
         if options.get("chunk_start"):
             self._weights.begin(version, sender=sender, adapter_only=not fully_update)
         if new_actor_state_dict is not None:
-            self._weights.stage(version, "policy", unpack(new_actor_state_dict), sender=sender)
+            chunk = new_actor_state_dict
+            arrived = self._link.receive(chunk) if isinstance(chunk, DirectChunk) else unpack(chunk)
+            self._weights.stage(version, "policy", arrived, sender=sender)
         if checksums is not None:
             self._weights.commit(version, checksums, sender=sender)
 
@@ -83,6 +92,7 @@ class OneProcess:
     """What a sync asks of a strategy."""
 
     is_main = True
+    device = torch.device("cpu")
 
     def state_dict_shards(
         self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
@@ -108,7 +118,7 @@ def time_copy(megabytes: int, repeats: int) -> float:
 
 
 def time_sync(
-    mode: Literal["full", "chunked", "adapter"], megabytes: int, makers: int, repeats: int
+    mode: Literal["full", "chunked", "direct", "adapter"], megabytes: int, makers: int, repeats: int
 ) -> tuple[float, float]:
     """Seconds of a publish until every maker generates with it, and bytes sent."""
     settings = CoordinatorSettings(
@@ -138,6 +148,7 @@ def time_sync(
         ray.get([actor.wait_for.remote(version) for actor in actors], timeout=120)
 
     seconds = median(publish, repeats)
+    assert not sync.metrics().get("sync/fallbacks"), "some of it went through the object store"
     for actor in [*actors, coordinator]:
         ray.kill(actor)
     return seconds, sync.metrics()["sync/bytes"]
@@ -160,13 +171,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("| MB | copy, ms | full | chunked | lora | bytes full / lora |\n|---|---|---|---|---|---|")
+    print("| MB | copy, ms | full | chunked | direct | lora | bytes full / lora |\n|---|---|---|---|---|---|---|")
     with connected(RayConfig()):
         for megabytes in arguments.megabytes:
             copy = time_copy(megabytes, arguments.repeats)
             row = {
                 mode: time_sync(mode, megabytes, arguments.makers, arguments.repeats)
-                for mode in ("full", "chunked", "adapter")
+                for mode in ("full", "chunked", "direct", "adapter")
             }
             ratios = " | ".join(f"{seconds / copy:.1f} x" for seconds, _ in row.values())
             sent = f"{row['full'][1]:,.0f} / {row['adapter'][1]:,.0f}"

@@ -86,6 +86,7 @@ def build_engine(
         seed=resolved.run.train.seed,
         model_path=resolved.run.model.path,
         compute_dtype=strategy.compute_dtype,
+        in_flight=resolved.updates_in_flight,
     )
     return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
 

@@ -68,6 +68,8 @@ class Component:
     """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
+    in_flight: bool = False
+    """For an engine: whether it takes new weights between two decoding steps (`InFlightEngine`)."""
     quickstart: str | None = None
     """For an environment: `package:folder` of its `warm-start.yaml` and `run.yaml`, two run files with which
     `rlhf train --environment NAME` needs none."""
@@ -132,6 +134,8 @@ class EngineContext:
     """Where the policy was loaded from, for engines that load their own."""
     compute_dtype: torch.dtype | None = None
     """Type in which the trainer's forward multiplies float32 weights (`Strategy.compute_dtype`); None is float32."""
+    in_flight: bool = False
+    """Whether `generate_in_flight` is called, instead of `generate`."""
 
 
 @dataclass(frozen=True, slots=True)

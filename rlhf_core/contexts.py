@@ -75,6 +75,7 @@ def engine_context(
     seed: int,
     model_path: str,
     compute_dtype: torch.dtype | None,
+    in_flight: bool = False,
 ) -> EngineContext:
     """Context of an engine over a loaded policy."""
     return EngineContext(
@@ -84,6 +85,7 @@ def engine_context(
         seed=seed,
         model_path=model_path,
         compute_dtype=compute_dtype,
+        in_flight=in_flight,
     )
 
 

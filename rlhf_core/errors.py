@@ -82,6 +82,10 @@ class EpisodeError(RlhfError):
     """An environment failed; names it, what it was doing, and the sample."""
 
 
+class EngineLostError(RlhfError):
+    """The process that an engine generates in is gone. A transport may start a new maker in place of this one."""
+
+
 class SyncError(RlhfError):
     """A weight transfer was refused: wrong keys, shapes, checksum, version or a deadline passed."""
 

@@ -7,7 +7,7 @@ subclasses, are abstract classes instead.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Prompt, Rollout, RolloutGroup, SamplingParams
@@ -102,6 +102,25 @@ class RolloutEngine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+Asked = tuple[GenerationRequest, SamplingParams]
+"""A request, and how to sample for it."""
+
+
+@runtime_checkable
+class InFlightEngine(RolloutEngine, Protocol):
+    """An engine that takes requests and new weights between two decoding steps. Its component says `in_flight`."""
+
+    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
+        """Answer what `between` returns, each as soon as it is done, until all is answered and it returns nothing.
+
+        `between` is called before every decoding step, while nothing is computed. It may change the weights, by the
+        receiver or with `weights_updated`: answers under way then go on from their own keys and values, no other state
+        of the old weights is used, and `Completion.policy_versions` says which weights sampled each token. No two open
+        requests have one `sample_id` and `branch`.
+        """
+        ...
 
 
 class ExperienceMaker(Protocol):

@@ -1,17 +1,17 @@
 """The data that flows through a run.
 
-Legend used in every docstring of this project: **B** sequences in a batch, **P** prompt tokens,
-**A** response (action) tokens, **S** = P + A, **K** tokens kept by truncated sampling, **V** vocabulary.
-Prompts are padded on the left and responses on the right. A mask is named for what True means.
+Legend used in every docstring of this project: **B** sequences in a batch, **P** prompt tokens, **A** response (action)
+tokens, **S** = P + A, **K** tokens kept by truncated sampling, **V** vocabulary. Prompts are padded on the left and
+responses on the right. A mask is named for what True means.
 
-Nothing here imports torch when it runs, so that a reward, the command line and the configuration
-stay light; the conversions between these types live in `rlhf_core.batching`.
+Nothing here imports torch when it runs, so that a reward, the command line and the configuration stay light;
+`rlhf_core.batching` converts between these types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,13 +119,14 @@ class Rollout:
     """Index of this row in its episode; rows of an episode share `sample_id`."""
     turns: tuple[Turn, ...] = ()
     """The response turn by turn; a single answer is one turn of the policy."""
+    policy_versions: tuple[int, ...] = ()
+    """One for each of `completion_ids`, -1 for given ones; empty where all are `policy_version`, the oldest."""
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:
         """The tokens of `completion_ids` that the policy chose and that count."""
-        if self.action_mask is None:
-            return self.completion_ids
-        return tuple(compress(self.completion_ids, self.action_mask))
+        ids = self.completion_ids
+        return ids if self.action_mask is None else tuple(compress(ids, self.action_mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +177,8 @@ class BufferItem:
     """[A, R] float32, raw: what each of `rewards` gave to a turn, at its last token; None without an environment."""
     environment: Mapping[str, float] = field(default_factory=dict)
     """The environment's metrics of this episode, by name; on the episode's first row only."""
+    policy_versions: Tensor | None = None
+    """[A] int32, as those of `Rollout`; None where all are `policy_version`. Batches leave them out."""
 
     @property
     def num_tokens(self) -> int:
@@ -213,7 +216,7 @@ class Experience:
     group_ids: Tensor
     """[B] int64."""
     policy_versions: Tensor
-    """[B] int64."""
+    """[B] int64, of each sample's oldest token."""
     truncated: Tensor
     """[B] bool."""
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
@@ -299,22 +302,18 @@ class PhaseTimes:
     """Seconds spent on making experience, and the amounts made."""
 
     rollout_s: float = 0.0
-    environment_s: float = 0.0
-    """Time that the engine waited for environments."""
-    reward_s: float = 0.0
-    """Wait after generation only: rewards are scored while later answers are generated."""
-    forward_s: float = 0.0
-    """Reference log-probs and values."""
+    environment_s: float = 0.0  # the engine waited for environments
+    reward_s: float = 0.0  # wait after generation only: rewards are scored while later answers are generated
+    forward_s: float = 0.0  # reference log-probs and values
     response_tokens: int = 0
+    prompt_tokens: int = 0  # of every turn
+    reused_tokens: int = 0  # of those, `Completion.num_reused`
     reward_calls: dict[str, float] = field(default_factory=dict)
     """`reward_calls/<name>/<count>`: what each reward cost, as `RewardScorer.take_metrics` tells it."""
 
     def add(self, other: PhaseTimes) -> None:
-        self.rollout_s += other.rollout_s
-        self.environment_s += other.environment_s
-        self.reward_s += other.reward_s
-        self.forward_s += other.forward_s
-        self.response_tokens += other.response_tokens
+        for each in fields(self)[:-1]:
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
         self.reward_calls = sum_by_key([self.reward_calls, other.reward_calls])
 
 
@@ -333,6 +332,7 @@ class ItemSummary:
     branch: int = 0
     environment: Mapping[str, float] = field(default_factory=dict)
     plays: bool = False  # in an environment
+    mixed: bool = False  # its tokens are of several policy versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,10 +369,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One answer, or one turn of an episode, to sample.
-
-    The noise behind its token t depends on (run seed, sample_id, branch, offset + t) alone.
-    """
+    """An answer, or a turn of an episode. Its token t has the noise of (run seed, sample_id, branch, offset + t)."""
 
     sample_id: int
     prompt_ids: tuple[int, ...]
@@ -381,6 +378,7 @@ class GenerationRequest:
     """Tokens sampled in this branch before."""
     max_new_tokens: int | None = None
     """Limit of this request, where lower than that of the sampling parameters."""
+    goes_on: bool = False  # another turn, whose prompt begins with this one and its answer, may follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,8 +391,10 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
-    """Version of the weights that sampled it; a sample has exactly one."""
+    """Version of the weights that sampled it: its oldest token."""
+    policy_versions: tuple[int, ...] = ()
+    """One for each token, where weights changed on the way (`InFlightEngine`); empty where all are `policy_version`."""
     support_ids: Sequence[Sequence[int]] | None = None
     """Per token, the ids that truncated sampling chose from; None when nothing was truncated."""
-    branch: int = 0
-    """Branch of the request."""
+    branch: int = 0  # of the request
+    num_reused: int = 0  # prompt tokens that were not computed for it: another request's, or an earlier turn's

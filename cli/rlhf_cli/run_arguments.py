@@ -1,4 +1,4 @@
-"""What the command line says of a run: a file or the quickstart, flags, and `--set`."""
+"""A run as the command line describes it: a file or the quickstart, flags, and `--set`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RunArguments:
     model: str | None = None
     overrides: tuple[str, ...] = ()
     base: Mapping[str, Any] | None = None
-    """What stands in place of the quickstart where there is no run file."""
+    """Base of the run in place of the quickstart, where there is no run file."""
 
     @property
     def where(self) -> str:

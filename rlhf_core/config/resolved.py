@@ -56,6 +56,12 @@ class ResolvedRun:
         return self.transport.config.own_processes()
 
     @property
+    def updates_in_flight(self) -> bool:
+        """Whether new weights come while answers are sampled."""
+        assert isinstance(self.transport.config, TransportConfig)
+        return self.transport.config.updates_in_flight()
+
+    @property
     def rolls_out(self) -> bool:
         """Whether answers are sampled to learn from."""
         return self.algorithm.component.feeds == "rollouts"

@@ -93,6 +93,10 @@ class TransportConfig(Section):
         """Most policy versions by which a sample may lag behind the trainer."""
         return 0
 
+    def updates_in_flight(self) -> bool:
+        """Whether new weights come while answers are sampled, which the engine has to be made for."""
+        return False
+
 
 def secret_value(secret: SecretStr, where: str) -> str:
     """The secret in an option of type `SecretStr`: its text, or for `env:NAME` the environment variable's value.

@@ -178,6 +178,7 @@ class Episode:
             branch=row.branch,
             offset=row.num_sampled,
             max_new_tokens=limit,
+            goes_on=self.remaining_turns > 0,
         )
         ends = self.chat.ends(self.rules.eos_token_ids) if row.messages is not None else ()
         self._being_sampled += limit

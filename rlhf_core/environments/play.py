@@ -167,14 +167,17 @@ def answers(
 
     Raises `RlhfError` where the engine does not answer each request once.
     """
-    waiting = {(request.sample_id, request.branch): asker for request, asker in asked}
+    waiting = {(request.sample_id, request.branch): (request, asker) for request, asker in asked}
     started = time.perf_counter()
     for completion in engine.generate([request for request, _ in asked], sampling):
         place = completion.sample_id, completion.branch
         if place not in waiting:
             raise _engine_error(f"answered branch {place[1]} of sample {place[0]}, which is not or no longer asked for")
+        request, asker = waiting.pop(place)
         times.response_tokens += len(completion.token_ids)
-        yield waiting.pop(place), completion
+        times.prompt_tokens += len(request.prompt_ids)
+        times.reused_tokens += completion.num_reused
+        yield asker, completion
     if waiting:
         raise _engine_error(f"left {len(waiting)} of {len(asked)} requests without an answer")
     times.rollout_s += time.perf_counter() - started

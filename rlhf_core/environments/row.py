@@ -41,6 +41,8 @@ class Row:
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Policy version of each token of the response, -1 for given ones."""
     support: list[Sequence[int]] = field(default_factory=list)
     """For each token of the response, the ids that truncated sampling chose from; empty for given tokens."""
     truncates: bool = False
@@ -95,6 +97,7 @@ class Row:
         self.ids += token_ids
         self.mask += [False] * len(token_ids)
         self.logprobs += zeros
+        self.versions += [-1] * len(token_ids)
         self.support += [()] * len(token_ids)
         self.turns.append(Turn(role="environment", text=text, token_ids=tuple(token_ids), logprobs=tuple(zeros)))
 
@@ -108,8 +111,9 @@ class Row:
         self.support += completion.support_ids if completion.support_ids is not None else [()] * count
         self.num_sampled += count
         self.own_turns[number] = len(self.turns)
-        version = completion.policy_version
-        self.policy_version = version if self.policy_version is None else min(self.policy_version, version)
+        versions = completion.policy_versions or (completion.policy_version,) * count
+        self.versions += versions
+        self.policy_version = min(versions) if self.policy_version is None else min(self.policy_version, *versions)
         self.finish_reason = completion.finish_reason
         self.turns.append(
             Turn(
@@ -142,6 +146,7 @@ class Row:
             ids=self.ids[: mark.num_ids],
             mask=[False] * mark.num_ids,
             logprobs=[0.0] * mark.num_ids,
+            versions=[-1] * mark.num_ids,
             support=[()] * mark.num_ids,
             turns=self.turns[: mark.num_turns],
             own_turns={},
@@ -159,12 +164,13 @@ class Row:
         """Forget what was given since then; the policy has answered none of it."""
         assert mark.num_sampled == self.num_sampled
         del self.turns[mark.num_turns :], self.conversation[mark.num_messages :]
-        for column in (self.ids, self.mask, self.logprobs, self.support):
-            del column[mark.num_ids :]
+        self._cut(mark.num_ids)
 
     def drop_last_observation(self) -> None:
         """Take back what was given after the policy's last turn: nobody answered it."""
         if self.turns and self.turns[-1].role == "environment":
-            count = len(self.turns.pop().token_ids)
-            for column in (self.ids, self.mask, self.logprobs, self.support):
-                del column[len(column) - count :]
+            self._cut(len(self.ids) - len(self.turns.pop().token_ids))
+
+    def _cut(self, num_ids: int) -> None:
+        for column in (self.ids, self.mask, self.logprobs, self.versions, self.support):
+            del column[num_ids:]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -85,6 +86,7 @@ class HookRelay:
         self._tap: Callable[[str, dict[str, Any]], None] | None = None
         self._tapped: frozenset[str] = frozenset()
         self._events = frozenset(self._callers)
+        self._one_at_a_time = threading.RLock()  # a process may have events on several threads
 
     @property
     def events(self) -> frozenset[str]:
@@ -177,8 +179,9 @@ class HookRelay:
             self._check(event)
             return []
         complete = self._complete(event, arguments)
-        answers = cast("list[Any]", self._callers[event](**complete))
-        self._tell(event, complete)
+        with self._one_at_a_time:
+            answers = cast("list[Any]", self._callers[event](**complete))
+            self._tell(event, complete)
         return answers
 
     @contextmanager
@@ -202,7 +205,8 @@ class HookRelay:
             error = caught
             raise
         finally:
-            self._close(end, {**arguments, **span.results, "error": error}, error)
+            with self._one_at_a_time:
+                self._close(end, {**arguments, **span.results, "error": error}, error)
 
     def transform_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Let each plugin change the run file in turn; each sees the changes of those before it.

@@ -29,7 +29,7 @@ class Run:
     summary: Mapping[str, Any]
     performance: Mapping[str, Any]
     actors: Sequence[Any] = ()
-    """Of a detached run: what `actors.json` says of each."""
+    """Each actor of a detached run, as `actors.json` describes it."""
     before: Mapping[str, Any] = field(default_factory=dict)
     """The evaluation before training, as a line of step 0."""
 

@@ -21,6 +21,8 @@ _SIZE_INCHES = (6.2, 3.0)
 _DPI = 144
 _SMOOTH_ABOVE = 60
 """Curves with more points are drawn faint, with their moving average on top."""
+_LEGEND_SHARE = 0.85
+"""Most of a picture's width that its legend takes."""
 _MAX_SERIES = 8
 
 STYLE: Any = {  # matplotlib's own type is a literal of every key it knows
@@ -127,6 +129,8 @@ def _png(figure: Figure, series: Sequence[Series], *, stacked: bool) -> bytes:
         else:
             _draw_lines(axes, series, log_scale=figure.log_scale)
         _label(axes, figure, series)
+        if len(series) > 1:
+            _add_legend(axes, len(series), most_width=_LEGEND_SHARE * canvas.bbox.width)
         buffer = io.BytesIO()
         canvas.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
@@ -188,14 +192,20 @@ def _label(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
         axes.set_xlim(series[0].steps[0] - 1.5, series[0].steps[0] + 1.5)
     if axes.get_yscale() == "linear":
         _limit(axes, figure, [value for each in series for value in each.values])
-    if len(series) > 1:
-        axes.legend(  # on the right: matplotlib writes a common exponent on the left
+
+
+def _add_legend(axes: Axes, num_labels: int, *, most_width: float) -> None:
+    """Above the axes, in as many columns as `most_width` pixels have room for."""
+    for num_columns in range(min(4, num_labels), 0, -1):
+        legend = axes.legend(  # on the right: matplotlib writes a common exponent on the left
             loc="lower right",
             bbox_to_anchor=(1.0, 1.0),
-            ncols=min(4, len(series)),
+            ncols=num_columns,
             borderaxespad=0.2,
             handlelength=1.2,
         )
+        if legend.get_window_extent().width <= most_width:
+            return
 
 
 def _limit(axes: Axes, figure: Figure, values: Sequence[float]) -> None:

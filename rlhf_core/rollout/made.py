@@ -38,6 +38,7 @@ def summary_of(item: BufferItem) -> ItemSummary:
         branch=item.branch,
         environment=item.environment,
         plays=item.turn_rewards is not None,
+        mixed=item.policy_versions is not None,
     )
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..environments.attempt import Played
 from ..hooks.relay import HookRelay
-from ..models.reference_pass import ReferencePass
 from ..rewards.scorer import RewardScorer, Scores
 from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
 from .samples import SampleRewards, item_of, rollout_of
@@ -45,6 +44,12 @@ class Player(Protocol):
     def close(self) -> None:
         """End what it keeps between two plays."""
         ...
+
+
+class GroupPass(Protocol):
+    """Adds to finished groups what models say of them (`ReferencePass`)."""
+
+    def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class PolicyExperienceMaker:
         samples_per_prompt: int,
         scorer: RewardScorer,
         hooks: HookRelay,
-        reference_pass: ReferencePass | None = None,
+        reference_pass: GroupPass | None = None,
         kl_coef: float | None = None,
         number: Callable[[int, int], int] | None = None,
         greedy_player: Player | None = None,

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 512 * 1024**2
 """Largest shard that is gathered inside a trainer's process."""
-_ROW = 4096
-"""Row length of a checksum, in 64-bit words."""
-_ROWS = 16
+_ROW = 256
+"""Row length of a checksum, in 64-bit words: short, since of small tensors the column sums are what takes hashing."""
+_ROWS = 256
 """Rows per block of column sums: few enough that a block stays in the CPU cache."""
 
 

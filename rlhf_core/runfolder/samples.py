@@ -41,6 +41,8 @@ class SampleRecord:
     branch: int = 0
     turns: Sequence[Mapping[str, Any]] | None = None
     """Turns of an environment's episode; None for a single answer."""
+    policy_versions: Sequence[int] | None = None
+    """One for each token of the response, -1 for given ones; None where all are `policy_version`."""
 
     @classmethod
     def of(
@@ -65,15 +67,19 @@ class SampleRecord:
             num_tokens=len(rollout.sampled_ids),
             branch=rollout.branch,
             turns=[_turn(turn) for turn in rollout.turns] if plays else None,
+            policy_versions=rollout.policy_versions or None,
         )
 
     def to_json(self) -> dict[str, Any]:
         """The line, fields in order (`dataclasses.asdict` copies deeply, which costs as much as writing)."""
-        return {name: getattr(self, name) for name in (_FIELDS if self.turns is None else (*_FIELDS, *_PLAYED))}
+        played = () if self.turns is None else _PLAYED
+        mixed = () if self.policy_versions is None else _MIXED
+        return {name: getattr(self, name) for name in (*_FIELDS, *played, *mixed)}
 
 
 _PLAYED = ("branch", "turns")
-_FIELDS = tuple(field.name for field in fields(SampleRecord) if field.name not in _PLAYED)
+_MIXED = ("policy_versions",)
+_FIELDS = tuple(field.name for field in fields(SampleRecord) if field.name not in (*_PLAYED, *_MIXED))
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..protocols import WeightReceiver
+from ..protocols import Asked, WeightReceiver
 from ..types import Completion, GenerationRequest, SamplingParams
 from ..util.rng import derive_seed
 
@@ -18,7 +18,7 @@ Answer = Callable[[GenerationRequest, int], Sequence[int]]
 
 
 class FakeEngine:
-    """Implements `RolloutEngine`. An answer depends on seed, sample id, prompt and policy version alone.
+    """Implements `InFlightEngine`. An answer depends on seed, sample id, prompt and policy version alone.
 
     Answers are returned in reverse order, since callers must not rely on any. `calls` records the requests.
     """
@@ -49,19 +49,40 @@ class FakeEngine:
         """One to `max_new_tokens` tokens each; log-prob of every token is minus its id / 100."""
         self.calls.append(tuple(requests))
         for request in reversed(requests):
-            limit = min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens)
-            tokens = tuple(self._tokens(request, limit))
-            yield Completion(
-                sample_id=request.sample_id,
-                token_ids=tokens,
-                logprobs=tuple(-token / 100 for token in tokens),
-                finish_reason="stop" if tokens[-1] == EOS else "length",
-                policy_version=self._version,
-                support_ids=[[token, EOS] for token in tokens] if sampling.top_k else None,
-                branch=request.branch,
-            )
+            tokens = self._tokens(request, sampling)
+            yield self._completion(request, sampling, tokens, [self._version] * len(tokens))
 
-    def _tokens(self, request: GenerationRequest, limit: int) -> Sequence[int]:
+    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
+        """The same answers, those of the version at which they begin, a token of each at every step."""
+        under_way: dict[GenerationRequest, tuple[SamplingParams, Sequence[int], list[int]]] = {}
+        while True:
+            for request, sampling in between():
+                self.calls.append((request,))
+                under_way[request] = sampling, self._tokens(request, sampling), []
+            if not under_way:
+                return
+            for request, (sampling, tokens, versions) in list(under_way.items()):
+                versions.append(self._version)
+                if len(versions) == len(tokens):
+                    del under_way[request]
+                    yield self._completion(request, sampling, tokens, versions)
+
+    def _completion(
+        self, request: GenerationRequest, sampling: SamplingParams, tokens: Sequence[int], versions: Sequence[int]
+    ) -> Completion:
+        return Completion(
+            sample_id=request.sample_id,
+            token_ids=tuple(tokens),
+            logprobs=tuple(-token / 100 for token in tokens),
+            finish_reason="stop" if tokens[-1] == EOS else "length",
+            policy_version=min(versions),
+            policy_versions=tuple(versions) if len(set(versions)) > 1 else (),
+            support_ids=[[token, EOS] for token in tokens] if sampling.top_k else None,
+            branch=request.branch,
+        )
+
+    def _tokens(self, request: GenerationRequest, sampling: SamplingParams) -> Sequence[int]:
+        limit = min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens)
         if self._answer is not None:
             return self._answer(request, self._version)[:limit]
         noise = derive_seed(self._seed, "fake-engine", request.sample_id, *request.prompt_ids, self._version)

@@ -44,6 +44,7 @@ class EpisodeRecord:
         self._is_first_update = True
         self._response_tokens = 0
         self._train_tokens = 0
+        self._prompt_tokens = self._reused_tokens = 0
         self._reward_calls: dict[str, float] = {}
         self.values: dict[str, float] = {}
         """Values of the episode and of its newest update."""
@@ -109,6 +110,7 @@ class EpisodeRecord:
         if made.times.environment_s:
             self.timer.add("environment", made.times.environment_s)
         self._response_tokens = made.times.response_tokens
+        self._prompt_tokens, self._reused_tokens = made.times.prompt_tokens, made.times.reused_tokens
         self._reward_calls = made.times.reward_calls
         self._train_tokens = sum(row.num_tokens for row in made.rows)
         if self._samples is None:
@@ -150,11 +152,14 @@ class EpisodeRecord:
         import torch
 
         times = self.timer.take()
-        totals = strategy.all_reduce(torch.tensor([float(self._response_tokens)], dtype=torch.float64))
+        tokens = [self._response_tokens, self._prompt_tokens, self._reused_tokens]
+        responses, prompts, reused = strategy.all_reduce(torch.tensor(tokens, dtype=torch.float64)).tolist()
         peak = strategy.all_reduce(torch.tensor([peak_memory_bytes(strategy.device)], dtype=torch.float64), "max")
         values = {**times, "memory/peak_bytes": peak.item()}
         if rollout_s := times.get("time/rollout_s"):
-            values["tokens_per_second/rollout"] = totals.item() / rollout_s
+            values["tokens_per_second/rollout"] = responses / rollout_s
+        if prompts:
+            values["memory/prompt_reused_fraction"] = reused / prompts
         if train_s := times.get("time/train_s"):
             values["tokens_per_second/train"] = self._train_tokens / train_s
         values |= sum_by_key(strategy.all_gather_objects(self._reward_calls))

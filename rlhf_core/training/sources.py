@@ -70,7 +70,9 @@ def _response_metrics(samples: Sequence[Rows], version: int) -> dict[str, float]
     """Lengths (sampled tokens), truncation and staleness of the samples."""
     staleness = [version - min(row.policy_version for row in rows) for rows in samples]
     lengths = [sum(row.num_sampled_tokens for row in rows) for rows in samples]
+    mixed = sum(any(row.mixed for row in rows) for rows in samples)
     return {
+        **({"staleness/mixed_fraction": mixed / len(samples)} if mixed else {}),
         "response/length_mean": sum(lengths) / len(samples),
         "response/length_max": float(max(lengths)),
         "response/truncated_fraction": sum(rows[-1].truncated for rows in samples) / len(samples),

@@ -33,7 +33,7 @@ Examples:
 
 
 _CLICK_MARK = "\b\n"
-"""What keeps click from wrapping a paragraph of a command's help."""
+"""Marker that keeps click from wrapping a paragraph of a command's help."""
 
 
 @click.command("list")
@@ -178,7 +178,7 @@ def _show_other(ref: PluginRef, as_json: bool) -> None:
 
 
 def _more_than_a_line(function: object) -> str | None:
-    """What the docstring of a function or class says beyond its summary."""
+    """The docstring of a function or class without its summary."""
     from inspect import getdoc
 
     told = getdoc(function) if function is not None else None

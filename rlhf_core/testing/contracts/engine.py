@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from ...contexts import engine_context, own_device
 from ...errors import SyncError
 from ...plugins.discovery import Selected, resolve_build
-from ...protocols import RolloutEngine
+from ...protocols import InFlightEngine, RolloutEngine
 from ...types import Completion, GenerationRequest, SamplingParams
 from .base import ComponentContract
 from .tiny import EOS_ID, NUM_SPECIAL, as_experience, contract_policy, contract_tokenizer, perturb
@@ -223,6 +223,52 @@ class EngineContract(ComponentContract):
         receiver.commit(8)
         bench.twin.load_state_dict(weights, strict=False)
         self._check_weights(bench, 8)
+
+    def test_requests_join_between_two_steps(self, bench: Bench) -> None:
+        if not isinstance(bench.engine, InFlightEngine):
+            return
+        requests = make_requests(7)
+        expected = bench.answers(requests)
+        coming = [[(each, PLAIN) for each in part] for part in (requests[:3], (), (), requests[3:5], requests[5:])]
+        found = {
+            each.sample_id: each for each in bench.engine.generate_in_flight(lambda: coming.pop(0) if coming else ())
+        }
+        assert sorted(found) == sorted(expected), "one completion for each request, those that came later included"
+        for sample_id, done in found.items():
+            assert not done.policy_versions, f"sample {sample_id} has one version, and no list of them"
+            if self.batch_invariant:
+                assert done.token_ids == expected[sample_id].token_ids, f"sample {sample_id} differs when others join"
+
+    def test_weights_between_two_steps(self, bench: Bench) -> None:
+        """An answer under way goes on, and says which weights sampled each token; one that begins later has the new."""
+        if not isinstance(bench.engine, InFlightEngine):
+            return
+        before = bench.engine.policy_version
+        requests, later = make_requests(4), make_requests(4, first_id=200)
+        weights, receiver, calls = _weights(bench, seed=4), bench.engine.receiver(), 0
+
+        def between() -> Sequence[tuple[GenerationRequest, SamplingParams]]:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                receiver.begin(before + 1)
+                receiver.stage(before + 1, weights)
+                receiver.commit(before + 1)
+            return [(each, PLAIN) for each in {1: requests, 4: later}.get(calls, ())]
+
+        found = {each.sample_id: each for each in bench.engine.generate_in_flight(between)}
+        assert bench.engine.policy_version == before + 1
+        for done in (done for done in found.values() if done.policy_versions):
+            who = f"sample {done.sample_id} ({done.policy_versions})"
+            assert len(done.policy_versions) == len(done.token_ids), f"{who}: one version for each token"
+            assert set(done.policy_versions) == {before, before + 1}, f"{who}: versions are {before} and {before + 1}"
+            assert list(done.policy_versions) == sorted(done.policy_versions), f"{who}: versions go up"
+            assert done.policy_version == before, f"{who}: policy_version is the oldest"
+        bench.twin.load_state_dict(weights, strict=False)
+        begun_later = {r.sample_id: found[r.sample_id] for r in later}
+        assert {done.policy_version for done in begun_later.values()} == {before + 1}
+        gap = bench.gap_of(later, begun_later, PLAIN.temperature)
+        assert gap <= self.log_prob_tolerance, f"answers begun with the new weights are {gap:.3g} nats off: old state"
 
     def test_half_a_version_is_refused_whole(self, bench: Bench) -> None:
         version, before = bench.engine.policy_version, bench.answers(make_requests(4))

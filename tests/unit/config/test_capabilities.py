@@ -19,12 +19,16 @@ class Fleet(TransportConfig):
     workers: int = Field(2, ge=1)
     helpers: int = Field(3, ge=1)
     lag: int = Field(0, ge=0)
+    flies: bool = False
 
     def own_processes(self):
         return OwnProcesses(trainers=self.workers, makers=self.helpers, option="workers")
 
     def staleness_bound(self):
         return self.lag
+
+    def updates_in_flight(self):
+        return self.flies
 
 class Nothing(Section):
     pass
@@ -42,6 +46,8 @@ pair = Component("Two at most.", Nothing, "acme_build:build", max_processes=2)
 many = Component("Any number.", Nothing, "acme_build:build")
 single = Component("As single, of any number.", SingleConfig, "rlhf_torch.single:build")
 learns = Component("Learns.", Learns, "acme_build:build")
+nimble = Component("Between two steps.", Nothing, "acme_build:build", in_flight=True)
+steady = Component("Between two batches.", Nothing, "acme_build:build")
 """
 
 
@@ -51,6 +57,7 @@ def run(install, fake_plugins, fake_run):
         "rlhf.transports": {"acme-fleet": "fleet", "acme-near": "near", "acme-vague": "vague"},
         "rlhf.strategies": {"acme-pair": "pair", "acme-many": "many", "acme-single": "single"},
         "rlhf.algorithms": {"acme-learns": "learns"},
+        "rlhf.engines": {"acme-nimble": "nimble", "acme-steady": "steady"},
     }
     targets = {group: {name: f"acme:{value}" for name, value in each.items()} for group, each in groups.items()}
     install("acme", targets, {"acme": ACME, "acme_build": "def build(config, context):\n    return config\n"})
@@ -90,6 +97,16 @@ def test_so_it_does_of_those_a_transport_starts(run):
 def test_late_samples_are_weighed_whatever_transport_brings_them(run, lag, algorithm, cap):
     run = {**run, "transport": {"name": "acme-fleet", "lag": lag}, "algorithm": {"name": "acme-learns", **algorithm}}
     assert resolve(run).algorithm.config.importance_cap == cap
+
+
+def test_weights_in_flight_need_an_engine_that_takes_them(run):
+    run = {**run, "transport": {"name": "acme-fleet", "lag": 1, "flies": True}}
+    resolve({**run, "engine": "acme-nimble"})
+    with pytest.raises(
+        ConfigError, match=r"transport\.weights.*acme-steady takes new weights between two batches only"
+    ):
+        resolve({**run, "engine": "acme-steady"})
+    resolve({**run, "engine": "acme-steady", "transport": {"name": "acme-fleet", "lag": 1}})
 
 
 def test_a_transport_that_declares_nothing_is_refused(run):

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure as MatplotlibFigure
 from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.report import build_report
 from rlhf_core.report.cards import cards
 from rlhf_core.report.data import read_run
-from rlhf_core.report.plots import Series, _draw_lines, _plain_log_label
+from rlhf_core.report.plots import Series, _add_legend, _draw_lines, _plain_log_label
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u2028&amp;"
 
@@ -116,6 +117,16 @@ def test_a_curve_that_another_one_covers_is_seen():
     _draw_lines(axes, series, log_scale=False)
     (_, width, order), (_, wide, below), (_, other, _) = lines
     assert order > below and wide > width == other
+
+
+def test_a_legend_of_many_long_names_stays_inside_the_picture():
+    canvas = MatplotlibFigure(figsize=(6.2, 3.0))
+    axes = canvas.add_subplot()
+    for number in range(8):
+        axes.plot([0, 1], [number, 1], label=f"grpo-sums-seed-{number}-with-a-long-name")
+    _add_legend(axes, 8, most_width=canvas.bbox.width)
+    legend = axes.get_legend()
+    assert legend is not None and legend.get_window_extent().width <= canvas.bbox.width
 
 
 def test_it_asks_nothing_of_any_network(tmp_path: Path, make_run):

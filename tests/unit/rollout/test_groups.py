@@ -23,6 +23,7 @@ def full_group():
             truncated=True,
             greedy_rewards={"score": 0.5},
             turn_rewards=torch.rand(4, 1),
+            policy_versions=torch.tensor([4, -1, 5, 5], dtype=torch.int32),
         )
         for item in group.items
     )
@@ -33,6 +34,7 @@ def full_group():
             metadata={"level": 3, "tags": ["x", {"y": 1.5}], "nothing": None, "$odd": True},
             answer={"all": ["13", 13]},
             action_mask=(True, False, True, True),
+            policy_versions=(4, -1, 5, 5),
         )
         for rollout in group.rollouts
     )

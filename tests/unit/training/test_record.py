@@ -58,3 +58,12 @@ def test_times_of_two_makers_add_up():
     times = PhaseTimes(reward_s=1.0, reward_calls={"reward_calls/a/calls": 1.0})
     times.add(PhaseTimes(reward_s=2.0, reward_calls={"reward_calls/a/calls": 2.0, "reward_calls/b/calls": 5.0}))
     assert times == PhaseTimes(reward_s=3.0, reward_calls={"reward_calls/a/calls": 3.0, "reward_calls/b/calls": 5.0})
+
+
+def test_how_much_of_the_prompts_was_there_is_told_over_all_ranks(record):
+    for episode, times in enumerate((PhaseTimes(prompt_tokens=8, reused_tokens=6), PhaseTimes())):
+        record.rollouts(episode, made_episode([], times), NOTHING)
+        record.start_episode(episode, episode, {})
+        record.update({"loss/policy": 1.0})
+        told = record.end_episode(TwoRanks()).get("memory/prompt_reused_fraction")
+        assert told == (0.75 if episode == 0 else None)

@@ -42,7 +42,7 @@ def test_fixed_shapes_give_the_same_answers(family, sampling, model, engine, req
     monkeypatch.setattr(
         engine_module,
         "SlotModel",
-        lambda forward, slots, tokens, _, spare: SlotModel(forward, slots, tokens, capture, spare),
+        lambda forward, slots, tokens, _, spare, most: SlotModel(forward, slots, tokens, capture, spare, most),
     )
     same(collect(made, asked, sampling), expected)
     assert 1 <= len(prepared) <= 8  # 1, 2, 4 and 6 rows, at 64 and at 128 tokens

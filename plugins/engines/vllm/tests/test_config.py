@@ -8,13 +8,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import ValidationError
 from running import PATIENCE_SECONDS
 
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins.discovery import load, missing_modules
 from rlhf_core.testing.contracts.base import ComponentContract
+from rlhf_vllm import process
 from rlhf_vllm.config import VllmEngineConfig
+from rlhf_vllm.start import Settings, engine_args
 
 
 def test_its_defaults_are_those_of_every_engine():
@@ -31,6 +34,8 @@ def test_its_defaults_are_those_of_every_engine():
         ({"kv_cache_bytes": 5}, "kv_cache_bytes"),
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"sleep": "sometimes"}, "sleep"),
+        ({"sleep_level": 3}, "sleep_level"),
+        ({"tensor_parallel_size": 2, "in_process": True}, "needs in_process: false"),
         ({"prepack": "on"}, "prepack"),
     ],
 )
@@ -41,6 +46,38 @@ def test_wrong_options_are_refused(options, message):
 
 def test_top_p_with_top_k_is_fine():
     assert VllmEngineConfig(top_p=0.9, top_k=100).sampling().top_p == 0.9
+
+
+@pytest.mark.parametrize(("workers", "backend"), [(1, "uni"), (4, "mp")])
+def test_what_is_said_of_a_gpu_reaches_vllm(workers, backend, tmp_path):
+    config = VllmEngineConfig(tensor_parallel_size=workers, gpu_memory_fraction=0.7)
+    arguments = engine_args(Settings(config, tmp_path, "bfloat16", "cuda", (1,)), sleeps=True)
+    expected = {
+        "tensor_parallel_size": workers,
+        "distributed_executor_backend": backend,
+        "gpu_memory_utilization": 0.7,
+        "kv_cache_memory_bytes": None,
+        "enable_sleep_mode": True,
+    }
+    assert {name: arguments[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "workers", "chosen"),
+    [("2,3", "cuda", 2, "2,3"), ("4,5,6", "cuda:1", 2, "5,6"), ("", "cuda:1", 1, "1"), ("7", "cuda:0", 1, "7")],
+)
+def test_it_sees_as_many_gpus_as_it_has_workers(visible, device, workers, chosen, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert process._environment(device, workers)["CUDA_VISIBLE_DEVICES"] == chosen
+
+
+def test_more_workers_than_gpus_are_an_error_with_what_to_type(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(ConfigError, match=r"is 2, but this process has 1 GPUs") as raised:
+        process._environment("cuda:0", 2)
+    assert "transport.maker_gpus to 2" in str(raised.value)
 
 
 class TestComponent(ComponentContract):

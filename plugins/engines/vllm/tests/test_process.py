@@ -15,7 +15,7 @@ import pytest
 import torch
 from running import wait_until
 
-from rlhf_core.errors import ConfigError, DataError, DeadlineError, RlhfError, SyncError
+from rlhf_core.errors import ConfigError, DataError, DeadlineError, EngineLostError, RlhfError, SyncError
 from rlhf_core.testing.contracts.engine import make_requests
 from rlhf_core.types import GenerationRequest, SamplingParams
 
@@ -36,19 +36,26 @@ def process_of(engine) -> psutil.Process:
     return psutil.Process(engine._backend._process.pid)
 
 
-@pytest.mark.parametrize("in_process", [False, True])
-@pytest.mark.parametrize("sleeps", [False, True])
-def test_answers_come_from_the_weights_that_were_there(in_process, sleeps, module, engine, monkeypatch, collect):
-    """The fake asserts that it is awake when it is used, and asleep when it is woken."""
-    if sleeps:
+@pytest.mark.parametrize(
+    ("in_process", "sleep_level", "workers"), [(False, 0, 1), (True, 0, 1), (True, 1, 1), (True, 2, 1), (False, 2, 2)]
+)
+def test_answers_come_from_the_weights_that_were_there(
+    in_process, sleep_level, workers, module, engine, monkeypatch, collect
+):
+    """The fake asserts that what is used is awake, that what is woken was asleep, and that weights it dropped come."""
+    options = {"in_process": in_process, "tensor_parallel_size": workers}
+    if sleep_level:
         monkeypatch.setenv("FAKE_VLLM_SLEEPS", "1")
-    made = engine(fill(module, 5), in_process=in_process)
+        options["sleep_level"] = sleep_level
+    made = engine(fill(module, 5), **options)
     found = collect(made, make_requests(4), THREE)
     for request in make_requests(4):
         assert found[request.sample_id].token_ids == (request.prompt_ids[0] + 5,) * 3
     assert {each.policy_version for each in found.values()} == {0}
+    assert collect(made, make_requests(4), THREE) == found, "again, without a publish between"
     fill(module, 9)
-    assert collect(made, make_requests(4), THREE) == found, "what is trained reaches vLLM at a publish, not before"
+    if sleep_level != 2:  # weights that were dropped can only come from what the module holds now
+        assert collect(made, make_requests(4), THREE) == found, "what is trained reaches vLLM at a publish, not before"
     made.weights_updated(3)
     after = collect(made, make_requests(1), THREE)[100]
     assert (after.token_ids[0] - make_requests(1)[0].prompt_ids[0], after.policy_version) == (9, 3)
@@ -112,17 +119,23 @@ def test_truncation_that_cannot_be_told_is_an_error_at_once(module, engine):
 def test_a_killed_process_is_named(module, engine, collect):
     made = engine(fill(module, 1))
     made._backend._process.kill()
-    with pytest.raises(RlhfError, match="vLLM process was ended by SIGKILL"):
+    with pytest.raises(EngineLostError, match="vLLM process was ended by SIGKILL"):
         collect(made, make_requests(2), THREE)
 
 
 @pytest.mark.parametrize(
-    ("how", "message"), [("die", "ended by SIGKILL"), ("fail", "vLLM failed: RuntimeError: kernel failed")]
+    ("how", "kind", "message"),
+    [
+        ("die", EngineLostError, "ended by SIGKILL"),
+        ("fail", RlhfError, "vLLM failed: RuntimeError: kernel failed"),
+    ],
 )
-def test_a_failure_in_the_middle_is_named(how, message, module, engine, monkeypatch, collect):
+def test_a_failure_in_the_middle_is_named(how, kind, message, module, engine, monkeypatch, collect):
+    """Only a process that is gone may be replaced: what vLLM raised, it would raise again."""
     monkeypatch.setenv("FAKE_VLLM", how)
-    with pytest.raises(RlhfError, match=message):
+    with pytest.raises(RlhfError, match=message) as raised:
         collect(engine(module), make_requests(2), THREE)
+    assert type(raised.value) is kind
 
 
 def test_a_process_that_hangs_is_a_passed_deadline(module, engine, monkeypatch, collect):

@@ -100,8 +100,28 @@ def rlhf_fit_start(info):
     stored_episode.fetch_items = fetch_items
 
 
+def wait_for_weights_in_flight():
+    """Answers of the episode after the one that is trained on wait, after their first tokens, for its weights."""
+    from rlhf_ray.engine_thread import EngineThread
+
+    plain = EngineThread._between
+
+    def between(self):
+        ahead = self._open and all(sample // 16 > (self._weights.newest or 0) for sample, _ in self._open)
+        deadline = time.monotonic() + 20
+        while ahead and not (self._weights._ready or self._asked or self._works) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return plain(self)
+
+    EngineThread._between = between
+
+
 def rlhf_maker_loop_start(maker):
+    if is_struck("maker-waits-in-flight"):
+        wait_for_weights_in_flight()
+    from rlhf_core.errors import EngineLostError
     from rlhf_ray.holder_weights import StagedWeights
+    from rlhf_ray.maker_parts import MakerWorker
 
     plain = StagedWeights.stage
 
@@ -116,6 +136,13 @@ def rlhf_maker_loop_start(maker):
             for parameter in self._targets["policy"].module.parameters():
                 parameter.data.mul_(1.5)
 
+    def make(self, prompts):
+        if is_struck("maker-loses-engine"):
+            raise EngineLostError("the vLLM process was ended by SIGKILL", where="engine vllm")
+        return made(self, prompts)
+
+    made = MakerWorker.make
+    MakerWorker.make = make
     committed = StagedWeights.commit
     StagedWeights.stage = stage
     StagedWeights.commit = commit
@@ -133,11 +160,11 @@ def rlhf_maker_loop_end(maker):
 
 
 def rlhf_sync_start(version):
-    if "rlhf_ray.ray_sync" not in sys.modules:
+    if "rlhf_ray.sending" not in sys.modules:
         return
-    from rlhf_ray import ray_sync
+    from rlhf_ray import sending
 
-    plain = getattr(ray_sync.pack, "plain", ray_sync.pack)
+    plain = getattr(sending.pack, "plain", sending.pack)
 
     def pack(shard):
         strike(f"trainer-syncs-{version}")
@@ -145,7 +172,7 @@ def rlhf_sync_start(version):
         return plain(shard)
 
     pack.plain = plain
-    ray_sync.pack = pack
+    sending.pack = pack
 '''
 
 
@@ -229,6 +256,12 @@ def run_file(site: Path) -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+@pytest.fixture(params=["as by default", "direct and in flight"])
+def ways(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Transport options: how weights get to the makers, and when they take them."""
+    return {} if request.param == "as by default" else {"sync": "direct", "weights": "in-flight", "max_staleness": 1}
 
 
 @pytest.fixture(scope="package")

@@ -38,11 +38,12 @@ def test_a_node_that_goes_takes_only_its_actors_along(
     cluster: Any,
     tmp_path: Path,
     run_file: Callable[..., dict[str, Any]],
+    ways: dict[str, Any],
     check_samples: Callable[[Path], None],
 ) -> None:
     """A maker's node is killed; the maker is started anew on the node that was free."""
     run = run_file(
-        {"episodes": 30}, num_makers=2, num_trainers=2, maker_cpus=1, trainer_cpus=1, address=cluster.address
+        {"episodes": 30}, num_makers=2, num_trainers=2, maker_cpus=1, trainer_cpus=1, address=cluster.address, **ways
     )
     run["strategy"] = "ddp"
     removed: list[str] = []

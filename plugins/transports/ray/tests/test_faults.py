@@ -16,23 +16,36 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 RunFile = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.parametrize(
+    ("weights", "sync"),
+    [
+        ("between-batches", "direct"),
+        pytest.param("between-batches", "chunked", marks=pytest.mark.slow),
+        pytest.param("in-flight", "chunked", marks=pytest.mark.slow),
+        pytest.param("in-flight", "direct", marks=pytest.mark.slow),
+    ],
+)
 def test_makers_that_die_are_replaced_and_no_sample_is_lost_or_doubled(
+    weights: str,
+    sync: str,
     tmp_path: Path,
     run_file: RunFile,
     faults: Callable[[str], Path],
     check_samples: Callable[[Path], None],
 ) -> None:
-    """One dies with prompts in the making, one (maybe the same) while weights arrive."""
+    """One dies with prompts in the making, one (maybe the same) while weights arrive; one loses its engine."""
     faults("maker-generates")
+    faults("maker-loses-engine")
     faults("maker-receives-2")
-    run = run_file({"episodes": 4}, num_makers=2, max_staleness=1, sync="chunked", max_shard_bytes=200_000)
+    run = run_file({"episodes": 4}, num_makers=2, max_staleness=1, weights=weights, sync=sync, max_shard_bytes=200_000)
     result = train(run, output=tmp_path / "ray")
     assert result is not None
     check_samples(tmp_path / "ray")
     assert result.summary["status"] == "done"
+    assert {line.get("sync/fallbacks") for line in result.metrics} == {0 if sync == "direct" else None}
     assert all(line["staleness/max"] <= 1 for line in result.metrics)
     log = (tmp_path / "ray" / "run.log").read_text()
-    assert log.count("is started anew") == 2
+    assert log.count("is started anew") == 3
 
 
 @pytest.mark.parametrize("fault", ["maker-sent-3", pytest.param("maker-dies-when-taken", marks=pytest.mark.slow)])
@@ -57,14 +70,34 @@ def test_samples_that_go_with_their_maker_are_made_again_as_they_were(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fault", ["maker-sent-3", "maker-dies-when-taken"])
+def test_with_weights_in_flight_they_are_made_again_too(
+    fault: str,
+    tmp_path: Path,
+    run_file: RunFile,
+    faults: Callable[[str], Path],
+    check_samples: Callable[[Path], None],
+) -> None:
+    faults(fault)
+    result = train(run_file(max_staleness=1, prompts_per_lease=2, weights="in-flight"), output=tmp_path / "ray")
+    assert result is not None
+    check_samples(tmp_path / "ray")
+    assert all(line["staleness/max"] <= 1 for line in result.metrics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["chunked", "direct"])
+@pytest.mark.parametrize("weights", ["between-batches", "in-flight"])
 def test_a_trainer_that_dies_inside_a_sync_ends_the_run_with_its_cause_and_a_resume_goes_on(
+    weights: str,
+    sync: str,
     tmp_path: Path,
     run_file: RunFile,
     faults: Callable[[str], Path],
     check_samples: Callable[[Path], None],
 ) -> None:
     faults("trainer-syncs-2")
-    run = run_file(max_staleness=1, sync="chunked", max_shard_bytes=200_000)
+    run = run_file(max_staleness=1, sync=sync, max_shard_bytes=200_000, weights=weights)
     with pytest.raises(RlhfError, match=r"trainer-0: its process is gone"):
         train(run, output=tmp_path / "ray")
     assert train(run, output=tmp_path / "ray", resume="auto") is not None
@@ -92,12 +125,17 @@ def test_a_maker_that_keeps_dying_ends_the_run(tmp_path: Path, run_file: RunFile
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", ["between-batches", "in-flight"])
 def test_a_maker_that_hangs_is_held_for_dead(
-    tmp_path: Path, run_file: RunFile, faults: Callable[[str], Path], check_samples: Callable[[Path], None]
+    weights: str,
+    tmp_path: Path,
+    run_file: RunFile,
+    faults: Callable[[str], Path],
+    check_samples: Callable[[Path], None],
 ) -> None:
     """Stopped by a signal, it neither works nor says so; its prompts are made elsewhere."""
     faults("maker-hangs")
-    run = run_file(num_makers=2, max_staleness=1, heartbeat_seconds=8)
+    run = run_file(num_makers=2, max_staleness=1, heartbeat_seconds=8, weights=weights)
     assert train(run, output=tmp_path / "ray") is not None
     check_samples(tmp_path / "ray")
     assert "gave no sign of life" in (tmp_path / "ray" / "run.log").read_text()
@@ -115,7 +153,9 @@ def test_twenty_times_in_a_row(
     kinds = ["maker-generates", "maker-receives-1", "trainer-syncs-2", "maker-receives-2", "maker-receives-3"]
     fault = kinds[turn % 5]
     faults(fault)
-    run = run_file({"episodes": 4}, num_makers=2, max_staleness=turn % 3, sync=["full", "chunked"][turn % 2])
+    weights = "in-flight" if turn % 3 and turn % 2 else "between-batches"
+    sync = ["full", "chunked", "direct"][turn // 2 % 3]
+    run = run_file({"episodes": 4}, num_makers=2, max_staleness=turn % 3, sync=sync, weights=weights)
     if fault.startswith("trainer"):
         with pytest.raises(RlhfError, match="trainer-0: its process is gone"):
             train(run, output=tmp_path / "ray")

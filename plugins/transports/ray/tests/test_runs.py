@@ -106,6 +106,25 @@ def test_with_two_makers_and_adapter_only_syncs_it_is_the_local_run_with_fewer_b
 
 
 @pytest.mark.slow
+def test_with_links_to_two_makers_it_is_the_local_run(
+    tmp_path: Path, warm_run: Callable[..., dict[str, Any]], check_samples: Callable[[Path], None]
+) -> None:
+    def run(**options: Any) -> dict[str, Any]:
+        """One sample a pass, as above."""
+        made = warm_run({"micro_batch_tokens": 1}, **options)
+        made["engine"] = {**made["engine"], "max_batch_size": 1}
+        return made
+
+    local = train(run(), output=tmp_path / "local")
+    result = train(run(num_makers=2, max_staleness=0, sync="direct", max_shard_bytes=200_000), output=tmp_path / "ray")
+    assert result is not None and local is not None
+    assert_equal(result.metrics, local.metrics)
+    check_samples(tmp_path / "ray")
+    assert all((line["sync/makers"], line["sync/fallbacks"]) == (2, 0) for line in result.metrics)
+    assert all(0 <= line["sync/canary_gap_max"] < 1e-5 for line in result.metrics)
+
+
+@pytest.mark.slow
 def test_after_twenty_adapter_syncs_the_makers_policy_is_the_trainers(
     tmp_path: Path, warm_run: Callable[..., dict[str, Any]], site: Path, faults: Callable[[str], Path]
 ) -> None:
@@ -128,7 +147,7 @@ def test_after_twenty_adapter_syncs_the_makers_policy_is_the_trainers(
 
 
 @pytest.mark.parametrize("strategy", ["low-level-zero", "gemini"])
-@pytest.mark.parametrize("sync", ["chunked", "adapter"])
+@pytest.mark.parametrize("sync", ["chunked", "adapter", "direct"])
 @pytest.mark.slow
 def test_sharded_trainers(
     strategy: str,

@@ -41,6 +41,8 @@ def while_it_runs(*steps: Callable[[], object]) -> Iterator[list[BaseException]]
                 step()
         except BaseException as error:
             wrong.append(error)
+            for held in Path(os.environ["RLHF_TEST_FAULTS"]).glob("trainer-waits"):
+                held.unlink()  # nobody lets it go any more
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
@@ -92,7 +94,6 @@ class TestRuns:
     ) -> None:
         """One comes and makes prompts, others find no room, the last goes; the numbers are the local run's."""
         local = train(run_file({"episodes": 4}), output=tmp_path / "local")
-        monkeypatch.setattr("rlhf_ray.fleet._LOCAL_ROOM_SECONDS", 2.0)
         folder = tmp_path / "ray"
         held = faults("trainer-waits")
         said: list[Any] = []
@@ -102,6 +103,7 @@ class TestRuns:
             said.append(scaled(folder, 2))
             shown = CliRunner().invoke(command, ["status", str(folder)]).output
             assert "maker-1" in shown and "trains on episode 1" in shown, shown
+            monkeypatch.setattr("rlhf_ray.fleet._LOCAL_ROOM_SECONDS", 2.0)
             said.append(scaled(folder, 5 * (os.cpu_count() or 1)))
             threading.Timer(2.0, held.unlink).start()
             said.append(scaled(folder, 1))
@@ -124,7 +126,12 @@ class TestRuns:
 
     @pytest.mark.slow
     def test_an_added_maker_that_is_killed_is_replaced_and_the_run_can_be_resumed(
-        self, tmp_path: Path, run_file: RunFile, faults: Callable[[str], Path], check_samples: CheckSamples
+        self,
+        tmp_path: Path,
+        run_file: RunFile,
+        ways: dict[str, Any],
+        faults: Callable[[str], Path],
+        check_samples: CheckSamples,
     ) -> None:
         """With work, or while it loads: then the run goes on without. A resume has as many as its run file says."""
         folder = tmp_path / "ray"
@@ -146,7 +153,7 @@ class TestRuns:
             held.unlink()
             ControlBox(folder / "control").send(parse_command(["stop"]))
 
-        run = run_file({"episodes": 30}, max_staleness=1, prompts_per_lease=2)
+        run = run_file({"episodes": 30}, **{"max_staleness": 1, "prompts_per_lease": 2, **ways})
         with while_it_runs(steps), pytest.raises(InterruptedRun):
             train(run, output=folder)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -160,7 +167,12 @@ class TestRuns:
 
     @pytest.mark.slow
     def test_a_maker_that_leaves_gives_its_prompts_back_at_its_deadline(
-        self, tmp_path: Path, run_file: RunFile, faults: Callable[[str], Path], check_samples: CheckSamples
+        self,
+        tmp_path: Path,
+        run_file: RunFile,
+        ways: dict[str, Any],
+        faults: Callable[[str], Path],
+        check_samples: CheckSamples,
     ) -> None:
         """Its samples wait for a trainer that is held; they are made again, the same."""
         folder = tmp_path / "ray"
@@ -173,7 +185,8 @@ class TestRuns:
             held.unlink()
 
         with while_it_runs(steps):
-            train(run_file({"episodes": 4}, num_makers=2, max_staleness=2, prompts_per_lease=1), output=folder)
+            options = {"num_makers": 2, "prompts_per_lease": 1, **ways, "max_staleness": 2}
+            train(run_file({"episodes": 4}, **options), output=folder)
         check_samples(folder)
         found = re.search(r"maker-1 leaves at its deadline; (\d+) of its prompts", (folder / "run.log").read_text())
         assert found is not None and int(found[1]) > 0

@@ -224,7 +224,7 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
         reward_timeout_seconds=60.0,
         sync_idle_seconds=60.0,
     )
-    groups = worker.make([Prompt(position=n, text="", prompt_ids=(5, 6)) for n in range(4)])
+    groups, _ = worker.make([Prompt(position=n, text="", prompt_ids=(5, 6)) for n in range(4)])
     worker.close()
     for group in groups:
         (rollout,) = group.rollouts

@@ -24,7 +24,10 @@ from rlhf_ray.status_file import read_status
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     """Someone's process, which no run drives."""
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     yield sleeper
     sleeper.kill()
     sleeper.wait()

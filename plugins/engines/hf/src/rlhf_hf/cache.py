@@ -22,6 +22,11 @@ def round_up(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK) * BLOCK
 
 
+def round_down(num_tokens: int) -> int:
+    """Round down to whole blocks."""
+    return num_tokens // BLOCK * BLOCK
+
+
 class StepIndex:
     """Cache positions that the current decoding step writes to; computed once, used by every layer."""
 
@@ -93,6 +98,18 @@ class SlotLayer(CacheLayerMixin):
         for room in self._rooms():
             room[:, :, :length].index_copy_(0, targets, room[:, :, :length].index_select(0, sources))
 
+    def fill_from(self, slots: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> None:
+        """Put the tokens at `places` [k, length] of rows [k, heads, tokens, dim] into the first ones of `slots` [k]."""
+        index = places[:, None, :, None]
+        shape = (-1, keys.shape[1], -1, -1)
+        taken = (states.gather(2, index.expand(*shape[:3], states.shape[3])) for states in (keys, values))
+        self.fill(slots, *taken)
+
+    def read(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """A copy of the first tokens of a slot, [heads, length, dim] each."""
+        keys, values = self._rooms()
+        return keys[slot, :, :length].clone(), values[slot, :, :length].clone()
+
     def grow(self, capacity: int) -> None:
         old, self._capacity = self._capacity, capacity
         if self.is_initialized:
@@ -117,8 +134,10 @@ class SlotLayer(CacheLayerMixin):
 class SlotCache(Cache):
     """All layers, for at most `num_slots` rows of at most `max_tokens` tokens (grown towards it in blocks)."""
 
-    def __init__(self, num_slots: int, max_tokens: int) -> None:
+    def __init__(self, num_slots: int, max_tokens: int, most_tokens: int | None = None) -> None:
+        """most_tokens: bound on what `admit` may make of `max_tokens`; None is no more than that."""
         self._step = StepIndex()
+        self._most_tokens = most_tokens or round_up(max_tokens)
         self._num_slots = num_slots
         self._max_tokens = round_up(max_tokens)
         self.capacity = min(BLOCK, self._max_tokens)
@@ -139,11 +158,36 @@ class SlotCache(Cache):
             keys, values = filled.keys.index_select(0, rows), filled.values.index_select(0, rows)
             layer.fill(torch.tensor(slots, device=device), keys, values)
 
+    def fill_from(self, slots: Sequence[int], source: Cache, source_rows: Sequence[int], places: Tensor) -> None:
+        """Copy rows of a cache into `slots`: of each row its tokens at `places` [rows, length]."""
+        self.reserve(places.shape[1])
+        while len(self._slot_layers) < len(source.layers):
+            self._slot_layers.append(SlotLayer(self._step, self._num_slots, self.capacity))
+        for layer, filled in zip(self._slot_layers, source.layers, strict=True):
+            assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
+            device = filled.keys.device
+            rows = torch.tensor(source_rows, device=device)
+            keys, values = filled.keys.index_select(0, rows), filled.values.index_select(0, rows)
+            layer.fill_from(torch.tensor(slots, device=device), keys, values, places.index_select(0, rows))
+
+    def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Copies of the keys and values of the first `length` tokens of a slot, by layer."""
+        return [layer.read(slot, length) for layer in self._slot_layers]
+
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of slots to other slots."""
         for layer in self._slot_layers:
             device = layer.device
             layer.copy_rows(torch.tensor(sources, device=device), torch.tensor(targets, device=device), length)
+
+    def may_hold(self, num_tokens: int) -> bool:
+        """Whether a row so long may be admitted."""
+        return round_up(num_tokens) <= self._most_tokens
+
+    def admit(self, num_tokens: int) -> None:
+        """Expect rows of so many tokens."""
+        assert self.may_hold(num_tokens), (num_tokens, self._most_tokens)
+        self._max_tokens = max(self._max_tokens, round_up(num_tokens))
 
     def begin_step(self, lengths: Tensor, longest: int) -> None:
         """Tell every layer where this step's tokens go: behind `lengths` [n]; `longest` is max(lengths) + 1."""

@@ -22,6 +22,12 @@ class HfEngineConfig(EngineConfig):
     prefill_batch_tokens: int = Field(
         4096, ge=1, description="Prompt tokens in one forward pass, padding included; bounds its memory."
     )
+    prefix_cache_tokens: int = Field(
+        32_768,
+        ge=0,
+        description="Tokens of earlier turns whose keys and values are kept until an episode's next turn, beside those "
+        "of max_cache_tokens; 0 computes them again.",
+    )
     cuda_graphs: bool = Field(
         False,
         description="On a GPU, capture decoding steps as CUDA graphs and replay them: starts all kernels of a step at "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +13,19 @@ import torch
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, OutOfMemoryError, SyncError
 from rlhf_core.models import eos_token_ids
-from rlhf_core.protocols import RolloutEngine, WeightReceiver
+from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
-from .cache import round_up
+from .cache import round_down, round_up
 from .config import HfEngineConfig
+from .decoder import Decoder
+from .flight import Flight
 from .forward import ModelForward
 from .graphs import Replay, capture_graph, compile_step
 from .lockstep import LockstepBatch, LockstepModel
 from .mode import generating
 from .paths import Path, choose_path
+from .prefixes import PrefixStore
 from .prepack import PackedLinears
 from .rows import Row, StopRule, make_rows
 from .sampler import Sampler
@@ -32,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class HfEngine:
-    """A `RolloutEngine` over a module of this process, shared with the trainer or its own."""
+    """An `InFlightEngine` over a module of this process, shared with the trainer or its own."""
 
     def __init__(self, config: HfEngineConfig, context: EngineContext) -> None:
         self._config = config
@@ -48,6 +52,7 @@ class HfEngine:
         self._owns_weights = False
         """True once weights arrive through a receiver: then nobody else changes them."""
         self._policy_version = 0
+        self._prefixes = PrefixStore(config.prefix_cache_tokens)
 
     @property
     def policy_version(self) -> int:
@@ -87,13 +92,43 @@ class HfEngine:
         rows = make_rows(requests, sampling, self._forward.context_tokens)
         return self._completions(self.plan(rows, sampling)) if rows else iter(())
 
+    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
+        """Answer what `between` returns, which is called before each step (see `InFlightEngine`).
+
+        Raises what `generate` raises, while iterating.
+        """
+        flight = Flight(self._decoder, partial(self._batch, goes_on=True), self._forward.context_tokens)
+        try:
+            while True:
+                asked = between()
+                flight.weights_are(self._policy_version)
+                flight.add(asked)
+                if not flight.busy:
+                    return
+                with self._generating():
+                    finished = flight.step()
+                for row in finished:
+                    yield row.completion(self._policy_version)
+        finally:
+            if not self._owns_weights:
+                self._packed = None
+
     def plan(self, rows: list[Row], sampling: SamplingParams) -> SlotBatch | LockstepBatch:
         """The batch for one `generate` call, not yet started."""
+        decoder = self._decoder(sampling)
+        for row in rows:
+            row.decoder = decoder
+        return self._batch(rows)
+
+    def _decoder(self, sampling: SamplingParams) -> Decoder:
+        return Decoder(Sampler(self._seed, sampling), StopRule(self._eos_ids, sampling.stop, self._tokenizer))
+
+    def _batch(self, rows: list[Row], *, goes_on: bool = False) -> SlotBatch | LockstepBatch:
+        """`goes_on`: others may join these rows."""
         config = self._config
-        sampler = Sampler(self._seed, sampling)
-        stop = StopRule(self._eos_ids, sampling.stop, self._tokenizer)
         longest = max(len(row.prompt_ids) + row.limit for row in rows)
-        num_slots = min(config.max_batch_size, len(rows), config.max_cache_tokens // round_up(longest))
+        most_rows = config.max_batch_size if goes_on else min(config.max_batch_size, len(rows))
+        num_slots = min(most_rows, config.max_cache_tokens // round_up(longest))
         if num_slots < 1:
             raise ConfigError(
                 f"max_cache_tokens {config.max_cache_tokens} cannot hold one sequence of {longest} tokens",
@@ -103,11 +138,12 @@ class HfEngine:
         name = self.path.name
         if name == "slots":
             # Waiting prompts are prefilled ahead, many in one call, where the cache limit has room for them.
-            room = min(len(rows), config.max_cache_tokens // round_up(longest)) - num_slots
-            spare = min(num_slots // 2, room)
-            model = SlotModel(self._forward, num_slots, longest, self._capture(), spare)
-            return SlotBatch(model, rows, sampler, stop, config.prefill_batch_tokens)
-        return LockstepBatch(LockstepModel(self._forward, name), rows, sampler, stop, num_slots)
+            room = config.max_cache_tokens // round_up(longest) - num_slots
+            spare = min(num_slots // 2, room if goes_on else min(len(rows) - num_slots, room))
+            most_tokens = round_down(config.max_cache_tokens // (num_slots + spare))
+            model = SlotModel(self._forward, num_slots, longest, self._capture(), spare, most_tokens)
+            return SlotBatch(model, rows, config.prefill_batch_tokens, self._prefixes)
+        return LockstepBatch(LockstepModel(self._forward, name), rows, num_slots)
 
     def _capture(self) -> Callable[[Replay], Replay] | None:
         """How to capture a decoding step of fixed shape (CUDA graph, compile or both); None for variable shapes."""
@@ -165,8 +201,9 @@ class HfEngine:
         return torch.autocast(self._forward.device.type, dtype=self._dtype, cache_enabled=False)
 
     def weights_updated(self, version: int) -> None:
-        """The module has the weights of `version`: forget the packed copies."""
+        """The module has the weights of `version`: forget the packed copies, and what earlier turns left."""
         self._packed = None
+        self._prefixes.clear()
         self._policy_version = version
 
     def receiver(self) -> WeightReceiver:
@@ -177,11 +214,12 @@ class HfEngine:
         return ModuleReceiver(self._module, on_commit=self.weights_updated)
 
     def close(self) -> None:
-        """Free the packed weights; the module belongs to the caller."""
+        """Free the packed weights and what earlier turns left; the module belongs to the caller."""
         self._packed = None
+        self._prefixes.clear()
 
 
-def build(config: HfEngineConfig, context: EngineContext) -> RolloutEngine:
+def build(config: HfEngineConfig, context: EngineContext) -> InFlightEngine:
     """Build the engine `hf`."""
     return HfEngine(config, context)
 

@@ -37,6 +37,10 @@ class FixedShapes:
         self._shapes: dict[int, tuple[Tensor, Tensor, Replay]] = {}
         """By number of rows: token ids, positions, and the replay that reads them."""
 
+    def forget(self) -> None:
+        """Capture every shape anew."""
+        self._shapes.clear()
+
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Logits [n, V]; they are overwritten by the next call."""
         self._cache.reserve(max(lengths) + 1)

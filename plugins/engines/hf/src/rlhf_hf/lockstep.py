@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from .decoder import sample
 from .forward import ModelForward
-from .rows import Row, StopRule
-from .sampler import Sampler
+from .rows import Row
 
 Way = Literal["padded", "equal", "recompute"]
 
@@ -76,13 +76,11 @@ class LockstepModel:
 class LockstepBatch:
     """Decodes all `rows`, at most `max_batch_size` at once; a batch ends with its longest row."""
 
-    def __init__(
-        self, model: LockstepModel, rows: Sequence[Row], sampler: Sampler, stop: StopRule, max_batch_size: int
-    ) -> None:
+    def __init__(self, model: LockstepModel, rows: Sequence[Row], max_batch_size: int) -> None:
         self._model = model
-        self._sampler = sampler
-        self._stop = stop
-        self._waiting = deque(_plan_batches(rows, max_batch_size, same_length=model.way != "padded"))
+        self._max_batch_size = max_batch_size
+        self._waiting: deque[list[Row]] = deque()
+        self.join(rows)
         self._batch: list[Row] = []
         self._age = 0
         """Tokens that rows of the batch have sampled, ended rows apart."""
@@ -92,14 +90,26 @@ class LockstepBatch:
     def busy(self) -> bool:
         return bool(self._batch or self._waiting)
 
+    def has_room_for(self, row: Row) -> bool:
+        """Whether it may `join`."""
+        return True
+
+    def join(self, rows: Sequence[Row]) -> None:
+        """Decode these too, after those that wait already."""
+        self._waiting.extend(_plan_batches(rows, self._max_batch_size, same_length=self._model.way != "padded"))
+
+    def weights_changed(self) -> None:
+        """Nothing is kept of waiting rows; those of the batch go on from their own cache."""
+
     def advance(self) -> list[Row]:
         """Run until at least one row is finished; return those rows."""
         finished: list[Row] = []
         while self.busy and not finished:
-            finished = self._next()
+            finished = self.step()
         return finished
 
-    def _next(self) -> list[Row]:
+    def step(self) -> list[Row]:
+        """Run one pass; return the rows that it finished."""
         if self._batch:
             self._age += 1
             logits = self._model.step([self._sequence(row) for row in self._batch])
@@ -108,13 +118,10 @@ class LockstepBatch:
             self._batch, self._age = self._waiting.popleft(), 0
             logits = self._model.start([row.prompt_ids for row in self._batch])
         going = [index for index, row in enumerate(self._batch) if row.finish_reason is None]
-        rows = [self._batch[index] for index in going]
-        self._sampler.draw(logits[torch.tensor(going, device=logits.device)], rows)
-        for row in rows:
-            row.finish_reason = self._stop.reason(row)
+        finished = sample(logits[torch.tensor(going, device=logits.device)], [self._batch[index] for index in going])
         if all(row.finish_reason is not None for row in self._batch):
             self._batch = []
-        return [row for row in rows if row.finish_reason is not None]
+        return finished
 
     def _sequence(self, row: Row) -> list[int]:
         """Prompt and answer; a finished row repeats its last token to keep the batch in lockstep."""

@@ -11,4 +11,5 @@ hf = Component(
     config=HfEngineConfig,
     build="rlhf_hf.engine:build",
     requires=("torch", "transformers"),
+    in_flight=True,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import DataError
@@ -11,6 +12,8 @@ from rlhf_core.types import Completion, FinishReason, GenerationRequest, Samplin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from .decoder import Decoder
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +25,8 @@ class Row:
     """Most tokens this row may sample, at least 1."""
     prompt_key: int
     """Equal for rows of one `make_rows` call exactly where their prompts are equal."""
+    decoder: Decoder = field(init=False)
+    """Set once it is known what is generated together."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     support_ids: list[Sequence[int]] = field(default_factory=list)
@@ -29,6 +34,10 @@ class Row:
     noise: list[float] = field(default_factory=list)
     """Uniform numbers for its first tokens, drawn in blocks."""
     finish_reason: FinishReason | None = None
+    num_reused: int = 0
+    """Prompt tokens that were not computed for it."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """(tokens sampled before, policy version from there on), where weights may change on the way."""
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -40,22 +49,42 @@ class Row:
         return len(self.request.prompt_ids) + len(self.token_ids) - 1
 
     def completion(self, policy_version: int) -> Completion:
+        """`policy_version`: of all its tokens, unless `versions` says more."""
         assert self.finish_reason is not None
+        versions = self._token_versions()
         return Completion(
             sample_id=self.request.sample_id,
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason,
-            policy_version=policy_version,
+            policy_version=min(versions, default=policy_version),
+            policy_versions=versions if len(set(versions)) > 1 else (),
             support_ids=tuple(self.support_ids) if self.support_ids else None,
             branch=self.request.branch,
+            num_reused=self.num_reused,
         )
 
+    @property
+    def prefix(self) -> tuple[int, ...] | None:
+        """The tokens whose keys and values the next turn may use; None where there is none, or weights changed."""
+        if not self.request.goes_on or any(start for start, _ in self.versions):
+            return None
+        return (*self.request.prompt_ids, *self.token_ids[:-1])
 
-def make_rows(requests: Sequence[GenerationRequest], sampling: SamplingParams, context_tokens: int | None) -> list[Row]:
+    def _token_versions(self) -> tuple[int, ...]:
+        versions: list[int] = []
+        for (start, version), (end, _) in pairwise([*self.versions, (len(self.token_ids), 0)]):
+            versions += [version] * (end - start)
+        return tuple(versions)
+
+
+def make_rows(
+    requests: Sequence[GenerationRequest], sampling: SamplingParams, context_tokens: int | None, first_key: int = 0
+) -> list[Row]:
     """Rows in the order of the requests, each with its token limit.
 
-    `context_tokens` is the longest sequence the model has positions for, None when it has no such bound.
+    `context_tokens` is the longest sequence the model has positions for, None when it has no such bound. `first_key`:
+    prompt keys are this number and those after it.
     Raises `DataError` for a prompt that is empty or leaves no room for one token.
     """
     rows = []
@@ -79,7 +108,7 @@ def make_rows(requests: Sequence[GenerationRequest], sampling: SamplingParams, c
                 where=where,
                 hint="lower prompts.max_prompt_tokens",
             )
-        rows.append(Row(request, limit, keys.setdefault(request.prompt_ids, len(keys))))
+        rows.append(Row(request, limit, keys.setdefault(request.prompt_ids, first_key + len(keys))))
     return rows
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache
 
 from .cache import SlotCache
 from .forward import ModelForward
 from .graphs import FixedShapes, Replay
 from .grouped import grouped_attention
+from .prefixes import Prefix
 
 
 class SlotModel:
@@ -24,18 +26,25 @@ class SlotModel:
         max_tokens: int,
         capture: Callable[[Replay], Replay] | None = None,
         num_spare: int = 0,
+        most_tokens: int | None = None,
     ) -> None:
         """`capture`: decode in a few fixed shapes, each captured by it (`graphs.capture_graph`) and replayed.
 
-        `num_spare`: slots behind those that decode, for prompts that wait.
+        `num_spare`: slots behind those that decode, for prompts that wait. `most_tokens`: what a slot may be made to
+        hold; None is `max_tokens`.
         """
         self._forward = forward
         self.num_slots = num_slots
         self.num_spare = num_spare
-        self.cache = SlotCache(num_slots + num_spare, max_tokens)
+        self.cache = SlotCache(num_slots + num_spare, max_tokens, most_tokens)
         self._fixed = (
             None if capture is None else FixedShapes(self._pass, self.cache, num_slots, forward.device, capture)
         )
+
+    def weights_changed(self) -> None:
+        """Forget captured steps: they may read copies of the old weights."""
+        if self._fixed is not None:
+            self._fixed.forget()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, DynamicCache]:
         """Next-token logits [B, V] of each prompt, and the keys and values of all.
@@ -57,6 +66,47 @@ class SlotModel:
         place = {end: index for index, end in enumerate(ends)}
         columns = torch.tensor([place[length] for length in lengths], device=device)
         return logits[torch.arange(len(prompts), device=device), columns], cache
+
+    def extend(
+        self, prefixes: Sequence[Prefix], suffixes: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, DynamicCache, Tensor]:
+        """Next-token logits [B, V] behind prompts of which the beginnings are known.
+
+        Also returns the keys and values of all, and where in them each row's own are, [B, tokens of the longest]: the
+        beginnings are padded on the left and the rest on the right, so that a row lies together.
+        """
+        device = self._forward.device
+        known = torch.tensor([prefix.num_tokens for prefix in prefixes], device=device)
+        lengths = [len(suffix) for suffix in suffixes]
+        past, longest = max(prefix.num_tokens for prefix in prefixes), max(lengths)
+        cache = DynamicCache()
+        for number, layer in enumerate(zip(*(prefix.layers for prefix in prefixes), strict=True)):
+            keys, values = (
+                torch.stack([functional.pad(states, (0, 0, past - states.shape[1], 0)) for states in each])
+                for each in zip(*layer, strict=True)
+            )
+            cache.update(keys, values, number)
+        columns = torch.arange(past + longest, device=device)
+        seen = (columns >= past - known[:, None, None]) & (
+            columns <= past + torch.arange(longest, device=device)[:, None]
+        )
+        last = self._forward.context_tokens
+        positions = (known[:, None] + torch.arange(longest, device=device)).clamp(
+            max=None if last is None else last - 1
+        )
+        ends = sorted(set(lengths))
+        logits, cache = self._forward(
+            torch.tensor([[*suffix, *([0] * (longest - len(suffix)))] for suffix in suffixes], device=device),
+            position_ids=positions,
+            attention_mask=self._additive(seen)[:, None],
+            cache=cache,
+            use_cache=True,
+            keep=torch.tensor([end - 1 for end in ends], device=device),
+        )
+        chosen = torch.tensor([ends.index(length) for length in lengths], device=device)
+        most = int((known + torch.tensor(lengths, device=device)).max())
+        places = (past - known[:, None] + torch.arange(most, device=device)).clamp(max=past + longest - 1)
+        return logits[torch.arange(len(suffixes), device=device), chosen], cache, places
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Feed one token per row to the first n slots, whose rows hold `lengths` tokens; logits [n, V]."""
@@ -84,5 +134,8 @@ class SlotModel:
     def _mask(self, positions: Tensor, longest: int) -> Tensor:
         """[n, 1, 1, longest], additive: 0 up to and including the token being fed, far below elsewhere."""
         seen = torch.arange(longest, device=positions.device) <= positions[:, None]
-        mask = torch.zeros(seen.shape, dtype=self._forward.dtype, device=positions.device)
-        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None, None, :]
+        return self._additive(seen)[:, None, None, :]
+
+    def _additive(self, seen: Tensor) -> Tensor:
+        mask = torch.zeros(seen.shape, dtype=self._forward.dtype, device=seen.device)
+        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)

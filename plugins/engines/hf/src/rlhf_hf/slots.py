@@ -8,31 +8,35 @@ from collections.abc import Container, Sequence
 import torch
 from torch import Tensor
 
+from .decoder import sample
 from .prefill import plan_prefill
-from .rows import Row, StopRule
-from .sampler import Sampler
+from .prefixes import Prefix, PrefixStore
+from .rows import Row
 from .slot_model import SlotModel
 
 REFILL_SHARE = 8
 """Waiting prompts enter once one slot in this many is free: a prefill of one prompt costs nearly a whole step."""
 
+OUTDATED = -1
+"""Prompt key of a row whose prompt was filled in with older weights: no other row shares it."""
+
 
 class SlotBatch:
     """Decodes all `rows`, as many at once as there are slots."""
 
-    def __init__(
-        self, model: SlotModel, rows: Sequence[Row], sampler: Sampler, stop: StopRule, prefill_batch_tokens: int
-    ) -> None:
+    def __init__(self, model: SlotModel, rows: Sequence[Row], prefill_batch_tokens: int, prefixes: PrefixStore) -> None:
         self._model = model
-        self._waiting = deque(rows)
-        self._sampler = sampler
-        self._stop = stop
+        self._prefixes = prefixes
+        self._waiting: deque[Row] = deque()
+        self._num_waiting: Counter[int] = Counter()
+        self.join(rows)
         self._prefill_batch_tokens = prefill_batch_tokens
         self._active: list[Row] = []
         """The row in each used slot."""
-        self._num_waiting = Counter(row.prompt_key for row in rows)
         self._first_logits: dict[int, Tensor] = {}
         """By prompt key, [V] behind each prompt that lies in a slot and that a waiting row needs."""
+        self._computed: dict[int, int] = {}
+        """Prompt key -> tokens that were computed for it, until its first row enters."""
         self._ahead: dict[int, int] = {}
         """Prompt key -> the spare slot where it lies for waiting rows."""
         self.num_steps = 0
@@ -44,12 +48,36 @@ class SlotBatch:
     def busy(self) -> bool:
         return bool(self._active or self._waiting)
 
+    def has_room_for(self, row: Row) -> bool:
+        """Whether it may `join`: the slots cannot grow beyond the bound on the cache."""
+        return self._model.cache.may_hold(len(row.prompt_ids) + row.limit)
+
+    def join(self, rows: Sequence[Row]) -> None:
+        """Decode these too, after those that wait already. Their prompt keys are new."""
+        for row in rows:
+            self._model.cache.admit(len(row.prompt_ids) + row.limit)
+        self._waiting.extend(rows)
+        self._num_waiting.update(row.prompt_key for row in rows)
+
+    def weights_changed(self) -> None:
+        """Forget what was computed for rows to come. Those in slots go on from their own keys and values."""
+        for row in self._active:
+            row.prompt_key = OUTDATED
+        self._first_logits.clear()
+        self._ahead.clear()
+        self._computed.clear()
+        self._model.weights_changed()
+
     def advance(self) -> list[Row]:
         """Run until at least one row is finished; return those rows."""
         finished: list[Row] = []
         while self.busy and not finished:
-            finished = self._admit() if self._should_admit() else self._step()
+            finished = self.step()
         return finished
+
+    def step(self) -> list[Row]:
+        """Run one pass; return the rows that it finished."""
+        return self._admit() if self._should_admit() else self._decode()
 
     def _should_admit(self) -> bool:
         free = self._model.num_slots - len(self._active)
@@ -60,7 +88,7 @@ class SlotBatch:
         """Fill the free slots and sample the first token of each new row."""
         count = min(self._model.num_slots - len(self._active), len(self._waiting))
         new = [self._waiting.popleft() for _ in range(count)]
-        self._num_waiting.subtract(row.prompt_key for row in new)
+        self._num_waiting -= Counter(row.prompt_key for row in new)
         first = len(self._active)
         self._active.extend(new)
         slots: dict[int, list[int]] = {}
@@ -74,10 +102,11 @@ class SlotBatch:
                 self._ahead[row.prompt_key] = slot
                 slots[row.prompt_key] = [slot]
                 fresh.append(row)
-        for group in plan_prefill([len(row.prompt_ids) for row in fresh], self._prefill_batch_tokens):
-            self._prefill([fresh[index] for index in group], slots)
-        self._sampler.draw(torch.stack([self._first_logits[row.prompt_key] for row in new]), new)
-        finished = self._leave(new)
+        self._fill(fresh, slots)
+        for row in new:
+            row.num_reused = len(row.prompt_ids) - self._computed.pop(row.prompt_key, 0)
+        finished = sample(torch.stack([self._first_logits[row.prompt_key] for row in new]), new)
+        self._leave(finished)
         # Cloned, so that keeping one prompt's logits does not keep those of its whole prefill batch.
         self._first_logits = {key: logits.clone() for key, logits in self._first_logits.items()}
         return finished
@@ -106,35 +135,58 @@ class SlotBatch:
         first, used = self._model.num_slots, set(self._ahead.values())
         return [slot for slot in range(first, first + self._model.num_spare) if slot not in used]
 
+    def _fill(self, rows: Sequence[Row], slots: dict[int, list[int]]) -> None:
+        """Compute the prompts of `rows`, all different, but for what earlier turns left; copy each to all its slots."""
+        known = {row: prefix for row in rows if (prefix := self._prefixes.longest(row.prompt_ids)) is not None}
+        for row in rows:
+            begins = known[row].num_tokens if row in known else 0
+            self._computed[row.prompt_key] = len(row.prompt_ids) - begins
+            self.num_prefilled_tokens += len(row.prompt_ids) - begins
+        plain = [row for row in rows if row not in known]
+        for group in plan_prefill([len(row.prompt_ids) for row in plain], self._prefill_batch_tokens):
+            self._prefill([plain[index] for index in group], slots)
+        longer = list(known.items())
+        rest = [len(row.prompt_ids) - prefix.num_tokens for row, prefix in longer]
+        for group in plan_prefill(rest, self._prefill_batch_tokens):
+            self._extend([longer[index] for index in group], slots)
+
     def _prefill(self, rows: list[Row], slots: dict[int, list[int]]) -> None:
-        """Prefill the prompts of `rows`, all different, and copy each to all of its slots."""
         logits, cache = self._model.prefill([row.prompt_ids for row in rows])
-        self.num_prefilled_tokens += sum(len(row.prompt_ids) for row in rows)
         copies = [(slot, index) for index, row in enumerate(rows) for slot in slots[row.prompt_key]]
         self._model.cache.fill([slot for slot, _ in copies], cache, [index for _, index in copies])
         self._first_logits.update(zip((row.prompt_key for row in rows), logits, strict=True))
 
-    def _step(self) -> list[Row]:
+    def _extend(self, rows: list[tuple[Row, Prefix]], slots: dict[int, list[int]]) -> None:
+        prefixes = [prefix for _, prefix in rows]
+        logits, cache, places = self._model.extend(prefixes, [row.prompt_ids[p.num_tokens :] for row, p in rows])
+        copies = [(slot, index) for index, (row, _) in enumerate(rows) for slot in slots[row.prompt_key]]
+        self._model.cache.fill_from([slot for slot, _ in copies], cache, [index for _, index in copies], places)
+        self._first_logits.update(zip((row.prompt_key for row, _ in rows), logits, strict=True))
+
+    def _keep_prefixes(self) -> None:
+        """Store the prefixes of finished rows whose episode may go on."""
+        for slot, row in enumerate(self._active):
+            if row.finish_reason is None or (prefix := row.prefix) is None or not self._prefixes.may_hold(len(prefix)):
+                continue
+            self._prefixes.put(prefix, self._model.cache.read(slot, len(prefix)))
+
+    def _decode(self) -> list[Row]:
         rows = self._active
         logits = self._model.decode([row.token_ids[-1] for row in rows], [row.num_cached for row in rows])
         self.num_steps += 1
-        self._sampler.draw(logits, rows)
-        return self._leave(rows)
+        finished = sample(logits, rows)
+        self._leave(finished)
+        return finished
 
-    def _leave(self, sampled: Sequence[Row]) -> list[Row]:
+    def _leave(self, finished: Sequence[Row]) -> None:
         """Remove finished rows, filling the gaps with rows from the end."""
-        finished = []
-        for row in sampled:
-            row.finish_reason = self._stop.reason(row)
-            if row.finish_reason is not None:
-                finished.append(row)
         if finished:
+            self._keep_prefixes()
             self._compact()
         if self._first_logits:
             self._ahead = {key: slot for key, slot in self._ahead.items() if self._num_waiting[key]}
             held = {row.prompt_key for row in self._active if self._num_waiting[row.prompt_key]} | self._ahead.keys()
             self._first_logits = {key: logits for key, logits in self._first_logits.items() if key in held}
-        return finished
 
     def _compact(self) -> None:
         count = sum(row.finish_reason is None for row in self._active)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError, RlhfError, SyncError
 from rlhf_core.types import Completion, FinishReason, SamplingParams
+from rlhf_core.util import write_tensors
 
-from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm
+from .flight import Between, Job, fly
+from .start import TIES, WHERE, Settings, can_sleep, contained, described, engine_args, import_vllm, scratch_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One answer to sample."""
-
-    sample_id: int
-    branch: int
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    seed: int
 
 
 class VllmBackend:
@@ -32,6 +25,8 @@ class VllmBackend:
     def __init__(self, settings: Settings) -> None:
         """Raises `PluginError` when vLLM cannot be imported, `ConfigError` when it cannot run this model."""
         self._eos_ids = list(settings.eos_ids)
+        self._num_workers = settings.config.tensor_parallel_size
+        self._sleep_level = settings.config.sleep_level
         with contained():
             vllm = import_vllm()
             self._vllm = vllm
@@ -45,7 +40,13 @@ class VllmBackend:
                     where=WHERE,
                     hint="see engine.max_model_tokens, engine.kv_cache_bytes and model.dtype, or use the engine hf",
                 ) from error
-        self._asleep = False
+        self._asleep: tuple[str, ...] = ()
+        """vLLM's tags of the memory that is given back."""
+
+    @property
+    def forgets_weights(self) -> bool:
+        """Whether weights are gone after each `generate`: they are then to come by `update` before the next."""
+        return self._sleeps and self._sleep_level == 2
 
     @property
     def max_model_tokens(self) -> int:
@@ -66,7 +67,7 @@ class VllmBackend:
             while waiting:
                 for output in self._engine.step():
                     if output.finished:
-                        yield _completion(waiting.pop(output.request_id), output.outputs[0], sampling, version)
+                        yield completion_of(waiting.pop(output.request_id), output, sampling, version)
         finally:
             self._engine.abort_request(list(waiting))
             self._sleep()
@@ -76,11 +77,13 @@ class VllmBackend:
 
         Raises `SyncError` when some of vLLM's weights got no value, and vLLM's own errors; weights may then be mixed.
         """
-        self._wake()
-        named = ((name, tensor.detach()) for shard in shards for name, tensor in shard.items())
-        self._engine.collective_rpc(_reload, args=(named,))
+        self._wake("weights")  # the cache stays dropped, so that there is room for what is loaded
+        if self._num_workers == 1:
+            self._engine.collective_rpc(_reload, args=(_named(shards),))
+        else:
+            with tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder()) as folder:
+                self._engine.collective_rpc(_reload_files, args=(_written(shards, Path(folder)),))
         self._engine.reset_prefix_cache()
-        self._sleep()
 
     def close(self) -> None:
         """End vLLM and leave the process group it made."""
@@ -90,6 +93,40 @@ class VllmBackend:
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
             cleanup_dist_env_and_memory()
+
+    def generate_in_flight(self, between: Between) -> Iterator[Completion]:
+        """See `fly`; `update` may be called in `between`."""
+        return fly(self, between)
+
+    def hold(self) -> None:
+        """Nothing is computed between two steps: `update` may be called in `between`."""
+
+    @contextmanager
+    def flying(self) -> Iterator[None]:
+        """Context of a generation in which `update` may be called: memory is given back at its end only."""
+        self._wake()
+        sleeps, self._sleeps = self._sleeps, False
+        try:
+            yield
+        finally:
+            self._sleeps = sleeps
+            self._sleep()
+
+    def add(self, job: Job, sampling: SamplingParams, *, salt: str) -> str:
+        """Begin an answer that `step` tells of as it grows; returns its name. Prefixes are shared within a salt."""
+        name, params = f"{job.sample_id}-{job.branch}", self._sampling_params(job, sampling)
+        params.output_kind = self._vllm.sampling_params.RequestOutputKind.DELTA
+        self._engine.add_request(name, {"prompt_token_ids": list(job.prompt_ids), "cache_salt": salt}, params)
+        return name
+
+    def step(self) -> Sequence[Any]:
+        """Decode one token of each answer; vLLM's outputs, each with what is new."""
+        outputs: Sequence[Any] = self._engine.step()
+        return outputs
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Drop these answers."""
+        self._engine.abort_request(list(names))
 
     def _sampling_params(self, job: Job, sampling: SamplingParams) -> Any:
         chosen = {} if sampling.greedy else {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": job.seed}
@@ -107,15 +144,36 @@ class VllmBackend:
             **chosen,
         )
 
-    def _wake(self) -> None:
-        if self._asleep:
-            self._engine.wake_up()
-            self._asleep = False
+    def _wake(self, *tags: str) -> None:
+        """Wake what sleeps of `tags`; without any, everything."""
+        if wanted := [tag for tag in tags or self._asleep if tag in self._asleep]:
+            self._engine.wake_up(wanted)
+            self._asleep = tuple(tag for tag in self._asleep if tag not in wanted)
 
     def _sleep(self) -> None:
         if self._sleeps:
-            self._engine.sleep(level=1)  # weights to host memory, cache dropped
-            self._asleep = True
+            self._engine.sleep(level=self._sleep_level)
+            self._asleep = ("weights", "kv_cache")
+
+
+def _named(shards: Iterable[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, tensor.detach()) for shard in shards for name, tensor in shard.items())
+
+
+def _written(shards: Iterable[Mapping[str, Tensor]], folder: Path) -> list[str]:
+    """Write the shards as files, which vLLM's workers map: tensors cannot be arguments of a call to them."""
+    paths = []
+    for number, shard in enumerate(shards):
+        paths.append(str(folder / f"{number}.safetensors"))
+        write_tensors(Path(paths[-1]), dict(shard))
+    return paths
+
+
+def _reload_files(worker: Any, paths: Sequence[str]) -> None:
+    """Runs in each of several workers, of which each takes its part of every weight."""
+    from safetensors.torch import load_file
+
+    _reload(worker, (item for path in paths for item in load_file(path).items()))
 
 
 def _reload(worker: Any, named: Iterable[tuple[str, Tensor]]) -> None:
@@ -143,7 +201,11 @@ def _num_logprobs(sampling: SamplingParams) -> int:
     return sampling.top_k + TIES if sampling.top_k and not sampling.greedy else 0
 
 
-def _completion(job: Job, output: Any, sampling: SamplingParams, version: int) -> Completion:
+def completion_of(
+    job: Job, request: Any, sampling: SamplingParams, version: int, versions: tuple[int, ...] = ()
+) -> Completion:
+    """A finished request of vLLM as a completion."""
+    (output,) = request.outputs
     tokens = tuple(output.token_ids)
     support = None
     if _num_logprobs(sampling):
@@ -158,6 +220,8 @@ def _completion(job: Job, output: Any, sampling: SamplingParams, version: int) -
         logprobs=tuple(each[token].logprob for token, each in zip(tokens, output.logprobs, strict=True)),
         finish_reason=reason,
         policy_version=version,
+        policy_versions=versions,
         support_ids=support,
         branch=job.branch,
+        num_reused=request.num_cached_tokens or 0,
     )

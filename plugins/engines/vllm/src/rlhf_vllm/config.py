@@ -32,7 +32,18 @@ class VllmEngineConfig(EngineConfig):
         description="Memory for keys and values; null is 1 GiB on a CPU and what gpu_memory_fraction leaves on a GPU.",
     )
     gpu_memory_fraction: float = Field(
-        0.4, gt=0, le=1, description="Part of a GPU's memory that vLLM takes, weights and key-value cache together."
+        0.4,
+        gt=0,
+        le=1,
+        description="Part of each GPU's memory that vLLM takes, weights and key-value cache together (vLLM's "
+        "gpu_memory_utilization).",
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="GPUs that each hold a part of every layer. A maker needs as many (transport.maker_gpus); a new "
+        "version then lies in shared memory as a whole while they load it.",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -41,8 +52,13 @@ class VllmEngineConfig(EngineConfig):
     )
     sleep: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Give vLLM's memory back between rollouts: weights move to host memory, the key-value cache is "
-        "dropped. auto does it on a GPU; vLLM's CPU build cannot, and keeps kv_cache_bytes.",
+        description="Give vLLM's memory back between rollouts; the key-value cache is dropped. auto does it on a GPU; "
+        "vLLM's CPU build cannot, and keeps kv_cache_bytes.",
+    )
+    sleep_level: Literal[1, 2] = Field(
+        1,
+        description="What becomes of the weights in sleep: at 1 they move to host memory; at 2 they are dropped, and "
+        "loaded anew from the model of this process before the next rollout.",
     )
     max_shard_bytes: int = Field(
         512 * 1024**2, ge=1024, description="New weights reach vLLM in pieces of at most this size (or one tensor)."
@@ -58,6 +74,12 @@ class VllmEngineConfig(EngineConfig):
     def _kept_tokens_are_told(self) -> VllmEngineConfig:
         if problem := truncation_problem(self.top_k, self.top_p):
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _workers_have_a_process(self) -> VllmEngineConfig:
+        if self.in_process and self.tensor_parallel_size > 1:
+            raise ValueError("tensor_parallel_size above 1 needs in_process: false")
         return self
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
 from rlhf_core.models import eos_token_ids, is_lora
-from rlhf_core.protocols import RolloutEngine, WeightReceiver
+from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 from rlhf_core.util import derive_seed
 
-from .backend import Job, VllmBackend
+from .backend import VllmBackend
 from .config import VllmEngineConfig, truncation_problem
+from .flight import Job
 from .process import VllmProcess
 from .start import WHERE, Settings, described
 from .weights import plain_shards
@@ -31,6 +33,8 @@ class VllmEngine:
         self._seed = context.seed
         self._policy_version = 0
         self._has_weights = False
+        self._loaded: list[int] = []
+        """Versions that vLLM was given, in order."""
         model: Any = context.model
         base = model.get_base_model() if is_lora(model) else model
         self._eos_ids = eos_token_ids(base, context.tokenizer)
@@ -43,6 +47,7 @@ class VllmEngine:
                 dtype=str(context.compute_dtype or next(base.parameters()).dtype).removeprefix("torch."),
                 device=str(context.device),
                 eos_ids=tuple(sorted(self._eos_ids)),
+                in_flight=context.in_flight,
             )
             self._backend: VllmBackend | VllmProcess = (
                 VllmBackend(settings) if config.in_process else VllmProcess(settings)
@@ -69,24 +74,52 @@ class VllmEngine:
         vLLM cannot report, both here; while iterating `RlhfError` when vLLM fails or its process dies,
         `DeadlineError`, `DivergenceError` and, when weights arrive before the last completion, `SyncError`.
         """
+        jobs = [self._job(request, sampling) for request in requests]
+        return self._completions(jobs, sampling) if jobs else iter(())
+
+    def generate_in_flight(self, between: Callable[[], Sequence[Asked]]) -> Iterator[Completion]:
+        """Answer what `between` returns, which is called before each step (see `InFlightEngine`).
+
+        With vLLM in a process of its own it is called every now and then, and what it does takes effect between two
+        steps. Raises what `generate` raises, while iterating.
+        """
+
+        def joining(busy: bool) -> tuple[list[tuple[Job, SamplingParams]], int]:
+            asked = between()
+            return [(self._job(request, sampling), sampling) for request, sampling in asked], len(self._loaded)
+
+        if not self._has_weights:
+            self._load(self._policy_version)
+        try:
+            for completion in self._backend.generate_in_flight(joining):
+                versions = tuple(self._loaded[number - 1] for number in completion.policy_versions)
+                yield replace(
+                    _checked(completion),
+                    policy_version=min(versions),
+                    policy_versions=versions if len(set(versions)) > 1 else (),
+                )
+        finally:
+            if self._backend.forgets_weights:
+                self._has_weights = False
+
+    def _job(self, request: GenerationRequest, sampling: SamplingParams) -> Job:
+        """Raises as `generate` does."""
         if not sampling.greedy and (problem := truncation_problem(sampling.top_k, sampling.top_p)):
             raise ConfigError(problem, where=WHERE)
-        jobs = [
-            Job(
-                sample_id=request.sample_id,
-                branch=request.branch,
-                prompt_ids=request.prompt_ids,
-                max_tokens=_limit(request, sampling, self._backend.max_model_tokens),
-                seed=derive_seed(self._seed, "engine-vllm", *_noise_key(request)),
-            )
-            for request in requests
-        ]
-        return self._completions(jobs, sampling) if jobs else iter(())
+        return Job(
+            sample_id=request.sample_id,
+            branch=request.branch,
+            prompt_ids=request.prompt_ids,
+            max_tokens=_limit(request, sampling, self._backend.max_model_tokens),
+            seed=derive_seed(self._seed, "engine-vllm", *_noise_key(request)),
+        )
 
     def _completions(self, jobs: Sequence[Job], sampling: SamplingParams) -> Iterator[Completion]:
         if not self._has_weights:
-            self._load()
+            self._load(self._policy_version)
         version = self._policy_version
+        if self._backend.forgets_weights:
+            self._has_weights = False
         for completion in self._backend.generate(jobs, sampling, version):
             if version != self._policy_version:
                 raise SyncError(
@@ -94,24 +127,19 @@ class VllmEngine:
                     where=WHERE,
                     hint="take all completions of a generate call before publishing",
                 )
-            if not all(-1e30 < value < 1 for value in completion.logprobs):
-                raise DivergenceError(
-                    f"a log-prob of sample {completion.sample_id} is not finite",
-                    where=WHERE,
-                    hint="the weights have diverged: lower optimizer.lr",
-                )
-            yield completion
+            yield _checked(completion)
 
     def weights_updated(self, version: int) -> None:
         """The module has the weights of `version`: give them to vLLM, adapters merged.
 
         Raises `SyncError` when that fails; the engine is then closed, since vLLM may hold mixed weights.
         """
-        self._load()
+        self._load(version)
         self._policy_version = version
 
-    def _load(self) -> None:
+    def _load(self, version: int) -> None:
         try:
+            self._backend.hold()
             self._backend.update(plain_shards(self._module, self._config.max_shard_bytes))
         except Exception as error:  # vLLM may raise any class
             self.close()
@@ -119,6 +147,7 @@ class VllmEngine:
                 raise
             raise SyncError(f"vLLM did not take the new weights: {described(error)}", where=WHERE) from error
         self._has_weights = True
+        self._loaded.append(version)
 
     def receiver(self) -> WeightReceiver:
         """Whole versions for the module, checked and swapped in place at commit, then given to vLLM."""
@@ -131,9 +160,19 @@ class VllmEngine:
         self._backend.close()
 
 
-def build(config: VllmEngineConfig, context: EngineContext) -> RolloutEngine:
+def build(config: VllmEngineConfig, context: EngineContext) -> InFlightEngine:
     """Build the engine `vllm`."""
     return VllmEngine(config, context)
+
+
+def _checked(completion: Completion) -> Completion:
+    if not all(-1e30 < value < 1 for value in completion.logprobs):
+        raise DivergenceError(
+            f"a log-prob of sample {completion.sample_id} is not finite",
+            where=WHERE,
+            hint="the weights have diverged: lower optimizer.lr",
+        )
+    return completion
 
 
 def _noise_key(request: GenerationRequest) -> tuple[int, ...]:

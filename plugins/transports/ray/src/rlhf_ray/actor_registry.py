@@ -1,4 +1,4 @@
-"""What the actors of a run are doing, as the coordinator sees it: its makers and its trainers."""
+"""The makers and trainers of a run, and what each is doing, as the coordinator sees it."""
 
 from __future__ import annotations
 
@@ -77,11 +77,14 @@ class MakerRegistry:
         if name in self._makers:
             self._makers[name].last_seen = self._clock()
 
-    def begins(self, name: str, work: Work | None) -> None:
-        """The maker begins `work`, or with None begins to wait for work."""
+    def begins(self, name: str, work: Work | None, under_way: int = 0) -> None:
+        """The maker begins `work`, or with None begins to wait for work; meanwhile it does so many other works."""
         if name not in self._makers:
             return
         maker, now = self._makers[name], self._clock()
+        if work is None and under_way:
+            maker.last_seen = now
+            return
         self._count(maker, now)
         maker.since = now
         maker.last_seen = now

@@ -1,4 +1,4 @@
-"""What each actor of a run does and did: a row each, for `ray.json`, for the report and for Ray's metrics."""
+"""A row for each actor of a run, with what it does and did: for `ray.json`, the report and Ray's metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ActorRows:
 
     def __init__(self) -> None:
         self.makers: list[Row] = []
-        """Of those that are there, come or leave."""
+        """Rows of those that are there, come or leave."""
         self.trainers: list[Row] = []
         self._ever: dict[str, Row] = {}
         """Id of a maker -> its last row; one that was started anew has several ids."""

@@ -142,6 +142,12 @@ def own_name() -> str:
     return context.get_actor_name() or context.get_actor_id() or ""
 
 
+def node_address() -> str:
+    """Address of this node in its cluster: 127.0.0.1 in a local one, whatever the host name resolves to."""
+    node = ray.get_runtime_context().get_node_id()
+    return next(str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node)
+
+
 def set_environment(env_info: Mapping[str, str] | None) -> None:
     """Set a launcher's variables (`rank`, `world_size`, `master_addr`, …) under their environment names."""
     for name, value in (env_info or {}).items():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.config import OwnProcesses, TransportConfig
+
+_MOST_LANES = 32
+"""Each is a thread, and with an isolated environment a process."""
 
 
 class RayConfig(TransportConfig):
@@ -40,11 +44,20 @@ class RayConfig(TransportConfig):
         None, ge=80 * 1024**2, description="Shared memory of a local Ray; null leaves the size to Ray."
     )
 
-    sync: Literal["full", "chunked", "adapter"] = Field(
-        "full", description="What a weight sync sends: all weights at once, all in chunks, or only what LoRA trains."
+    sync: Literal["full", "chunked", "adapter", "direct"] = Field(
+        "full",
+        description="What a weight sync sends, and how: all weights at once, all in chunks, or only what LoRA trains, "
+        "through the object store; direct is all in chunks over a link of each maker with the trainers.",
+    )
+    weights: Literal["between-batches", "in-flight"] = Field(
+        "between-batches",
+        description="When a maker takes new weights: between-batches, when no answer and no episode of it is open (one "
+        "version a sample, exact resume); in-flight, between two decoding steps, while it begins its next prompts.",
     )
     max_shard_bytes: int = Field(
-        64 * 1024**2, ge=1024, description="With sync chunked: most bytes in one chunk (a larger tensor is one chunk)."
+        64 * 1024**2,
+        ge=1024,
+        description="With sync chunked or direct: most bytes in one chunk (a larger tensor is one chunk).",
     )
     canary_prompts: int = Field(
         4,
@@ -76,8 +89,35 @@ class RayConfig(TransportConfig):
     )
     max_restarts: int = Field(3, ge=0, le=1000, description="Times one maker is started anew before the run ends.")
 
+    @model_validator(mode="after")
+    def _in_flight_is_late(self) -> RayConfig:
+        if self.weights == "in-flight" and self.max_staleness == 0:
+            raise ValueError(
+                "weights: in-flight makes samples of several policy versions, which max_staleness: 0 forbids; "
+                "say max_staleness: 1, or weights: between-batches"
+            )
+        return self
+
+    def prompts_of_lease(self, prompts_per_episode: int) -> int:
+        """Prompts that a maker takes at once."""
+        return self.prompts_per_lease or math.ceil(prompts_per_episode / self.num_makers)
+
+    def num_lanes(self, prompts_per_episode: int) -> int | None:
+        """Batches that a maker makes at a time with weights in flight: its share of the episodes that may be open.
+
+        None where it makes one after the other.
+        """
+        if self.weights != "in-flight":
+            return None
+        share = math.ceil(prompts_per_episode / self.num_makers)
+        leases = math.ceil(share / self.prompts_of_lease(prompts_per_episode))
+        return min(_MOST_LANES, (self.max_staleness + 1) * leases)
+
     def own_processes(self) -> OwnProcesses:
         return OwnProcesses(trainers=self.num_trainers, makers=self.num_makers, option="num_trainers")
 
     def staleness_bound(self) -> int:
         return self.max_staleness
+
+    def updates_in_flight(self) -> bool:
+        return self.weights == "in-flight"

@@ -116,11 +116,11 @@ class Coordinator:
         """Heartbeat of a maker."""
         self._makers.seen(maker)
 
-    async def next_work(self, maker: str, timeout_seconds: float) -> Work | None:
-        """The maker's next work; None when there was none within the timeout."""
-        self._makers.begins(maker, None)
+    async def next_work(self, maker: str, timeout_seconds: float, under_way: int = 0) -> Work | None:
+        """The maker's next work, beside so many that it is doing; None when there was none within the timeout."""
+        self._makers.begins(maker, None, under_way)
         work = await self._waiters.until("work", lambda: self._find_work(maker), timeout_seconds)
-        self._makers.begins(maker, work)
+        self._makers.begins(maker, work, under_way)
         return work
 
     async def submit(self, maker: str, era: int, made: Sequence[Made], times: PhaseTimes) -> int:

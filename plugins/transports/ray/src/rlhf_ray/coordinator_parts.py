@@ -90,7 +90,7 @@ class EvaluationJobs:
 
 
 class RewardStates:
-    """What the makers' rewards keep over a resume."""
+    """State of the makers' rewards, kept over a resume."""
 
     def __init__(self) -> None:
         self._states: dict[int, Mapping[str, Any]] = {}
@@ -101,7 +101,7 @@ class RewardStates:
         self._states[number] = state
 
     def of(self, number: int) -> Mapping[str, Any]:
-        """What maker `number` goes on from, also one that was added after a resume; empty where it starts anew."""
+        """State that maker `number` goes on from, also one added after a resume; empty where it starts anew."""
         if number in self._states or not self._restored:
             return self._states.get(number, {})
         return self._restored[number % len(self._restored)]

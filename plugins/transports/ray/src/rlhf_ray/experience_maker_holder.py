@@ -14,7 +14,9 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
 
 from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
-from .calls import NamedActors, own_name
+from .calls import NamedActors, node_address, own_name
+from .direct_link import DirectChunk, LinkOffer, MakerEnd
+from .lanes import Lanes
 from .loader_feed import LoaderFeed
 from .maker_parts import IdTokenizer, MakerWorker, make_models, make_place, make_worker
 from .messages import Canary
@@ -89,7 +91,7 @@ class ExperienceMakerHolder:
         self._initialized = threading.Event()
         if not sync_models_from_trainers:
             self._initialized.set()
-        self._unnumbered = {}
+        self._unnumbered, self._link = {}, MakerEnd()
         if run is not None:
             self._context = ActorContext(self._name, run)
             return
@@ -139,7 +141,6 @@ class ExperienceMakerHolder:
         self._wait_for_first_weights()
         feed = self._loader_feed
         feed.announce(self._sampling.temperature)
-        self._worker.take_times()
         try:
             feed.loaded = batches_of(dataloader_fn(), num_epochs, num_steps, where="dataloader_fn")
             self._make_all()
@@ -160,9 +161,9 @@ class ExperienceMakerHolder:
     @ray.method(concurrency_group="model_io")
     def update_experience_maker(
         self,
-        new_actor_state_dict: dict[str, Any] | None = None,
+        new_actor_state_dict: dict[str, Any] | DirectChunk | None = None,
         new_actor_lora_config_dict: dict[str, Any] | None = None,
-        new_critic_state_dict: dict[str, Any] | None = None,
+        new_critic_state_dict: dict[str, Any] | DirectChunk | None = None,
         new_critic_lora_config_dict: dict[str, Any] | None = None,
         fully_update: bool = False,
         chunk_start: bool | None = None,
@@ -173,7 +174,8 @@ class ExperienceMakerHolder:
         checksums: dict[str, str] | None = None,
         canary: Canary | None = None,
     ) -> None:
-        """Receive a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s), its end.
+        """Receive a part of a new version: its start, chunks of weights (tensors or `PackedTensor`s, or what the link
+        brings), its end.
 
         Nothing is changed before the end; then names, shapes and checksums are verified, and the version is swapped
         in between two batches. A call without start or end, outside of a version, is a whole version by itself.
@@ -193,7 +195,8 @@ class ExperienceMakerHolder:
             ("critic", new_critic_state_dict, new_critic_lora_config_dict),
         ):
             if chunk is not None:
-                weights.stage(version, role, unpack(chunk), sender=sender, scales=scales)
+                arrived = self._link.receive(chunk) if isinstance(chunk, DirectChunk) else unpack(chunk)
+                weights.stage(version, role, arrived, sender=sender, scales=scales)
         if chunk_end or alone:
             self._unnumbered.pop(sender, None)
             if canary is not None and isinstance(self._feed, RunFeed):
@@ -203,18 +206,26 @@ class ExperienceMakerHolder:
                 self._initialized.set()
 
     @ray.method(concurrency_group="model_io")
+    def join_link(self, offer: LinkOffer) -> None:
+        """Form this maker's end of a direct link, over which a trainer sends chunks."""
+        self._link.join(offer, node_address(), self._worker.device)
+
+    @ray.method(concurrency_group="model_io")
     def get_policy_version(self) -> int:
         """Newest version of the weights that samples come from; 0 before the first."""
         return self._worker.weights.newest or 0
 
     def _make_all(self) -> None:
-        """Make each batch's experience while that of the previous batch is being sent."""
+        """Make each batch's experience while that of the previous batch is being sent, or other batches are made."""
         feed = self._feed
         with feed.alive(), feed.hooks.span("maker_loop", maker=feed.number):
+            if isinstance(feed, RunFeed) and feed.in_flight:
+                Lanes(self._worker, feed).make_all()
+                return
             for era, prompts in feed.batches():
-                groups = self._worker.make(prompts)
+                groups, times = self._worker.make(prompts)
                 with feed.hooks.span("send", num_groups=len(groups)):
-                    feed.send(era, groups, self._worker.take_times())
+                    feed.send(era, groups, times)
             feed.flush()
 
     def _wait_for_first_weights(self) -> None:

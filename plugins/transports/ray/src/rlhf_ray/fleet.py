@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import EngineLostError, RlhfError
 from rlhf_core.util import printable
 
 from .actors import Actors, Maker
@@ -184,13 +184,14 @@ class Fleet:
                 error = self._error(maker)
                 if error is None:
                     raise RlhfError("its loop ended before the run did", where=maker.name)
+                told = explain(maker.name, error)
                 if maker.is_added and maker.name not in self._joined:
-                    self._give_up_one(maker, str(explain(maker.name, error).message))
-                elif not is_lost(error):
-                    raise explain(maker.name, error) from None
-                else:
+                    self._give_up_one(maker, str(told.message))
+                elif not is_lost(error) and not isinstance(told, EngineLostError):
+                    raise told from None
+                else:  # without the process that its engine generates in it is no maker, and is replaced as one
                     counts = not getattr(error, "preempted", False)
-                    self._replace(maker, str(explain(maker.name, error).message), counts=counts)
+                    self._replace(maker, str(told.message), counts=counts)
             elif maker.id in view.stuck:
                 self._replace(maker, f"it is held for dead: it {view.stuck[maker.id]}")
 

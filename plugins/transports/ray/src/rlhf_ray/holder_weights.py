@@ -2,7 +2,8 @@
 
 Chunks arrive on one thread while another makes experience. They are held beside the live weights, checked when the
 version is complete, and swapped in between rollout batches, so a sample has one version and generation waits only for
-the swap. No lock is held between two calls: a sender that dies leaves only chunks, which are dropped.
+the swap; or, in flight, when whoever computes lets it (`take`). No lock is held between two calls: a sender that dies
+leaves only chunks, which are dropped.
 """
 
 from __future__ import annotations
@@ -183,9 +184,15 @@ class StagedWeights:
                     hint="do its trainers publish? does the maker finish its batch?",
                 )
 
+    def take(self) -> None:
+        """Swap in what is ready. For the thread that is `making`, at a moment when nothing is computed."""
+        if self._ready:  # looked at without the lock: what is missed now is seen at the next step
+            with self._changed:
+                self._swap()
+
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Context for making one batch, during which the weights do not change. One thread at a time."""
+        """Context for making one batch, during which the weights change by `take` only. One thread at a time."""
         with self._changed:
             self._drop_idle()
             self._swap()
@@ -228,7 +235,7 @@ class StagedWeights:
                 raise SyncError(f"the {role} of version {version} is not what was sent (checksum)", where=WHERE)
 
     def _swap(self) -> None:
-        """Swap in the versions that are ready. Called with the condition held, between batches."""
+        """Swap in the versions that are ready. Called with the condition held, while nothing is computed."""
         ready, self._ready = self._ready, []
         for incoming in () if self._closed else ready:
             for role, arrived in incoming.weights.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -51,6 +52,8 @@ class MakerFeed(ABC):
         self._timeout_seconds = timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
         self._next = 0
+        self.sending = threading.RLock()
+        """Held while something is sent: batches may be made side by side."""
         self._under_way: list[Call] = []
         self._num_under_way = 0
 
@@ -92,8 +95,8 @@ class MakerFeed(ABC):
 
     def flush(self) -> None:
         """Wait until everything sent has been taken."""
-        calls, self._under_way = self._under_way, []
-        with self.timer.phase("send"):
+        with self.sending, self.timer.phase("send"):
+            calls, self._under_way = self._under_way, []
             taken = collect(calls, timeout_seconds=self._timeout_seconds, doing="to take samples (is it full?)")
         if calls and (late := self._num_under_way - sum(taken)):
             logger.info(

@@ -1,6 +1,7 @@
 """The working parts of a maker, and how they are built: from a run file, or from the seed's factories. No Ray in here.
 
-One thread calls `make`; another brings weights through `weights`. They meet at the border between two batches only.
+One thread calls `make`; another brings weights through `weights`. They meet at the border between two batches only; or,
+with weights in flight, several threads call `make`, and all that is computed is computed on the thread of the engine.
 """
 
 from __future__ import annotations
@@ -30,17 +31,26 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.models import ReferencePass, adapter_off, disable_dropout, is_lora, load_policy, load_tokenizer
 from rlhf_core.plugins import load, resolve_build
-from rlhf_core.protocols import RolloutEngine
+from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
-from rlhf_core.rollout import ModuleReceiver, PolicyEvaluator, PolicyExperienceMaker, SingleAnswers, success_of
+from rlhf_core.rollout import (
+    GroupPass,
+    ModuleReceiver,
+    PolicyEvaluator,
+    PolicyExperienceMaker,
+    SingleAnswers,
+    success_of,
+)
 from rlhf_core.seed import seed_reward, strategy_by_name
 from rlhf_core.strategies import autocast_for
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 
+from .engine_thread import EngineThread
 from .holder_weights import StagedWeights, WeightTarget
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 REWARD_NAME = "reward"
@@ -52,36 +62,41 @@ class MakerWorker:
 
     def __init__(
         self,
-        maker: PolicyExperienceMaker,
+        makers: Sequence[PolicyExperienceMaker],
         engine: RolloutEngine,
         scorer: RewardScorer,
-        models: Mapping[str, nn.Module],
-        adapters: Mapping[str, frozenset[str]],
-        *,
-        sync_idle_seconds: float,
+        weights: StagedWeights,
+        device: torch.device,
     ) -> None:
-        """engine, scorer: of `maker`. models: by role, the modules that take new weights: `policy`, which the engine
-        generates with, and `critic`. adapters: by role, the names of an adapter-only version (see `trained_names`).
+        """makers: one, or with an `EngineThread` as many as there are batches at a time. engine, scorer: of all.
+        weights: on their way to the engine's models. device: of these models.
         """
         self.engine = engine
         self.scorer = scorer
-        self._maker = maker
-        targets = {
-            "policy": WeightTarget(engine.receiver(), models["policy"], adapters["policy"], engine.weights_updated)
-        }
-        if (critic := models.get("critic")) is not None:
-            received = ModuleReceiver(critic, on_commit=lambda version: None)
-            targets["critic"] = WeightTarget(received, critic, adapters["critic"])
-        self.weights = StagedWeights(targets, idle_seconds=sync_idle_seconds)
+        self.weights = weights
+        self.device = device
+        self.num_lanes = len(makers)
+        self._makers = list(makers)
+        self._free = list(makers)
 
-    def make(self, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
-        """Make one batch, all of it with the newest whole version that had arrived when it began."""
-        with self.weights.making():
-            return list(self._maker.make(prompts))
+    def make(self, prompts: Sequence[Prompt]) -> tuple[list[RolloutGroup], PhaseTimes]:
+        """Make one batch, and say what it cost. Where the engine is no `EngineThread`, all of it with the newest
+        whole version that had arrived when it began. At most `num_lanes` threads at a time.
+        """
+        maker = self._free.pop()
+        try:
+            with self.computing():
+                groups = list(maker.make(prompts))
+        finally:
+            times = maker.take_times()
+            self._free.append(maker)
+        if isinstance(self.engine, EngineThread):
+            times.rollout_s = self.engine.take_seconds()
+        return groups, times
 
-    def take_times(self) -> PhaseTimes:
-        """Seconds spent since the last call."""
-        return self._maker.take_times()
+    def computing(self) -> AbstractContextManager[None]:
+        """Context for computing with the engine; weights change in it only as the engine's thread lets them."""
+        return nullcontext() if isinstance(self.engine, EngineThread) else self.weights.making()
 
     def close(self) -> None:
         """Free the engine, and end the processes of the environment and the rewards' threads and processes."""
@@ -89,7 +104,36 @@ class MakerWorker:
         with ExitStack() as stack:
             stack.callback(self.scorer.close)
             stack.callback(self.engine.close)
-            stack.callback(self._maker.close)
+            for maker in self._makers:
+                stack.callback(maker.close)
+
+
+def staged_weights(
+    engine: RolloutEngine,
+    models: Mapping[str, nn.Module],
+    adapters: Mapping[str, frozenset[str]],
+    *,
+    idle_seconds: float,
+) -> StagedWeights:
+    """models: by role, the modules that take new weights: `policy`, which the engine generates with, and `critic`.
+    adapters: by role, the names of an adapter-only version (see `trained_names`).
+    """
+    targets = {"policy": WeightTarget(engine.receiver(), models["policy"], adapters["policy"], engine.weights_updated)}
+    if (critic := models.get("critic")) is not None:
+        received = ModuleReceiver(critic, on_commit=lambda version: None)
+        targets["critic"] = WeightTarget(received, critic, adapters["critic"])
+    return StagedWeights(targets, idle_seconds=idle_seconds)
+
+
+class _BetweenSteps:
+    """A pass over finished groups, on the engine's thread."""
+
+    def __init__(self, plain: ReferencePass, engine: EngineThread) -> None:
+        self._plain = plain
+        self._engine = engine
+
+    def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        return self._engine.run(partial(self._plain.run, groups))
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
@@ -166,11 +210,12 @@ class InferencePlace:
 
 
 def build_maker(
-    resolved: ResolvedRun, hooks: HookRelay, *, sync_timeout_seconds: float, cache_folder: Path
+    resolved: ResolvedRun, hooks: HookRelay, *, num_lanes: int | None, sync_timeout_seconds: float, cache_folder: Path
 ) -> MakerParts:
     """Load tokenizer, models, prompts and rewards of a run; nothing is shared with a trainer.
 
-    `cache_folder`: of the rewards' cache, which the makers of one machine share.
+    `num_lanes`: batches at a time, with weights in flight; None: one after the other. `cache_folder`: of the rewards'
+    cache, which the makers of one machine share.
     """
     place: Any = InferencePlace(build_strategy(resolved))
     run = resolved.run
@@ -187,17 +232,26 @@ def build_maker(
         None if rollouts is None else build_reference_pass(resolved, rollouts, place, policy, models.get("critic"))
     )
     engine = build_engine(resolved, policy, tokenizer, place)
+    weights = staged_weights(engine, models, adapters, idle_seconds=sync_timeout_seconds)
+    complete: GroupPass | None = scoring
+    if num_lanes is not None:
+        assert isinstance(engine, InFlightEngine)
+        engine = thread = EngineThread(engine, weights)
+        complete = None if scoring is None else _BetweenSteps(scoring, thread)
     scorer = build_scorer(resolved, place.device, cache_folder=cache_folder)
     player = partial(build_player, resolved, engine, tokenizer)
-    maker = PolicyExperienceMaker(
-        player=player(),
-        greedy_player=player(greedy=True) if rollouts is not None and rollouts.needs_greedy_answer else None,
-        samples_per_prompt=run.train.samples_per_prompt,
-        scorer=scorer,
-        hooks=hooks,
-        reference_pass=scoring,
-    )
-    worker = MakerWorker(maker, engine, scorer, models, adapters, sync_idle_seconds=sync_timeout_seconds)
+    makers = [
+        PolicyExperienceMaker(
+            player=player(),
+            greedy_player=player(greedy=True) if rollouts is not None and rollouts.needs_greedy_answer else None,
+            samples_per_prompt=run.train.samples_per_prompt,
+            scorer=scorer,
+            hooks=hooks,
+            reference_pass=complete,
+        )
+        for _ in range(num_lanes or 1)
+    ]
+    worker = MakerWorker(makers, engine, scorer, weights, place.device)
     prompts = build_run_prompts(resolved, tokenizer)
     evaluator = None
     if resolved.evaluates:
@@ -333,4 +387,5 @@ def make_worker(
     trained = {
         role: model for role, model in (("policy", models.actor), ("critic", models.critic)) if model is not None
     }
-    return MakerWorker(maker, built, scorer, trained, models.adapters, sync_idle_seconds=sync_idle_seconds)
+    weights = staged_weights(built, trained, models.adapters, idle_seconds=sync_idle_seconds)
+    return MakerWorker([maker], built, scorer, weights, place.device)

@@ -103,7 +103,7 @@ class Overview:
     owned: Mapping[str, int]
     """Maker -> groups whose samples are still needed, and go with its process."""
     sync_seconds: float | None
-    """Of the last version on its way to the makers; None before the first."""
+    """Time that the last version took to reach the makers; None before the first."""
     stuck: Mapping[str, str]
     """Makers to be restarted -> reason."""
     silent: Mapping[str, float]

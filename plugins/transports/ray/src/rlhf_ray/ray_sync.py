@@ -1,4 +1,5 @@
-"""Sender of a weight sync: puts each shard into the object store once and sends its reference to all makers.
+"""Sender of a weight sync: puts each shard into the object store once and sends its reference to all makers, or sends
+it over a link to each (`direct_sync.py`).
 
 Makers receive the parts through `update_experience_maker`, both in a run and when used directly.
 """
@@ -8,20 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import ray
 
 from rlhf_core.models import next_token_logits
 from rlhf_core.rollout import Checksum
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util import group_into_shards
 
-from .calls import ActorLostError, Call, NamedActors, ask, collect
+from .calls import NamedActors, ask
 from .config import RayConfig
+from .direct_sync import DirectSending, Links
 from .messages import Canary
-from .wire import lora_scales, num_bytes, pack
+from .sending import Sending
+from .wire import lora_scales
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,6 @@ _EVERYTHING = 1 << 62
 """Bytes of a shard under `sync: full`: one per model."""
 _OBJECT_BYTES = 16 * 1024**2
 """Size of one object; makers read and check it while the next is written."""
-_CHUNKS_UNDER_WAY = 2
-"""Chunks that makers may still be reading while the next is gathered; bounds the object store's memory."""
 _KEYWORDS = {"policy": "new_actor_state_dict", "critic": "new_critic_state_dict"}
 _LORA_KEYWORDS = {"policy": "new_actor_lora_config_dict", "critic": "new_critic_lora_config_dict"}
 
@@ -94,9 +93,9 @@ class MakerSync:
         `ActorLostError`, or `DeadlineError` when one does not take a part in time.
         """
         started = time.perf_counter()
-        sending = _Sending(self.makers, list(names), self._timeout_seconds, version, kept)
+        sending = self._sending(list(names), version, kept)
         common = {"fully_update": not adapter_only, "version": version, "sender": self._sender}
-        sending.call(chunk_start=True, **common)
+        sending.call({"chunk_start": True, **common})
         checksums: dict[str, str] = {}
         num_chunks = size = 0
         for role in self._trained:
@@ -106,22 +105,24 @@ class MakerSync:
                 if not sending.names and kept is None:
                     continue
                 checksum.add(shard)
-                packed = pack(shard)
                 num_chunks += 1
-                size += num_bytes(packed)
-                sending.call_ahead(**{_KEYWORDS[role]: ray.put(packed)}, **lora, **common)
+                size += sending.chunk(_KEYWORDS[role], shard, {**lora, **common})
                 lora = {}  # sent only once
             checksums[role] = checksum.hexdigest()
+        sending.call({"chunk_end": True, "checksums": checksums, "canary": canary, **common})
         sending.wait_for_all()
-        sending.call(chunk_end=True, checksums=checksums, canary=canary, **common)
         self.report = SyncReport(version, len(sending.names), num_chunks, size, time.perf_counter() - started)
         logger.debug("sent weights: %s", self.report)
 
     def repeat(self, calls: Sequence[Mapping[str, Any]], names: Iterable[str], version: int) -> None:
         """Send a version again from its kept calls."""
-        sending = _Sending(self.makers, list(names), self._timeout_seconds, version, [])
+        sending = Sending(self.makers, list(names), version=version, timeout_seconds=self._timeout_seconds, kept=[])
         for call in calls:
-            sending.call(**call)
+            sending.call(dict(call))
+        sending.wait_for_all()
+
+    def _sending(self, names: list[str], version: int, kept: list[dict[str, Any]] | None) -> Sending:
+        return Sending(self.makers, names, version=version, timeout_seconds=self._timeout_seconds, kept=kept)
 
     def shards(self, role: str, max_shard_bytes: int, *, adapter_only: bool) -> Iterator[Mapping[str, Tensor]]:
         """The role's weights, or its adapter's, in parts of an object's size. Collective until exhausted."""
@@ -151,8 +152,13 @@ class RunSync(MakerSync):
         super().__init__(strategy, trained, adapters, makers, sender="trainers", timeout_seconds=timeout)
         self._coordinator = coordinator
         self._adapter_only = config.sync == "adapter"
-        self._max_shard_bytes = config.max_shard_bytes if config.sync == "chunked" else _EVERYTHING
+        self._max_shard_bytes = config.max_shard_bytes if config.sync in ("chunked", "direct") else _EVERYTHING
         self._canary_prompts = list(canary_prompts)
+        self._links: Links | None = None
+        if config.sync == "direct" and strategy.is_main:
+            # Half, so that a link that fails leaves time for the other way.
+            self._links = Links(strategy.device, timeout_seconds=timeout / 2)
+        self._fallbacks: set[str] = set()
 
     def publish(self, version: int) -> None:
         """Send `version` to all makers and release the prompts that wait for it. Raises like `send`."""
@@ -161,6 +167,8 @@ class RunSync(MakerSync):
         is_main = self._strategy.is_main
         makers: dict[str, Any] = ask(self._coordinator, "makers") if is_main else {}
         self.makers.know(makers)
+        if self._links is not None:
+            self._links.open(makers)
         self.send(
             version,
             makers,
@@ -180,14 +188,27 @@ class RunSync(MakerSync):
         self._strategy.run_on_main(finish)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the last publish: bytes put into the object store (once for all makers), seconds, makers."""
+        """Metrics of the last publish: bytes put into the object store (once for all makers), seconds, makers; with
+        links also the makers that were not served by theirs.
+        """
         if (last := self.report) is None:
             return {}
-        return {
+        fallbacks = {} if self._links is None else {"sync/fallbacks": float(len(self._fallbacks))}
+        return fallbacks | {
             "sync/bytes": float(last.num_bytes),
             "sync/seconds": last.seconds,
             "sync/makers": float(last.num_makers),
         }
+
+    def _sending(self, names: list[str], version: int, kept: list[dict[str, Any]] | None) -> Sending:
+        if self._links is None or kept is None:
+            return super()._sending(names, version, kept)
+        timeout = self._timeout_seconds
+        sending = DirectSending(
+            self.makers, names, version=version, timeout_seconds=timeout, kept=kept, links=self._links
+        )
+        self._fallbacks = sending.fallbacks
+        return sending
 
     def _canary(self) -> Canary | None:
         """The canary log-probs of the current weights. Collective, since a sharded model runs forward on all ranks."""
@@ -202,60 +223,3 @@ class RunSync(MakerSync):
             logits = next_token_logits(model, self._canary_prompts, self._strategy.device)
         model.train(was_training)
         return Canary(self._canary_prompts, logits.float().log_softmax(dim=-1).cpu().numpy())
-
-
-@dataclass(slots=True)
-class _Sending:
-    """One version being sent to the makers that are left."""
-
-    makers: NamedActors
-    names: list[str]
-    timeout_seconds: float
-    version: int
-    kept: list[dict[str, Any]] | None
-    under_way: list[list[Call]] = field(default_factory=list)
-
-    def call(self, **options: Any) -> None:
-        """Call all remaining makers at the same time, and wait until they are done."""
-        self._begin(options)
-        self.wait_for_all()
-
-    def call_ahead(self, **options: Any) -> None:
-        """Send all makers a chunk, then wait until at most `_CHUNKS_UNDER_WAY` chunks are pending."""
-        self._begin(options)
-        while len(self.under_way) > _CHUNKS_UNDER_WAY:
-            self._wait(self.under_way.pop(0))
-
-    def wait_for_all(self) -> None:
-        while self.under_way:
-            self._wait(self.under_way.pop(0))
-
-    def _begin(self, options: dict[str, Any]) -> None:
-        if self.kept is not None:
-            self.kept.append(options)
-        calls: list[Call] = []
-        for name in list(self.names):
-            try:
-                maker = self.makers.handle(name)
-            except ActorLostError as error:
-                self._leave_out(name, error)
-            else:
-                calls.append((name, maker.update_experience_maker.remote(**options)))
-        self.under_way.append(calls)
-
-    def _wait(self, calls: list[Call]) -> None:
-        """Collect the makers' answers; drop makers that died."""
-        doing = f"to take policy version {self.version}"
-        for name, ref in calls:
-            try:
-                collect([(name, ref)], timeout_seconds=self.timeout_seconds, doing=doing)
-            except ActorLostError as error:
-                self._leave_out(name, error)
-
-    def _leave_out(self, name: str, error: ActorLostError) -> None:
-        logger.error("%s; it is left out of this weight sync", error)
-        self.makers.lose(name)
-        if name in self.names:
-            self.names.remove(name)
-            if not self.names and self.kept is None:
-                raise error

@@ -20,6 +20,8 @@ from .messages import Canary, EvaluationWork, RolloutWork, RunOver, Work
 
 _CANARY_ID = (1 << 62) + (1 << 61)
 """Sample ids of canary answers: greedy, so their noise does not matter, but no other sample has them."""
+_LOOK_SECONDS = 1.0
+"""Longest wait for more work while batches are being made, one of which may fail."""
 
 
 class RunFeed(MakerFeed):
@@ -39,6 +41,8 @@ class RunFeed(MakerFeed):
             heartbeat_seconds=config.heartbeat_seconds,
         )
         self._parts = parts
+        self.in_flight = config.updates_in_flight()
+        """Whether batches are made side by side."""
         self._keeps_samples = context.resolved.run.logging.samples != "none"
         self.worker = parts.worker
         self.canaries: dict[int, Canary] = {}
@@ -54,6 +58,7 @@ class RunFeed(MakerFeed):
         parts = build_maker(
             context.resolved,
             context.hooks(MakerHooks),
+            num_lanes=config.num_lanes(context.resolved.run.train.prompts_per_episode),
             sync_timeout_seconds=config.sync_timeout_seconds,
             cache_folder=context.cache_folder,
         )
@@ -79,11 +84,15 @@ class RunFeed(MakerFeed):
             for call in calls:
                 update(**{k: ray.get(v, timeout=wait) if isinstance(v, ray.ObjectRef) else v for k, v in call.items()})
 
-    def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
-        """Leases, each once the weights it asks for are live, until the run is over; evaluations on the way."""
-        poll = min(10.0, self._config.heartbeat_seconds / 4)
+    def batches(self, wait_for_room: Callable[[], int] = lambda: 0) -> Iterator[tuple[int, list[Prompt]]]:
+        """Leases, each once the weights it asks for are live, until the run is over; evaluations on the way.
+
+        wait_for_room: called before more work is asked for; returns the number of batches that are being made.
+        """
         while True:
-            work: Work | None = ask(self._coordinator, "next_work", self.name, poll, wait_seconds=poll)
+            under_way = wait_for_room()
+            poll = min(_LOOK_SECONDS if under_way else 10.0, self._config.heartbeat_seconds / 4)
+            work: Work | None = ask(self._coordinator, "next_work", self.name, poll, under_way, wait_seconds=poll)
             if isinstance(work, RunOver):
                 return
             if work is None:
@@ -120,14 +129,14 @@ class RunFeed(MakerFeed):
 
     def _evaluate(self, work: EvaluationWork) -> None:
         assert self._parts.evaluator is not None
-        with self.worker.weights.making():
+        with self.worker.computing():
             rows = self._parts.evaluator.rows(work.start, work.stop)
         ask(self._coordinator, "submit_evaluation", self.name, work, rows)
 
     def _compare(self) -> None:
         """Answer the canary prompts of a version that has just come in, and compare with what the trainer says."""
         worker = self.worker
-        with worker.weights.making():
+        with worker.computing():
             version = worker.weights.newest
             canary = None if version is None else self._take_canary(version)
             if canary is None:
@@ -136,6 +145,8 @@ class RunFeed(MakerFeed):
                 GenerationRequest(sample_id=_CANARY_ID + i, prompt_ids=p) for i, p in enumerate(canary.prompt_ids)
             ]
             answers = list(worker.engine.generate(requests, SamplingParams(max_new_tokens=1, greedy=True)))
+        if any(each.policy_version != version for each in answers):
+            return  # in flight, a newer one has come
         gap = 0.0
         for each in answers:
             expected = float(canary.log_probs[each.sample_id - _CANARY_ID, each.token_ids[0]])

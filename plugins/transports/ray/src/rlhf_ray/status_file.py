@@ -107,7 +107,7 @@ class _Maker(BaseModel):
     groups: int = 0
     """Prompts that it has finished."""
     waiting: int = 0
-    """Of these, those that wait to be trained on."""
+    """Those of them that wait to be trained on."""
 
 
 class Status(BaseModel):

@@ -35,7 +35,7 @@ from rlhf_core.training import FitResult, SessionParts, TrainerSession
 from rlhf_core.types import MadeEpisode, PhaseTimes, RolloutGroup
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
-from .calls import ask
+from .calls import ask, node_address
 from .maker_parts import trained_names
 from .messages import TakenEpisode
 from .ray_sync import RunSync
@@ -55,8 +55,7 @@ class TrainerActor:
     def place(self) -> tuple[str, str, int, int]:
         """Node id, address, a free port there, and this process's id."""
         node = ray.get_runtime_context().get_node_id()
-        # The node's address in this cluster: 127.0.0.1 in a local one, whatever the host name resolves to.
-        address = next(str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node)
+        address = node_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
             port = int(probe.getsockname()[1])

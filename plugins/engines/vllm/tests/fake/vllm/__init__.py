@@ -5,10 +5,12 @@ loaded. `FAKE_VLLM` in the environment says how it misbehaves.
 """
 
 import os
+import pickle
 import time
 from types import SimpleNamespace
 
 from . import platforms, sampling_params
+from .sampling_params import RequestOutputKind
 
 if os.environ.get("FAKE_VLLM") == "broken":
     raise RuntimeError("operator torchvision::nms does not exist\nand more")
@@ -41,9 +43,10 @@ class LLMEngine:
         self.model_config = SimpleNamespace(max_model_len=args.max_model_len or 64)
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
         self.requests = {}
+        self.flying = {}
         self.model = Model()
         self.version = None
-        self.asleep = False
+        self.asleep = set()
 
     @classmethod
     def from_engine_args(cls, args):
@@ -52,7 +55,10 @@ class LLMEngine:
         return cls(args)
 
     def add_request(self, name, prompt, params):
-        assert self.version is not None and not self.asleep
+        assert self.version is not None and not self.asleep, (self.version, self.asleep)
+        if params.output_kind == RequestOutputKind.DELTA:
+            self.flying[name] = [prompt, params, 0]
+            return
         self.requests[name] = (prompt["prompt_token_ids"], params)
 
     def step(self):
@@ -62,20 +68,42 @@ class LLMEngine:
             os.kill(os.getpid(), 9)
         if os.environ.get("FAKE_VLLM") == "fail":
             raise RuntimeError("kernel failed")
+        if self.flying:
+            return self.fly()
         name = next(iter(self.requests))
         prompt, params = self.requests.pop(name)
         tokens = [prompt[0] + self.version] * params.max_tokens
         logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
         answer = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason="length")
-        return [SimpleNamespace(request_id=name, finished=True, outputs=[answer])]
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[answer], num_cached_tokens=None)]
 
     def abort_request(self, names):
         for name in names:
             self.requests.pop(name, None)
+            self.flying.pop(name, None)
+
+    def fly(self):
+        """One token of each answer, which also tells the salt of its cached prefix, times a hundred."""
+        outputs = []
+        for name, growing in list(self.flying.items()):
+            prompt, params, count = growing
+            growing[2] += 1
+            token = prompt["prompt_token_ids"][0] + self.version + 100 * int(prompt["cache_salt"])
+            is_last = count + 1 == params.max_tokens
+            if is_last:
+                del self.flying[name]
+            logprobs = [{token: SimpleNamespace(logprob=-0.5)}]
+            output = SimpleNamespace(token_ids=[token], logprobs=logprobs, finish_reason="length" if is_last else None)
+            outputs.append(SimpleNamespace(request_id=name, finished=is_last, outputs=[output], num_cached_tokens=0))
+        return outputs
 
     def collective_rpc(self, method, args):
-        assert not self.requests and not self.asleep
-        method(self, *args)
+        """One worker is an object here; of several each is a process, which gets copies of the arguments."""
+        assert not self.requests and "weights" not in self.asleep
+        workers = self.args.tensor_parallel_size
+        assert self.args.distributed_executor_backend == ("uni" if workers == 1 else "mp")
+        for _ in range(workers):
+            method(self, *(args if workers == 1 else pickle.loads(pickle.dumps(args))))
 
     def get_model(self):
         return self.model
@@ -90,12 +118,14 @@ class LLMEngine:
         return True
 
     def sleep(self, level):
-        assert level == 1 and not self.asleep
-        self.asleep = True
+        assert level in (1, 2) and not self.requests and not self.asleep
+        self.asleep = {"weights", "kv_cache"}
+        if level == 2:
+            self.version = None
 
-    def wake_up(self):
-        assert self.asleep
-        self.asleep = False
+    def wake_up(self, tags):
+        assert tags and self.asleep >= set(tags)
+        self.asleep -= set(tags)
 
 
 __all__ = ["EngineArgs", "LLMEngine", "SamplingParams", "platforms", "sampling_params"]

@@ -3,3 +3,4 @@
 
 class RequestOutputKind:
     FINAL_ONLY = 2
+    DELTA = 1

@@ -1,0 +1,86 @@
+"""A generation that requests and new weights may join on the way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rlhf_core.protocols import Asked
+from rlhf_core.types import GenerationRequest, SamplingParams
+
+from .decoder import Decoder
+from .rows import Row, make_rows
+
+if TYPE_CHECKING:
+    from .lockstep import LockstepBatch
+    from .slots import SlotBatch
+
+
+class Flight:
+    """The rows under way, in one batch as long as there are any."""
+
+    def __init__(
+        self,
+        decoder: Callable[[SamplingParams], Decoder],
+        batch: Callable[[list[Row]], SlotBatch | LockstepBatch],
+        context_tokens: int | None,
+    ) -> None:
+        """batch: begins with these rows, and takes more. context_tokens: see `make_rows`."""
+        self._decoder = decoder
+        self._new_batch = batch
+        self._context_tokens = context_tokens
+        self._decoders: dict[SamplingParams, Decoder] = {}
+        self._batch: SlotBatch | LockstepBatch | None = None
+        self._open: set[Row] = set()
+        self._waiting: deque[Row] = deque()
+        """Rows that the batch has no room for, and those after them: they wait for its end."""
+        self._num_rows = 0
+        self._version: int | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._open)
+
+    def weights_are(self, version: int) -> None:
+        """Tell, before a step, which weights it is run with."""
+        if version == self._version:
+            return
+        self._version = version
+        for row in self._open:
+            row.versions.append((len(row.token_ids), version))
+        if self._batch is not None:
+            self._batch.weights_changed()
+
+    def add(self, asked: Sequence[Asked]) -> None:
+        """Answer these too. Raises `DataError` for a prompt that leaves no room for an answer."""
+        assert self._version is not None
+        requests: dict[SamplingParams, list[GenerationRequest]] = {}
+        for request, sampling in asked:
+            requests.setdefault(sampling, []).append(request)
+        for sampling, together in requests.items():
+            if sampling not in self._decoders:
+                self._decoders[sampling] = self._decoder(sampling)
+            rows = make_rows(together, sampling, self._context_tokens, first_key=self._num_rows)
+            self._num_rows += len(rows)
+            for row in rows:
+                row.decoder = self._decoders[sampling]
+                row.versions.append((0, self._version))
+            self._open.update(rows)
+            self._waiting.extend(rows)
+
+    def step(self) -> list[Row]:
+        """Run one pass; return the rows that it finished."""
+        if self._batch is None:
+            self._batch = self._new_batch([*self._waiting])
+            self._waiting.clear()
+        joining = []
+        while self._waiting and self._batch.has_room_for(self._waiting[0]):
+            joining.append(self._waiting.popleft())
+        if joining:
+            self._batch.join(joining)
+        finished = self._batch.step()
+        self._open.difference_update(finished)
+        if not self._batch.busy:
+            self._batch = None
+        return finished

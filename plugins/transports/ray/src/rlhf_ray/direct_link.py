@@ -1,0 +1,285 @@
+"""A direct link: a process group of one trainer and one maker, over which the bytes of weights go.
+
+Pairs rather than one group of all, so that a maker that dies breaks its own link only, and one that comes later needs
+nobody else's. torch's default group, which a trainer may need for its strategy, is left alone. Ray's own direct
+transport is not used: its gloo and NCCL groups are made and called without deadlines, an actor may be in one group
+only, and a failed transfer cannot be aborted.
+
+Nothing that arrives is unpickled: a link carries bytes, of which Ray's authenticated call has told length and layout.
+The group's store and gloo's sockets listen on the address that Ray uses for the node; keys in the store have a random
+prefix.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import RlhfError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+WHERE = "direct weight sync"
+SENDER, RECEIVER = 0, 1
+"""Ranks of a link."""
+_ALIGNMENT = 64
+"""Every tensor of a chunk begins at a multiple of this many bytes."""
+_CHUNKS_UNDER_WAY = 4
+_POLL_SECONDS = 0.001
+
+
+class LinkError(RlhfError):
+    """A link could not be formed, or broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOffer:
+    """Where a maker finds its end of a new link."""
+
+    host: str
+    port: int
+    key: str
+    """Prefix of the link's keys in the store; nobody else knows it."""
+    device: str
+    """Device type of the weights, of both ends."""
+    timeout_seconds: float
+    """Longest wait for the other end, when the link is formed and for each chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectChunk:
+    """A chunk that comes over the link: what to make of its bytes."""
+
+    number: int
+    """Among all chunks of this link, from 0."""
+    num_bytes: int
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """Name, torch's name of the dtype, shape."""
+
+    def views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The tensors, in the memory of `buffer`. Raises `LinkError` unless the layout is as long as it."""
+        found, end = {}, 0
+        for name, dtype, shape in self.tensors:
+            start, end, kind = _place(end, dtype, shape)
+            if end > len(buffer):
+                break
+            found[name] = buffer[start:end].view(kind).view(shape)
+        if end != self.num_bytes or end != len(buffer):
+            raise LinkError(f"chunk {self.number} has {len(buffer)} bytes, its layout {end}", where=WHERE)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PackedShard:
+    """A shard's bytes as one tensor, to be sent over any number of links."""
+
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """As in `DirectChunk`."""
+    buffer: Tensor
+
+    @classmethod
+    def of(cls, shard: Mapping[str, Tensor], device: torch.device) -> PackedShard:
+        """A copy of the shard on `device`."""
+        import torch
+
+        tensors = tuple(
+            (name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in shard.items()
+        )
+        places, end = [], 0
+        for _, dtype, shape in tensors:
+            start, end, _ = _place(end, dtype, shape)
+            places.append((start, end))
+        buffer = torch.empty(end, dtype=torch.uint8, device=device)
+        for (start, stop), tensor in zip(places, shard.values(), strict=True):
+            buffer[start:stop].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+        return cls(tensors, buffer)
+
+    def chunk(self, number: int) -> DirectChunk:
+        return DirectChunk(number, len(self.buffer), self.tensors)
+
+
+def _place(after: int, dtype: str, shape: tuple[int, ...]) -> tuple[int, int, torch.dtype]:
+    """Start and end of a tensor whose predecessor ends at `after`, and its dtype."""
+    import torch
+
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or any(size < 0 for size in shape):
+        raise LinkError(f"no tensor has dtype {dtype!r} and shape {shape}", where=WHERE)
+    start = -(-after // _ALIGNMENT) * _ALIGNMENT
+    return start, start + prod(shape) * kind.itemsize, kind
+
+
+class Link:
+    """One end of a link. Not safe between threads."""
+
+    def __init__(self, group: Any, backend: str, device: torch.device, timeout_seconds: float) -> None:
+        self.device = device
+        self._group = group
+        self._backend = backend
+        self._timeout_seconds = timeout_seconds
+        self._number = 0
+        self._sending: deque[tuple[Any, Tensor]] = deque()
+
+    def send(self, shard: PackedShard) -> DirectChunk:
+        """Begin to send a shard, once few are under way. Raises `LinkError`.
+
+        The other end is to call `receive` with the result.
+        """
+        while len(self._sending) >= _CHUNKS_UNDER_WAY:
+            self._finish(self._sending.popleft()[0])
+        chunk = shard.chunk(self._number)
+        self._number += 1
+        try:
+            self._sending.append((self._group.send([shard.buffer], RECEIVER, chunk.number), shard.buffer))
+        except RuntimeError as error:
+            raise self._broken(error) from None
+        return chunk
+
+    def settle(self) -> None:
+        """Wait until every chunk has gone. Raises `LinkError`, also when that takes too long."""
+        while self._sending:
+            self._finish(self._sending.popleft()[0])
+
+    def receive(self, chunk: DirectChunk) -> dict[str, Tensor]:
+        """The tensors of a chunk. Raises `LinkError`, also when it does not come in time."""
+        import torch
+
+        buffer = torch.empty(chunk.num_bytes, dtype=torch.uint8, device=self.device)
+        found = chunk.views(buffer)
+        try:
+            self._finish(self._group.recv([buffer], SENDER, chunk.number))
+        except RuntimeError as error:
+            raise self._broken(error) from None
+        return found
+
+    def close(self) -> None:
+        """Close the connection; what the other end waits for fails."""
+        group, self._group = self._group, None
+        self._sending.clear()
+        if group is not None and self._backend == "nccl":
+            group.abort()
+
+    def _finish(self, work: Any) -> None:
+        try:
+            if self._backend == "gloo":
+                work.wait(timedelta(seconds=self._timeout_seconds))
+                return
+            deadline = time.monotonic() + self._timeout_seconds
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    raise LinkError(f"waited {self._timeout_seconds:g} s for a chunk to cross", where=WHERE)
+                time.sleep(_POLL_SECONDS)
+            work.wait()  # raises what went wrong
+        except RuntimeError as error:
+            raise self._broken(error) from None
+
+    def _broken(self, error: RuntimeError) -> LinkError:
+        return LinkError(f"the link broke: {str(error).strip().splitlines()[0]}", where=WHERE)
+
+
+class MakerEnd:
+    """A maker's end of the link to its trainer; a new one replaces it."""
+
+    def __init__(self) -> None:
+        self._link: Link | None = None
+
+    def join(self, offer: LinkOffer, address: str, device: torch.device) -> None:
+        """Form the link. address: of this node. device: of the maker's model. Raises `LinkError`."""
+        self._link = None
+        self._link = join_link(offer, address, device)
+
+    def receive(self, chunk: DirectChunk) -> dict[str, Tensor]:
+        """The tensors of a chunk. After a `LinkError` there is no link."""
+        link, self._link = self._link, None
+        if link is None:
+            raise LinkError("this maker has no link", where=WHERE)
+        found = link.receive(chunk)
+        self._link = link
+        return found
+
+
+def listening_store(address: str, timeout_seconds: float) -> TCPStore:
+    """A store that listens at `address` alone, on a free port (`.port`)."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    listener = socket.create_server((address, 0))
+    return TCPStore(
+        address,
+        listener.getsockname()[1],
+        None,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # the store's from here on
+    )
+
+
+def form_link(store: Store, rank: int, offer: LinkOffer, address: str) -> Link:
+    """This process's end, once the other end is formed too. Raises `LinkError`, also when that takes too long.
+
+    address: of this node, where the link's sockets are to listen.
+    """
+    import torch
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    backend = "nccl" if offer.device == "cuda" else "gloo"
+    device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+    make = _nccl_group if backend == "nccl" else _gloo_group
+    try:
+        group = make(PrefixStore(offer.key, store), rank, address, timedelta(seconds=offer.timeout_seconds), device)
+    except RuntimeError as error:
+        problem = str(error).strip().splitlines()[0]
+        raise LinkError(f"no {backend} link was formed: {problem}", where=WHERE) from None
+    return Link(group, backend, device, offer.timeout_seconds)
+
+
+def join_link(offer: LinkOffer, address: str, device: torch.device) -> Link:
+    """The maker's end of an offered link. device: of its model."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if device.type != offer.device:
+        raise LinkError(f"the weights are on {offer.device}, the maker's model is on {device.type}", where=WHERE)
+    timeout = timedelta(seconds=offer.timeout_seconds)
+    try:
+        store = TCPStore(offer.host, offer.port, None, is_master=False, timeout=timeout)
+    except RuntimeError as error:
+        problem = str(error).strip().splitlines()[0]
+        raise LinkError(f"no trainer answers at {offer.host}:{offer.port}: {problem}", where=WHERE) from None
+    return form_link(store, RECEIVER, offer, address)
+
+
+def _gloo_group(store: Store, rank: int, address: str, timeout: timedelta, device: torch.device) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timeout
+    return ProcessGroupGloo(store, rank, 2, options)
+
+
+def _nccl_group(store: Store, rank: int, address: str, timeout: timedelta, device: torch.device) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    # A peer that dies must end neither this process (torch's default on any error) nor the wait for it.
+    own = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group = ProcessGroupNCCL(store, rank, 2, options)
+        group.eager_connect_single_device(device)
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    return group

@@ -1,0 +1,153 @@
+"""A direct link: both ends in one process, formed and broken for real."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+from running import PATIENCE_SECONDS
+from torch import Tensor
+
+from rlhf_ray.direct_link import (
+    SENDER,
+    DirectChunk,
+    Link,
+    LinkError,
+    LinkOffer,
+    MakerEnd,
+    PackedShard,
+    form_link,
+    listening_store,
+)
+
+HERE = "127.0.0.1"
+CPU = torch.device("cpu")
+SHARD = {
+    "float": torch.arange(5, dtype=torch.float32),
+    "brain": torch.full((3, 2), 1.5, dtype=torch.bfloat16),
+    "scalar": torch.tensor(7),
+    "none": torch.empty(0, 4),
+    "flags": torch.tensor([True, False]),
+    "column": torch.arange(6.0).view(2, 3)[:, 1],
+}
+
+
+def same(arrived: dict[str, Tensor], sent: dict[str, Tensor]) -> bool:
+    return arrived.keys() == sent.keys() and all(
+        torch.equal(arrived[name], sent[name]) and arrived[name].dtype == sent[name].dtype for name in sent
+    )
+
+
+@pytest.fixture
+def ends() -> Iterator[Callable[..., tuple[Link, MakerEnd]]]:
+    """`ends(timeout_seconds)`: the trainer's and the maker's end of a link."""
+    made: list[Link] = []
+
+    def make(timeout_seconds: float = PATIENCE_SECONDS) -> tuple[Link, MakerEnd]:
+        store = listening_store(HERE, PATIENCE_SECONDS)
+        offer = LinkOffer(HERE, store.port, "a key", "cpu", timeout_seconds=PATIENCE_SECONDS)
+        maker = MakerEnd()
+        joining = threading.Thread(target=maker.join, args=(offer, HERE, CPU))
+        joining.start()
+        link = form_link(store, SENDER, offer, HERE)
+        joining.join(PATIENCE_SECONDS)
+        assert maker._link is not None
+        link._timeout_seconds = maker._link._timeout_seconds = timeout_seconds
+        made.append(link)
+        return link, maker
+
+    yield make
+    for link in made:
+        link.close()
+
+
+def test_every_dtype_and_shape_arrives_as_it_was(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
+    link, maker = ends()
+    for _ in range(6):  # more than may be under way
+        chunk = link.send(PackedShard.of(SHARD, CPU))
+        assert same(maker.receive(chunk), SHARD)
+    link.settle()
+
+
+def test_a_shard_may_change_as_soon_as_it_is_packed() -> None:
+    shard = {"weight": torch.ones(10)}
+    packed = PackedShard.of(shard, CPU)
+    shard["weight"].zero_()
+    assert bool((packed.chunk(0).views(packed.buffer)["weight"] == 1).all())
+
+
+def test_a_trainer_that_is_gone_is_an_error_at_the_maker(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
+    link, maker = ends()
+    chunk = PackedShard.of(SHARD, CPU).chunk(0)
+    link.close()
+    with pytest.raises(LinkError, match="the link broke: .*onnection closed by peer"):
+        maker.receive(chunk)
+    with pytest.raises(LinkError, match="this maker has no link"):
+        maker.receive(chunk)
+
+
+def test_a_maker_that_is_gone_is_an_error_at_the_trainer(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
+    link, maker = ends()
+    maker._link = None
+    with pytest.raises(LinkError, match="the link broke"):
+        for _ in range(3):
+            link.send(PackedShard.of({"weight": torch.ones(1_000_000)}, CPU))
+            link.settle()
+
+
+@pytest.mark.parametrize("side", ["sends", "receives"])
+def test_an_end_that_does_nothing_is_waited_for_so_long(side: str, ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
+    link, maker = ends(0.05)
+    with pytest.raises(LinkError, match=r"Timed out waiting 50ms"):
+        if side == "sends":
+            link.send(PackedShard.of({"weight": torch.ones(10_000_000)}, CPU))
+            link.settle()
+        else:
+            maker.receive(PackedShard.of(SHARD, CPU).chunk(0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_bytes": 10**6}, "has 1000000 bytes, its layout"),
+        ({"num_bytes": 8}, "has 8 bytes, its layout"),
+        ({"tensors": (("w", "float32", (-4, 4)),)}, "no tensor has dtype 'float32' and shape"),
+        ({"tensors": (("w", "__doc__", (4,)),)}, "no tensor has dtype '__doc__'"),
+    ],
+)
+def test_a_layout_that_does_not_fit_its_bytes_is_refused(change: dict[str, object], message: str) -> None:
+    chunk = replace(PackedShard.of(SHARD, CPU).chunk(0), **change)  # type: ignore[arg-type]
+    with pytest.raises(LinkError, match=message):
+        chunk.views(torch.empty(chunk.num_bytes, dtype=torch.uint8))
+    assert isinstance(chunk, DirectChunk)
+
+
+def test_only_the_address_of_the_node_listens(ends: Callable[..., tuple[Link, MakerEnd]]) -> None:
+    before = {each.laddr for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    _ends = ends()
+    after = {each.laddr for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    assert after - before and {ip for ip, _ in after - before} == {HERE}
+
+
+def test_a_maker_on_another_device_is_an_error_at_once() -> None:
+    offer = LinkOffer(HERE, 1, "a key", "cuda", timeout_seconds=PATIENCE_SECONDS)
+    with pytest.raises(LinkError, match="the weights are on cuda, the maker's model is on cpu"):
+        MakerEnd().join(offer, HERE, CPU)
+
+
+def test_a_trainer_that_does_not_answer_is_an_error_in_time() -> None:
+    with socket.create_server((HERE, 0)) as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(LinkError, match=rf"no trainer answers at 127\.0\.0\.1:{port}"):
+        MakerEnd().join(LinkOffer(HERE, port, "a key", "cpu", timeout_seconds=0.1), HERE, CPU)
+
+
+def test_an_end_that_is_never_joined_is_an_error_in_time() -> None:
+    store = listening_store(HERE, PATIENCE_SECONDS)
+    with pytest.raises(LinkError, match="no gloo link was formed"):
+        form_link(store, SENDER, LinkOffer(HERE, store.port, "a key", "cpu", timeout_seconds=0.1), HERE)
