@@ -26,6 +26,8 @@ _TOKEN_FIELDS = (
 """Optional fields of a row's tokens ([A] or [A, K]; float32, or int32 ids), alike in `BufferItem` and `Experience`."""
 
 
+_EVEN_ENOUGH = 1.02
+"""What the longest part may be of that of an even split, for neighbours to stay together."""
 _LARGE_MODEL_PARAMETERS = 50_000_000
 
 
@@ -131,7 +133,8 @@ def plan_micro_batches(lengths: Sequence[int], max_tokens: int | None) -> list[l
 def balanced(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
     """Indices into `lengths` (tokens) split into parts of about equal sums, each part in rising order.
 
-    The longest goes first, to the part with the least so far (Graham 1969); of equal parts, to the first.
+    Neighbours stay together where that is nearly as even: they are answers to one prompt, and travel in one object.
+    Else the longest goes first, to the part with the least so far (Graham 1969); of equal parts, to the first.
     """
     loads = [(0, part) for part in range(num_parts)]
     parts: list[list[int]] = [[] for _ in range(num_parts)]
@@ -139,7 +142,21 @@ def balanced(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
         load, part = heappop(loads)
         parts[part].append(index)
         heappush(loads, (load + lengths[index], part))
+    neighbours = _cut(lengths, num_parts)
+    most = max(sum(lengths[index] for index in part) for part in neighbours)
+    if all(neighbours) and most <= _EVEN_ENOUGH * max(load for load, _ in loads):
+        return neighbours
     return [sorted(part) for part in parts]
+
+
+def _cut(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Indices in order, cut where a part's share of the sum is reached: each goes where its middle lies."""
+    total, before = max(1, sum(lengths)), 0
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    for index, length in enumerate(lengths):
+        parts[min(num_parts - 1, (2 * before + length) * num_parts // (2 * total))].append(index)
+        before += length
+    return parts
 
 
 def _item(experience: Experience, row: int) -> BufferItem:

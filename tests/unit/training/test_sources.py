@@ -61,8 +61,16 @@ def test_parts_of_about_as_many_tokens(lengths, parts):
     assert sorted(index for part in split for index in part) == list(range(len(lengths)))
     assert all(part == sorted(part) for part in split)
     loads = [sum(lengths[index] for index in part) for part in split]
-    assert max(loads) - min(loads) <= max(lengths, default=0)
+    # Ranks wait for the longest part; Graham's bound, and what neighbours may cost.
+    assert max(loads) <= 1.02 * (sum(lengths) / parts + max(lengths, default=0))
+    assert sum(map(bool, split)) == min(parts, len(lengths))
 
 
-def test_samples_of_one_length_are_dealt_out_in_turn():
-    assert balanced([5] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]]
+def test_neighbours_stay_together_where_parts_are_as_even():
+    assert balanced([5] * 7, 3) == [[0, 1], [2, 3, 4], [5, 6]]
+    assert balanced([7, 8, 7, 8, 8, 7, 8, 7], 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert balanced([100, 1, 1], 3) == [[0], [1], [2]]
+
+
+def test_samples_of_many_lengths_are_split_by_the_longest_first():
+    assert balanced([9, 1, 9, 1, 1, 1], 2) == [[0, 1, 4], [2, 3, 5]]
