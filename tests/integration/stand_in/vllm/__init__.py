@@ -78,7 +78,7 @@ class LLMEngine:
                 reason = "stop"
                 break
         answer = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason=reason)
-        return [SimpleNamespace(request_id=name, finished=True, outputs=[answer])]
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[answer], num_cached_tokens=0)]
 
     def collective_rpc(self, method, args):
         assert not self._requests
