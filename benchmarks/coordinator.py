@@ -86,7 +86,7 @@ class Makers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._names = names
         self._random = random.Random(names[0])
-        self._template = _template(case.group_kb)
+        self._tensors = _tensors(case.group_kb)
 
     async def run(self) -> None:
         """Make what the coordinator asks for until the run is over."""
@@ -114,7 +114,7 @@ class Makers:
             if not isinstance(work, RolloutWork):
                 continue
             await asyncio.sleep(max(self._seconds() for _ in work.positions))
-            groups = [_numbered(self._template, position, work.version) for position in work.positions]
+            groups = [_group(self._tensors, position, work.version) for position in work.positions]
             stored = (
                 [_by_value(g, name) for g in groups] if self._case.by_value else store_groups(groups, name, texts=False)
             )
@@ -156,6 +156,8 @@ class Rank:
         self._coordinator, self._meeting, self._exchanges = coordinator, meeting, 0
 
     def all_gather_objects(self, value: Any) -> list[Any]:
+        if self._case.ranks == 1:
+            return [value]
         self._exchanges += 1
         return list(ray.get(self._meeting.exchange.remote(self._exchanges, self._rank, value), timeout=WAIT))
 
@@ -211,28 +213,30 @@ class Ranks:
             return dict(zip((each._rank for each in self._ranks), pool.map(Rank.run, self._ranks), strict=True))
 
 
-def _template(group_kb: int) -> RolloutGroup:
+def _tensors(group_kb: int) -> dict[str, torch.Tensor]:
+    """Of one answer."""
     tokens = max(1, group_kb * 1024 // SAMPLES // 17)  # bytes of a token: id 8, mask 1, two log-probs 8
-    item = BufferItem(
-        sample_id=0,
-        group_id=0,
-        policy_version=0,
-        prompt_ids=torch.arange(16),
-        response_ids=torch.arange(tokens),
-        action_mask=torch.ones(tokens, dtype=torch.bool),
-        action_log_probs=torch.zeros(tokens),
-        reference_log_probs=torch.zeros(tokens),
-        rewards={"accuracy": 1.0, "format": 0.5},
-    )
-    return RolloutGroup(position=0, rollouts=(), items=(item,) * SAMPLES)
+    return {
+        "prompt_ids": torch.arange(16),
+        "response_ids": torch.arange(tokens),
+        "action_mask": torch.ones(tokens, dtype=torch.bool),
+        "action_log_probs": torch.zeros(tokens),
+        "reference_log_probs": torch.zeros(tokens),
+    }
 
 
-def _numbered(template: RolloutGroup, position: int, version: int) -> RolloutGroup:
-    items = tuple(
-        replace(item, sample_id=position * SAMPLES + k, group_id=position, policy_version=version)
-        for k, item in enumerate(template.items)
-    )
-    return RolloutGroup(position=position, rollouts=(), items=items)
+def _group(tensors: Mapping[str, torch.Tensor], position: int, version: int) -> RolloutGroup:
+    items = [
+        BufferItem(
+            sample_id=position * SAMPLES + k,
+            group_id=position,
+            policy_version=version,
+            rewards={"accuracy": 1.0, "format": 0.5},
+            **tensors,
+        )
+        for k in range(SAMPLES)
+    ]
+    return RolloutGroup(position=position, rollouts=(), items=tuple(items))
 
 
 def _by_value(group: RolloutGroup, owner: str) -> StoredGroup:
@@ -340,7 +344,7 @@ def _cpu_seconds(pid: int) -> float:
 def bytes_per_sample(group_kb: int) -> float:
     """What a message to the coordinator holds for each sample, references included."""
     context = ray._private.worker.global_worker.get_serialization_context()
-    groups = [_numbered(_template(group_kb), position, 0) for position in range(8)]
+    groups = [_group(_tensors(group_kb), position, 0) for position in range(8)]
     made = [Made(each, True) for each in store_groups(groups, "maker-0", texts=True)]
     return float(context.serialize(made).total_bytes) / (len(groups) * SAMPLES)
 

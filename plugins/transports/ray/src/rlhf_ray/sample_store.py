@@ -11,9 +11,10 @@ import logging
 import pickle
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -21,13 +22,14 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rlhf_core.rollout import group_from_tree, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
+from rlhf_core.util.host_memory import without_collections
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger("rlhf.ray")
 
-_OBJECT_BYTES = 512 * 1024
+_OBJECT_BYTES = 2 * 1024 * 1024
 """An object is full from here on. Smaller ones cost more than they save; larger ones bring rows nobody asked for."""
 
 
@@ -61,6 +63,7 @@ class StoredGroup:
     text_bytes: int
 
 
+@without_collections()
 def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> list[StoredGroup]:
     """Put the groups' tensors, and with `texts` their rollouts, into the object store."""
     packed = [pickle.dumps(group_to_tree(group)["rollouts"]) if texts else b"" for group in groups]
@@ -72,7 +75,7 @@ def store_groups(groups: Sequence[RolloutGroup], owner: str, *, texts: bool) -> 
             position=group.position,
             is_empty=group.is_empty,
             owner=owner,
-            summaries=pickle.dumps([_values(summary_of(item), _SUMMARY) for item in group.items]),
+            summaries=pickle.dumps([_values(summary_of(item)) for item in group.items]),
             parts=tuple(parts[place]),
             text=text,
             text_place=place,
@@ -89,6 +92,7 @@ def summaries(group: StoredGroup) -> list[ItemSummary]:
     return [ItemSummary(**dict(zip(_SUMMARY, values, strict=True))) for values in pickle.loads(group.summaries)]  # noqa: S301
 
 
+@without_collections()
 def fetch_items(
     groups: Sequence[StoredGroup], rows: Mapping[tuple[int, int], ItemSummary], *, timeout_seconds: float
 ) -> tuple[dict[tuple[int, int], BufferItem], set[int]]:
@@ -150,18 +154,23 @@ def fetch_groups(
 
 
 _SUMMARY = tuple(field.name for field in fields(ItemSummary))
+_MAPPINGS = tuple(place for place, field in enumerate(fields(ItemSummary)) if "Mapping" in str(field.type))
 _TENSORS = tuple(field.name for field in fields(BufferItem) if "Tensor" in str(field.type))
+_summary_values: Callable[[ItemSummary], tuple[Any, ...]] = attrgetter(*_SUMMARY)
+_tensors: Callable[[BufferItem], tuple[Tensor | None, ...]] = attrgetter(*_TENSORS)
 
 
-def _values(row: object, names: Sequence[str]) -> list[Any]:
-    """The row's fields of these names, mappings as plain dicts."""
-    values = (getattr(row, name) for name in names)
-    return [dict(value) if isinstance(value, Mapping) else value for value in values]
+def _values(row: ItemSummary) -> list[Any]:
+    """Those of `_SUMMARY`, mappings as plain dicts."""
+    values = list(_summary_values(row))
+    for place in _MAPPINGS:
+        if values[place] is not None:
+            values[place] = dict(values[place])
+    return values
 
 
 def _num_bytes(item: BufferItem) -> int:
-    tensors = (getattr(item, name) for name in _TENSORS)
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    return sum(tensor.nbytes for tensor in _tensors(item) if tensor is not None)
 
 
 def _store_rows(groups: Sequence[RolloutGroup], sizes: Sequence[Sequence[int]]) -> list[list[Part]]:
@@ -188,14 +197,15 @@ def _pack(items: Sequence[BufferItem]) -> dict[str, Any]:
     import torch
 
     arrays: dict[str, Any] = {}
-    for name in _TENSORS:
-        column: list[Tensor | None] = [getattr(item, name) for item in items]
-        there = [tensor.detach().reshape(-1) for tensor in column if tensor is not None]
+    for name, column in zip(_TENSORS, zip(*map(_tensors, items), strict=True), strict=True):
+        there = [tensor for tensor in column if tensor is not None]
         if there:
             sizes = [-1 if tensor is None else tensor.numel() for tensor in column]
-            width = {tensor.shape[1] for tensor in column if tensor is not None and tensor.dim() > 1}
-            widths = [0 if tensor is None else tensor.shape[-1] for tensor in column] if width else None
-            arrays[name] = torch.cat(there).cpu().numpy(), sizes, widths
+            widths = None
+            if any(tensor.dim() > 1 for tensor in there):
+                widths = [0 if tensor is None else tensor.shape[-1] for tensor in column]
+                there = [tensor.reshape(-1) for tensor in there]
+            arrays[name] = torch.cat(there).detach().cpu().numpy(), sizes, widths
     return {"arrays": arrays, "kl_coef": [item.kl_coef for item in items]}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from rlhf_core.rollout import SamplesLost
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem, Rollout
+from rlhf_core.util.host_memory import without_collections
 
 from .sample_store import StoredGroup, fetch_items, fetch_rollouts, summaries
 
@@ -27,11 +28,12 @@ class StoredEpisode:
         self._strategy = strategy
         self._give_back = give_back
         self._timeout_seconds = timeout_seconds
-        found = [
-            (summary, (index, row))
-            for index, group in enumerate(groups)
-            for row, summary in enumerate(summaries(group))
-        ]
+        with without_collections():
+            found = [
+                (summary, (index, row))
+                for index, group in enumerate(groups)
+                for row, summary in enumerate(summaries(group))
+            ]
         found.sort(key=lambda each: (each[0].sample_id, each[0].branch))
         self.rows = [summary for summary, _ in found]
         self._places = [place for _, place in found]
