@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import json
 import math
 import os
@@ -81,10 +82,8 @@ class Makers:
     """Some makers, as coroutines of one process."""
 
     def __init__(self, case: Case, coordinator: Any, names: Sequence[str]) -> None:
-        self._case = case
-        self._coordinator = coordinator
+        self._case, self._coordinator, self._names = case, coordinator, names
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._names = names
         self._random = random.Random(names[0])
         self._tensors = _tensors(case.group_kb)
 
@@ -130,61 +129,86 @@ class Makers:
 
 
 class Meeting:
-    """Where the ranks exchange values, as a process group does."""
+    """Where the processes of ranks exchange values, as a process group does."""
 
     def __init__(self, world: int) -> None:
-        self._world = world
+        self._world, self._full = world, asyncio.Condition()
         self._values: dict[int, dict[int, Any]] = {}
-        self._full = asyncio.Condition()
 
-    async def exchange(self, number: int, rank: int, value: Any) -> list[Any]:
+    async def exchange(self, number: int, values: Mapping[int, Any]) -> dict[int, Any]:
         """Every rank's value of the exchange of this number."""
         async with self._full:
-            values = self._values.setdefault(number, {})
-            values[rank] = value
-            self._full.notify_all()
-            await asyncio.wait_for(self._full.wait_for(lambda: len(values) == self._world), WAIT)
+            there = self._values.setdefault(number, {})
+            there.update(values)
+            if len(there) == self._world:
+                self._full.notify_all()
+            await asyncio.wait_for(self._full.wait_for(lambda: len(there) == self._world), WAIT)
             self._values.pop(number - 2, None)
-            return [values[each] for each in range(self._world)]
+            return there
+
+
+class Ranks:
+    """Some ranks, as threads of one process, which exchange values together."""
+
+    def __init__(self, case: Case, coordinator: Any, meeting: Any, numbers: Sequence[int]) -> None:
+        self._ranks = [Rank(case, coordinator, self, number) for number in numbers]
+        self._meeting, self._exchanges = meeting, 0
+        self._mine: dict[int, Any] = {}  # by rank
+        self._all = self._mine
+        self._barrier = threading.Barrier(len(numbers), self._exchange, WAIT)
+
+    def run(self) -> list[int]:
+        """The sample ids that they loaded."""
+        with ThreadPoolExecutor(len(self._ranks)) as pool:
+            return [sample for seen in pool.map(Rank.run, self._ranks) for sample in seen]
+
+    def gather(self, rank: int, value: Any) -> dict[int, Any]:
+        """Every rank's value; to be called by each of them."""
+        self._mine[rank] = value
+        self._barrier.wait()
+        return self._all
+
+    def _exchange(self) -> None:
+        self._exchanges += 1
+        self._all = ray.get(self._meeting.exchange.remote(self._exchanges, self._mine), timeout=WAIT)
 
 
 class Rank:
     """A trainer rank without a model. It is its own `Strategy`, as far as a load needs one."""
 
-    def __init__(self, case: Case, coordinator: Any, meeting: Any, rank: int) -> None:
-        self._case, self._rank = case, rank
-        self._coordinator, self._meeting, self._exchanges = coordinator, meeting, 0
+    def __init__(self, case: Case, coordinator: Any, host: Ranks, number: int) -> None:
+        self.number, self._case, self._coordinator, self._host = number, case, coordinator, host
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         if self._case.ranks == 1:
             return [value]
-        self._exchanges += 1
-        return list(ray.get(self._meeting.exchange.remote(self._exchanges, self._rank, value), timeout=WAIT))
+        values = self._host.gather(self.number, value)
+        return [values[rank] for rank in range(self._case.ranks)]
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> torch.Tensor:
-        return torch.stack(self.all_gather_objects(tensor)).amax(0)
+        return torch.from_numpy(np.stack(self.all_gather_objects(tensor.numpy()))).amax(0)
 
     def run_on_main(self, work: Callable[[], None]) -> None:
-        if self._rank == 0:
+        if self.number == 0:
             work()
         self.all_gather_objects(None)
 
-    def run(self) -> list[dict[str, Any]]:
-        """Load the episodes, and publish a version after each; the sample ids of each, and when it was done."""
-        seen = []
+    def run(self) -> list[int]:
+        """Load the episodes, and publish a version after each; the sample ids."""
+        seen: list[int] = []
         for episode in range(self._case.episodes):
-            mine = self._load(episode)
+            seen += self._load(episode)
             self.all_gather_objects(None)
-            if self._rank == 0:
+            if self.number == 0:
                 ray.get(self._coordinator.publish.remote(episode + 1), timeout=WAIT)
-            seen.append({"samples": mine, "at": time.perf_counter()})
         return seen
 
     def _load(self, episode: int) -> list[int]:
         while True:
             taken = ray.get(self._coordinator.take.remote(episode, WAIT), timeout=2 * WAIT)
             if self._case.by_value:
-                items = [item for group in taken.groups for item in _unpacked(group).items]
+                trees = (pickle.loads(group.summaries) for group in taken.groups)  # noqa: S301
+                items = [item for tree in trees for item in group_from_tree(tree).items]
                 return [items[row].sample_id for row in self._share([item.num_tokens for item in items])]
 
             def give_back(positions: list[int], episode: int = episode) -> None:
@@ -198,19 +222,7 @@ class Rank:
                 continue
 
     def _share(self, lengths: Sequence[int]) -> list[int]:
-        return balanced(lengths, self._case.ranks)[self._rank]
-
-
-class Ranks:
-    """Some ranks, as threads of one process."""
-
-    def __init__(self, case: Case, coordinator: Any, meeting: Any, numbers: Sequence[int]) -> None:
-        self._ranks = [Rank(case, coordinator, meeting, number) for number in numbers]
-
-    def run(self) -> dict[int, list[dict[str, Any]]]:
-        """By rank, what each saw."""
-        with ThreadPoolExecutor(len(self._ranks)) as pool:
-            return dict(zip((each._rank for each in self._ranks), pool.map(Rank.run, self._ranks), strict=True))
+        return balanced(lengths, self._case.ranks)[self.number]
 
 
 def _tensors(group_kb: int) -> dict[str, torch.Tensor]:
@@ -240,26 +252,13 @@ def _group(tensors: Mapping[str, torch.Tensor], position: int, version: int) -> 
 
 
 def _by_value(group: RolloutGroup, owner: str) -> StoredGroup:
-    """The whole group in the message itself."""
-    tree = _map_leaves(group_to_tree(group), torch.Tensor, lambda tensor: tensor.numpy())
-    body = pickle.dumps(tree, protocol=pickle.HIGHEST_PROTOCOL)
+    """The whole group in the message itself, arrays in place of tensors."""
+    body = io.BytesIO()
+    pickler = pickle.Pickler(body, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = {torch.Tensor: lambda tensor: (torch.from_numpy, (tensor.numpy(),))}
+    pickler.dump(group_to_tree(group))
     (bare,) = store_groups([RolloutGroup(position=group.position, rollouts=(), items=())], owner, texts=False)
-    return replace(bare, is_empty=False, summaries=body, token_bytes=len(body))
-
-
-def _unpacked(stored: StoredGroup) -> RolloutGroup:
-    tree = pickle.loads(stored.summaries)  # noqa: S301
-    return group_from_tree(_map_leaves(tree, np.ndarray, torch.from_numpy))
-
-
-def _map_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map_leaves(inner, kind, change) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_map_leaves(inner, kind, change) for inner in value]
-    return value
+    return replace(bare, is_empty=False, summaries=body.getvalue(), token_bytes=body.tell())
 
 
 def simulate(case: Case) -> dict[str, Any]:
@@ -286,15 +285,12 @@ def simulate(case: Case) -> dict[str, Any]:
         memory.append(_resident(pid))
         if time.perf_counter() - started > case.episodes * WAIT:
             raise TimeoutError(f"{case} did not end; {ray.get(coordinator.overview.remote(0.0)).progress}")
-    seen: dict[int, list[dict[str, Any]]] = {}
-    for part in ray.get(loads):
-        seen |= part
+    counts = Counter(sample for seen in ray.get(loads) for sample in seen)
     seconds = time.perf_counter() - started
     busy = _cpu_seconds(pid) - before
     ended.set()
     killer.join(WAIT)
     ray.get(coordinator.finish.remote(), timeout=WAIT)
-    counts = Counter(sample for of_rank in seen.values() for each in of_rank for sample in each["samples"])
     expected = range(case.episodes * case.groups * SAMPLES)
     for actor in [*hosts, *ranks, coordinator, meeting]:
         ray.kill(actor)
@@ -369,16 +365,17 @@ def grid() -> dict[str, Any]:
     for case in GRID:
         rows.append(simulate(case))
         print(json.dumps(rows[-1]), flush=True)
-    speed = {(row["group_kb"], row["ranks"], row["makers"], row["by_value"]): row["groups_per_second"] for row in rows}
+    names = {(64, 1): "64 KB", (1024, 1): "1 MB", (1024, 8): "1 MB, 8 ranks"}
+    speeds: tuple[dict[str, float], dict[str, float]] = {}, {}  # by reference, by value
+    for row in rows:
+        if row["makers"] == 8:
+            speeds[row["by_value"]][names[row["group_kb"], row["ranks"]]] = row["groups_per_second"]
+    today, before = speeds
     return {
         "coordinator_bytes_per_sample": {str(kb): round(bytes_per_sample(kb)) for kb in (64, 1024)},
-        "groups_per_second": {"64 KB": speed[64, 1, 8, False], "1 MB": speed[1024, 1, 8, False]},
-        "times_by_value": {
-            "64 KB": round(speed[64, 1, 8, False] / speed[64, 1, 8, True], 2),
-            "1 MB": round(speed[1024, 1, 8, False] / speed[1024, 1, 8, True], 2),
-            "1 MB, 8 ranks": round(speed[1024, 8, 8, False] / speed[1024, 8, 8, True], 2),
-        },
-        "rank8_over_rank1": round(speed[1024, 1, 8, False] / speed[1024, 8, 8, False], 2),
+        "groups_per_second": today,
+        "times_by_value": {name: round(speed / before[name], 2) for name, speed in today.items()},
+        "rank8_over_rank1": round(today["1 MB"] / today["1 MB, 8 ranks"], 2),
         "lost": sum(row["lost"] for row in rows),
         "doubled": sum(row["doubled"] for row in rows),
     }

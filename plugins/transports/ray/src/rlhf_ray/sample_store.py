@@ -22,7 +22,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rlhf_core.rollout import group_from_tree, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
-from rlhf_core.util.host_memory import without_collections
+from rlhf_core.util import without_collections
 
 if TYPE_CHECKING:
     from torch import Tensor
