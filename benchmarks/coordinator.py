@@ -263,13 +263,10 @@ def _by_value(group: RolloutGroup, owner: str) -> StoredGroup:
 
 def simulate(case: Case) -> dict[str, Any]:
     """Run the case on the local Ray that is up, and check that each sample was loaded once."""
-    remote = ray.remote(num_cpus=0)
-    coordinator = remote(Coordinator).remote(settings(case))
-    hosts = [
-        ray.remote(num_cpus=0, max_concurrency=1000)(Makers).remote(case, coordinator, names)
-        for names in _dealt([f"maker-{i}" for i in range(case.makers)])
-    ]
-    meeting = ray.remote(num_cpus=0, max_concurrency=1000)(Meeting).remote(case.ranks)
+    remote, many = ray.remote(num_cpus=0), ray.remote(num_cpus=0, max_concurrency=1000)
+    coordinator, meeting = remote(Coordinator).remote(settings(case)), many(Meeting).remote(case.ranks)
+    names = [f"maker-{number}" for number in range(case.makers)]
+    hosts = [many(Makers).remote(case, coordinator, dealt) for dealt in _dealt(names)]
     ranks = [remote(Ranks).remote(case, coordinator, meeting, numbers) for numbers in _dealt(range(case.ranks))]
     ray.get([host.__ray_ready__.remote() for host in [*hosts, *ranks, coordinator, meeting]], timeout=WAIT)
     ray.get(coordinator.publish.remote(0), timeout=WAIT)

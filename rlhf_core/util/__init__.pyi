@@ -1,6 +1,5 @@
 from .did_you_mean import fold as fold
 from .host_memory import set_up_host_memory as set_up_host_memory
-from .host_memory import without_collections as without_collections
 from .jsonl import read_lines as read_lines
 from .jsonl import write_json as write_json
 from .plain_files import is_own as is_own

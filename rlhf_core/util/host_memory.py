@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -41,21 +39,6 @@ def set_up_host_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Make many objects at once, of which none is garbage: Python would search them for cycles again and again.
-
-    That took a third of the time in which a rank unpacks its samples.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def peak_resident_bytes() -> int:

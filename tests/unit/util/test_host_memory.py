@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import textwrap
 
 import pytest
 from running import PATIENCE_SECONDS
-
-from rlhf_core.util import without_collections
 
 MEASURE = """
     import ctypes
@@ -69,12 +66,3 @@ def test_the_peak_of_a_process_is_its_own():
     inner, outer = map(int, done.stdout.split())
     assert 1 << 20 < inner < 100 << 20
     assert outer > 200 << 20
-
-
-def test_objects_are_made_without_collections() -> None:
-    with pytest.raises(ValueError, match="in between"), without_collections():
-        with without_collections():
-            assert not gc.isenabled()
-        assert not gc.isenabled(), "the inner one found them off"
-        raise ValueError("in between")
-    assert gc.isenabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,14 @@ from rlhf_core.rollout import SamplesLost, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, Rollout, RolloutGroup
 from rlhf_ray import sample_store
 from rlhf_ray.calls import wait_until
-from rlhf_ray.sample_store import fetch_groups, fetch_items, fetch_rollouts, store_groups, summaries
+from rlhf_ray.sample_store import (
+    fetch_groups,
+    fetch_items,
+    fetch_rollouts,
+    store_groups,
+    summaries,
+    without_collections,
+)
 from rlhf_ray.stored_episode import StoredEpisode
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -126,6 +134,15 @@ def test_what_a_coordinator_handles_is_small() -> None:
     (stored,) = store_groups([RolloutGroup(position=7, rollouts=(), items=tuple(big))], "maker-0", texts=False)
     assert stored.token_bytes > 16 * 80_000
     assert len(pickle.dumps(replace(stored, parts=()))) < 16 * 128
+
+
+def test_collections_are_off_while_objects_are_made_and_then_as_they_were() -> None:
+    with pytest.raises(ValueError, match="in between"), without_collections():
+        with without_collections():
+            assert not gc.isenabled()
+        assert not gc.isenabled(), "the inner one found them off"
+        raise ValueError("in between")
+    assert gc.isenabled()
 
 
 class Two:

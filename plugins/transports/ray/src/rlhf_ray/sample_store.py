@@ -7,11 +7,13 @@ rows that it computes or trains on, so an object holds few rows where they are l
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import pickle
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from operator import attrgetter
@@ -22,7 +24,6 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rlhf_core.rollout import group_from_tree, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
-from rlhf_core.util import without_collections
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +62,21 @@ class StoredGroup:
     """The group's place among those."""
     token_bytes: int
     text_bytes: int
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Make many objects at once, none of which is garbage: Python would search them for cycles again and again.
+
+    That took a third of the time in which a rank unpacked its samples (`benchmarks/coordinator.py`).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @without_collections()

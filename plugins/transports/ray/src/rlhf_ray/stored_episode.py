@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from rlhf_core.rollout import SamplesLost
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem, Rollout
-from rlhf_core.util import without_collections
 
-from .sample_store import StoredGroup, fetch_items, fetch_rollouts, summaries
+from .sample_store import StoredGroup, fetch_items, fetch_rollouts, summaries, without_collections
 
 
 class StoredEpisode:
