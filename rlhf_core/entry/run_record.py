@@ -18,7 +18,7 @@ from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
 from ..plugins.trust import FileTrust, referenced_files
 from ..runfolder.checkpoint_state import RunState, read_run_state
-from ..runfolder.checkpoints import CheckpointStore
+from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
 from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
@@ -230,7 +230,7 @@ def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
 
 def where_model(folder: RunFolder, error: BaseException | None) -> str | None:
     """Where the trained policy is, for the summary: its folder, or the command that makes it; None: there is none."""
-    if error is None or isinstance(error, InterruptedRun):
+    if error is None or isinstance(error, (InterruptedRun, OnlyModelError)):
         return folder.model.name if folder.model.is_dir() else None
     has_checkpoint = bool(CheckpointStore(folder.checkpoints, keep=1).steps())
     return f"rlhf export {folder.path} --to DIR" if has_checkpoint else None
