@@ -263,6 +263,13 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
     assert "the first prompt, 4 tokens:" in out and "  first ids: " in out
 
 
+def test_a_dry_run_says_who_makes_prompts_that_have_no_text(capsys):
+    assert rlhf(["train", "--environment", "guess-number", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "the environment makes the prompts, each when its episode begins\n" in out
+    assert "0 tokens" not in out and "ids: " not in out
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_wrong_lines_after_the_first_are_all_found_before_training(tmp_path, dry_run):
     """Of training and evaluation prompts, and of what an algorithm reads beside the prompt."""
