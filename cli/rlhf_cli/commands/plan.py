@@ -14,7 +14,7 @@ from ..run_arguments import RunArguments, run_options, tell_dropped, tell_unread
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolve import ResolvedRun
-    from rlhf_core.plan import Layout
+    from rlhf_core.plan import Layout, Plan
 
 
 class Memory(click.ParamType[int]):
@@ -46,12 +46,13 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
 
     Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
     are read, not run. Answers are taken to be as long as engine.max_new_tokens allows, so that most runs end earlier.
+    On a machine without a GPU, --set model.device=cuda plans the memory of a run on GPUs.
 
     \b
     Examples:
       rlhf plan run.yaml
       rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
-      rlhf plan run.yaml --strategy fsdp --memory 24GB
+      rlhf plan run.yaml --strategy fsdp --memory 24GB --set model.device=cuda
     """
     from rlhf_core.config.named_functions import NamesFunctions, without_files
     from rlhf_core.config.processes import check_groups, check_processes
@@ -84,9 +85,11 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
     if as_json:
         print_json(found.to_json())
         return
+    is_cpu = found.device == "cpu" and resolved.run.model.device == "auto"
+    other = " (of GPUs: --set model.device=cuda)" if is_cpu else ""
     echo(
         f"{found.num_parameters:,} parameters, {found.num_trainable:,} trained; "
-        f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}\n"
+        f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}{other}\n"
     )
     rows = []
     for process in found.processes:
@@ -95,12 +98,19 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
         rows.append([name, "together", _size(process.total_bytes)])
     print_table(["process", "memory", "peak"], rows)
     echo("")
+    if not found.seconds_per_episode:
+        echo("no times: there is no GPU here to measure")
+    else:
+        _print_times(found)
+    if found.layout is not None:
+        echo("\n" + _layout(found.layout, resolved))
+
+
+def _print_times(found: Plan) -> None:
     phases = [[phase, f"{seconds:.2f} s", _rate(found.tokens_per_second.get(phase))]
               for phase, seconds in found.seconds_per_episode.items()]  # fmt: skip
     print_table(["phase", "an episode", "tokens a second"], phases)
     echo(f"\nat most about {clock(found.total_seconds)}, without rewards, evaluation and checkpoints")
-    if found.layout is not None:
-        echo("\n" + _layout(found.layout, resolved))
 
 
 def _layout(layout: Layout, resolved: ResolvedRun) -> str:
