@@ -68,14 +68,7 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
     tell_unread(resolved)
     if resolved.run.model.trust_remote_code:
         raise ConfigError("is set, but a plan runs no code that comes with a model", where="model.trust_remote_code")
-    sections = {"algorithm": resolved.algorithm, "prompts": resolved.prompts, "eval.prompts": resolved.eval_prompts}
-    for place, section in sections.items():
-        if section is not None and section.unread is not None:
-            raise ConfigError(
-                f"a plan runs no code from files, and {section.name} is one",
-                where=place,
-                hint=f"plan with one that is installed and needs as much: --set {place}=NAME",
-            )
+    _refuse_files(resolved)
     if isinstance(resolved.algorithm.config, NamesFunctions):
         config = without_files(resolved.algorithm.config)
         resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config))
@@ -104,6 +97,25 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
         _print_times(found)
     if found.layout is not None:
         echo("\n" + _layout(found.layout, resolved))
+
+
+def _refuse_files(resolved: ResolvedRun) -> None:
+    """Raise `ConfigError` where a file would have to be run: an algorithm, a source of prompts, or one's filter."""
+    from rlhf_core.errors import ConfigError
+    from rlhf_core.plugins.trust import referenced_files
+
+    run = resolved.to_mapping()
+    evaluation = run["eval"] or {"prompts": None, "sets": {}}
+    sections = {"algorithm": run["algorithm"]["name"], "prompts": run["prompts"], "eval.prompts": evaluation["prompts"]}
+    sections |= {f"eval.sets.{name}.prompts": each["prompts"] for name, each in evaluation["sets"].items()}
+    for place, section in sections.items():
+        if files := sorted(map(str, referenced_files(section))):
+            raise ConfigError(
+                f"a plan runs no code from files, and it names {files[0]}",
+                where=place,
+                hint=f"plan with one that is installed and needs as much: --set {place}=NAME; without a filter: "
+                f"--set {place}.filter=null",
+            )
 
 
 def _print_times(found: Plan) -> None:
