@@ -104,9 +104,13 @@ def _code_run(resolved: ResolvedRun) -> FileTrust:
 
 
 def tell_resume(plan: RunPlan) -> None:
-    """Warn of a run that starts again, and of each option that a resume changes, with what that means."""
+    """Warn of a run that starts again, or has nothing left to do, and of each changed option, with what that means."""
+    episodes = plan.resolved.run.train.episodes
     if plan.is_resumed and plan.checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
+    elif plan.checkpoint is not None and read_run_state(plan.checkpoint).next_episode >= episodes:
+        hint = "only model and report are made; to train on: --set train.episodes=N"
+        logger.warning("all %d episodes are trained already: %s", episodes, hint)
     for change in plan.changes:
         what = change if plan.checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
         logger.warning("resumed with a changed config: %s", what)

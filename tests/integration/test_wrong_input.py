@@ -263,6 +263,15 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
     assert "the first prompt, 4 tokens:" in out and "  first ids: " in out
 
 
+def test_a_dry_run_refuses_a_folder_that_holds_a_run(tmp_path, capsys):
+    run = write_run(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").touch()
+    for flags in ([str(run)], []):
+        assert rlhf(["train", *flags, "--dry-run", "--output", str(tmp_path / "out")]) == 2
+        assert "already holds a run" in capsys.readouterr().err
+
+
 def test_a_dry_run_says_who_makes_prompts_that_have_no_text(capsys):
     assert rlhf(["train", "--environment", "guess-number", "--dry-run"]) == 0
     out = capsys.readouterr().out
