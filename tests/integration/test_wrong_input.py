@@ -122,6 +122,10 @@ class TestModelFolders:
         (folder / "config.json").unlink()
         assert "no config.json" in self.message(folder, tmp_path, capsys)
 
+    def test_a_runs_folder_in_place_of_its_model(self, tmp_path, capsys):
+        folder = self.folder(tmp_path / "run")
+        assert f"its model is {folder}" in self.message(folder.parent, tmp_path, capsys)
+
     def test_torn_weights(self, tmp_path, capsys):
         folder = self.folder(tmp_path)
         weights = folder / "model.safetensors"
