@@ -190,29 +190,6 @@ def test_a_plan_runs_none_of_them(names, capsys, request):
     assert ran() == []
 
 
-KEPT = {"name": "sort-digits", "filter": "theirs/in/mine.py:letters"}
-MIXED = {"name": "mixture", "sources": [{"name": "theirs/in/mine.py:letters"}]}
-
-
-@pytest.mark.parametrize(
-    ("place_of", "changes"),
-    [
-        ("prompts", {"prompts": KEPT}),
-        ("prompts", {"prompts": MIXED}),
-        ("eval.prompts", {"eval": {"prompts": KEPT}}),
-        ("eval.sets.held.prompts", {"eval": {"sets": {"held": {"prompts": KEPT}}}}),
-        ("eval.sets.held.prompts", {"eval": {"sets": {"held": {"prompts": MIXED}}}}),
-    ],
-)
-def test_a_plan_runs_no_file_within_a_source(place, capsys, place_of, changes):
-    """A filter, and a source of a mixture."""
-    Path("theirs/in/mine.py").write_text(FUNCTIONS)
-    Path("theirs/run.yaml").write_text(yaml.safe_dump(tiny_run(changes)))
-    said = says(capsys, "plan", "theirs/run.yaml", code=2)
-    assert f"{place_of}: a plan runs no code from files, and it names {place}/theirs/in/mine.py" in said
-    assert ran() == []
-
-
 def test_options_of_these_functions_are_checked_from_the_source(place, capsys):
     Path("other/mine.py").write_text(FUNCTIONS)
     loss = {"name": "other/mine.py:unclipped", "factr": 1.0}
