@@ -9,13 +9,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 MANIFESTS := $(sort $(wildcard pyproject.toml plugins/*/*/pyproject.toml requirements/*.txt))
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
-# verifiers clashes with what is in .venv: an environment of its own, with what its tests need and nothing else.
+# verifiers clashes with what is in .venv, and the loggers mlflow and trackio each bring a web server and a data stack:
+# environments of their own, with what their tests need and nothing else.
 VERIFIERS := .venv-verifiers
 VERIFIERS_MANIFESTS := pyproject.toml plugins/environments/verifiers/pyproject.toml requirements/verifiers.txt \
                        requirements/verifiers-constraints.txt
 VERIFIERS_STAMP := $(VERIFIERS)/.setup-$(firstword $(shell cat $(VERIFIERS_MANIFESTS) | cksum))
-
-# mlflow and trackio each bring a web server and a data stack: an environment of their own, too.
 LOGGERS := .venv-loggers
 LOGGERS_MANIFESTS := pyproject.toml plugins/loggers/mlflow/pyproject.toml plugins/loggers/trackio/pyproject.toml \
                      requirements/loggers.txt requirements/loggers-constraints.txt
@@ -62,24 +61,15 @@ setup-smollm2: setup  ## add SmolLM2-135M-Instruct for the recipes: recipes/smol
 
 env-verifiers: $(VERIFIERS_STAMP)  ## make .venv-verifiers, with the library that the environment verifiers needs
 
-$(VERIFIERS_STAMP): | $(STAMP)
-	@test -x $(VERIFIERS)/bin/python || $(PYTHON) -m venv $(VERIFIERS)
-	@echo "setting up $(VERIFIERS) (some minutes the first time)"
-	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install -qq -r requirements/build.txt
-	@$(VERIFIERS)/bin/python -m pip --disable-pip-version-check install -qq --no-build-isolation \
-	  -r requirements/verifiers.txt
-	@rm -f $(VERIFIERS)/.setup-*
-	@touch $@
-
 env-loggers: $(LOGGERS_STAMP)  ## make .venv-loggers, with the libraries that the loggers mlflow and trackio need
 
-$(LOGGERS_STAMP): | $(STAMP)
-	@test -x $(LOGGERS)/bin/python || $(PYTHON) -m venv $(LOGGERS)
-	@echo "setting up $(LOGGERS) (some minutes the first time)"
-	@$(LOGGERS)/bin/python -m pip --disable-pip-version-check install -qq -r requirements/build.txt
-	@$(LOGGERS)/bin/python -m pip --disable-pip-version-check install -qq --no-build-isolation \
-	  -r requirements/loggers.txt
-	@rm -f $(LOGGERS)/.setup-*
+$(VERIFIERS_STAMP) $(LOGGERS_STAMP): | $(STAMP)
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@echo "setting up $(@D) (some minutes the first time)"
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq -r requirements/build.txt
+	@$(@D)/bin/python -m pip --disable-pip-version-check install -qq --no-build-isolation \
+	  -r requirements/$(@D:.venv-%=%).txt
+	@rm -f $(@D)/.setup-*
 	@touch $@
 
 train: setup  ## the quickstart: teach a tiny model to sort digits, first by examples, then by PPO

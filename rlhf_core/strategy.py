@@ -256,7 +256,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
-        """Write the scheduler's counters as JSON; the shape of the schedule comes from the run file."""
+        """Collective. Write the scheduler's counters as JSON; the shape of the schedule comes from the run file."""
 
     @abstractmethod
     def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None: ...

@@ -185,8 +185,10 @@ def _plugin_section(
         check_functions(config, path, problems, trust)
         config = with_absolute_files(config) if len(problems) == before else config
     if isinstance(config, SelectsPlugins):
-        for of_kind, place, section in config.selections():
-            _plugin_section(of_kind, f"{path}.{place}", section, problems, trust)
+        selections = config.selections()
+        found = [_plugin_section(of, f"{path}.{at}", section, problems, trust) for of, at, section in selections]
+        checked = [each.to_mapping() for each in found if each is not None]
+        config = config.with_selected(checked) if len(checked) == len(found) else config
     inherited = {each.name: getattr(selected, each.name) for each in fields(Selected)}
     return Configured(**inherited, config=config)
 

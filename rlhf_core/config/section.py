@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,10 @@ class SelectsPlugins(ABC):
     @abstractmethod
     def selections(self) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
         """Kind, place in this section, and options (with `name`) of each."""
+
+    @abstractmethod
+    def with_selected(self, selected: Sequence[Mapping[str, Any]]) -> BaseModel:
+        """The section with what was found for each selection: all its options, and a name with an absolute path."""
 
 
 class PolicyLossSection(Section):

@@ -18,7 +18,7 @@ from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
 from ..plugins.trust import FileTrust, referenced_files
 from ..runfolder.checkpoint_state import RunState, read_run_state
-from ..runfolder.checkpoints import CheckpointStore
+from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
 from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
@@ -104,9 +104,13 @@ def _code_run(resolved: ResolvedRun) -> FileTrust:
 
 
 def tell_resume(plan: RunPlan) -> None:
-    """Warn of a run that starts again, and of each option that a resume changes, with what that means."""
+    """Warn of a run that starts again, or has nothing left to do, and of each changed option, with what that means."""
+    episodes = plan.resolved.run.train.episodes
     if plan.is_resumed and plan.checkpoint is None:
         logger.warning("the run ended before its first checkpoint: it starts again")
+    elif plan.checkpoint is not None and read_run_state(plan.checkpoint).next_episode >= episodes:
+        hint = "only model and report are made; to train on: --set train.episodes=N"
+        logger.warning("all %d episodes are trained already: %s", episodes, hint)
     for change in plan.changes:
         what = change if plan.checkpoint is not None else f"{change.key}: {change.before!r} -> {change.after!r}"
         logger.warning("resumed with a changed config: %s", what)
@@ -230,7 +234,7 @@ def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
 
 def where_model(folder: RunFolder, error: BaseException | None) -> str | None:
     """Where the trained policy is, for the summary: its folder, or the command that makes it; None: there is none."""
-    if error is None or isinstance(error, InterruptedRun):
+    if error is None or isinstance(error, (InterruptedRun, OnlyModelError)):
         return folder.model.name if folder.model.is_dir() else None
     has_checkpoint = bool(CheckpointStore(folder.checkpoints, keep=1).steps())
     return f"rlhf export {folder.path} --to DIR" if has_checkpoint else None

@@ -102,6 +102,8 @@ def train(
         RlhfError: the run failed; its folder says how.
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
+    if dry_run and resume is None and output is not None:
+        RunFolder(Path(output)).refuse_run()
     prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run)
     environment = prepared.environment
     if resume is not None and dry_run:

@@ -44,7 +44,11 @@ def check_model(config: ModelConfig) -> None:
         raise UserInputError(f"{path!r} is a file, not a model folder", where=WHERE)
     is_adapter = (folder / "adapter_config.json").exists()
     if not is_adapter and not (folder / "config.json").exists():
-        raise UserInputError(f"{path!r} has no config.json, so it is no transformers model folder", where=WHERE)
+        is_run = (folder / "model" / "config.json").exists()
+        hint = f"it is a run's folder: its model is {folder / 'model'}" if is_run else None
+        raise UserInputError(
+            f"{path!r} has no config.json, so it is no transformers model folder", where=WHERE, hint=hint
+        )
     if not any(folder.glob("*.safetensors")):
         raise UserInputError(
             f"{path!r} holds no *.safetensors weights",

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 if TYPE_CHECKING:  # checking a run file reads the options below; only the loss needs torch
     from ..functional import PolicyLoss, PolicyLossInput
-
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
 
 
 def clip(
     batch: PolicyLossInput,
     *,
-    clip_eps: Fraction = 0.2,
-    clip_eps_high: Positive | None = None,
+    clip_eps: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    clip_eps_high: PositiveFloat | None = None,
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> PolicyLoss:
     """PPO's clipped ratio (Schulman 2017); `clip_eps_high` above `clip_eps` is DAPO's clip-higher (Yu 2025)."""

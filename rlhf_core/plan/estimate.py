@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, RolloutAlgorithm
@@ -15,11 +15,12 @@ from ..prompts.stream import PromptStream
 from ..training.record import peak_memory_bytes
 from ..training.request import RunInputs
 from .layouts import Layout, smallest_layout
-from .machine import measure
+from .machine import GPU_ELSEWHERE, measure
 from .shape import meta_model, model_shape
 from .work import ProcessPlan, Work
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 _PROMPTS_LOOKED_AT = 64
@@ -27,7 +28,10 @@ _PROMPTS_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Estimated memory and time of a run. Times are upper bounds where answers end early."""
+    """Estimated memory and time of a run. Times are upper bounds where answers end early.
+
+    There are none for a GPU where there is no GPU to measure.
+    """
 
     num_parameters: int
     num_trainable: int
@@ -69,11 +73,12 @@ def plan_run(
     prompt_tokens, answer_tokens = _lengths(resolved, algorithm, inputs.prompts, inputs.tokenizer)
     own = resolved.own_processes
     trainers, makers = (num_processes, 0) if own is None else (own.trainers, own.makers)
-    base = int(_own_bytes(device))
+    base = _own_bytes(device)
+    is_measured = machine is not GPU_ELSEWHERE
     teacher = _teacher_parameters(algorithm)
 
     def work_of(changed: ResolvedRun, trainers: int) -> Work:
-        strategy = build_strategy(changed)
+        strategy = build_strategy(changed if is_measured else _on_cpu(changed))
         strategy.check_model(model)
         dtype = model_dtype(changed, strategy)
         state = strategy.state_bytes(trainers, dtype)
@@ -104,9 +109,9 @@ def plan_run(
         device=machine.device,
         tokens_per_sample=prompt_tokens + answer_tokens,
         processes=work.processes(base),
-        seconds_per_episode=work.seconds(),
-        tokens_per_second=work.rates(),
-        total_seconds=sum(work.seconds().values()) * resolved.run.train.episodes,
+        seconds_per_episode=work.seconds() if is_measured else {},
+        tokens_per_second=work.rates() if is_measured else {},
+        total_seconds=sum(work.seconds().values()) * resolved.run.train.episodes if is_measured else 0.0,
         layout=layout,
     )
 
@@ -128,9 +133,19 @@ def _teacher_bytes(algorithm: Algorithm[Any, Any], each: float) -> float:
     return each if name == "auto" else float(getattr(torch, name).itemsize)
 
 
-def _own_bytes(device: Any) -> float:
+def _own_bytes(device: torch.device) -> int:
     """Memory of interpreter and libraries, measured in this process, which has loaded them. 0 on a GPU."""
-    return 0.0 if device.type == "cuda" else peak_memory_bytes(device)
+    return 0 if device.type == "cuda" else int(peak_memory_bytes(device))
+
+
+def _on_cpu(resolved: ResolvedRun) -> ResolvedRun:
+    """The run, for a strategy that is asked about GPUs where there is none: in the precision that it has on one."""
+    config = resolved.strategy.config
+    if getattr(config, "precision", None) == "auto":
+        config = config.model_copy(update={"precision": "bf16"})
+    model = resolved.run.model.model_copy(update={"device": "cpu"})
+    run = resolved.run.model_copy(update={"model": model})
+    return replace(resolved, run=run, strategy=replace(resolved.strategy, config=config))
 
 
 def _lengths(

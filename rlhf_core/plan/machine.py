@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING
 
 from ..loggers.performance import known_peak
@@ -31,12 +32,18 @@ class Machine:
     """Time to launch a small operation, which bounds generation of a small model."""
 
 
+GPU_ELSEWHERE = Machine("a GPU, which this machine lacks", nan, nan, nan)
+"""Of unknown speed."""
+
+
 def measure(device: torch.device) -> Machine:
     """Time one large multiplication, one read of a large tensor, and one small operation."""
     import torch
 
     from ..models.fast_linear import multiply
 
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return GPU_ELSEWHERE
     size = _GPU_SIZE if device.type == "cuda" else _SIZE
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -97,7 +97,7 @@ class Work:
             rows = min(self.samples, getattr(self.resolved.engine.config, "max_batch_size", self.samples))
             tokens = rows * (self.prompt_tokens + self.answer_tokens)
             making["key-value cache"] = int(tokens * self.shape.kv_values_per_token * _FP32)
-        own = {"interpreter and libraries": base}
+        own = {"interpreter and libraries": base} if base else {}
         if not self.makers:
             if self.answer_tokens and self.copies_policy:
                 making["policy copy of the engine"] = self.shape.num_parameters * self.weight_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -70,8 +70,8 @@ class MixtureEntry(Section):
 
     @property
     def known_as(self) -> str:
-        """Its `source` in a record."""
-        return self.label or self.name
+        """Its `source` in a record; `./mine.py:lines` is called lines."""
+        return self.label or self.name.rpartition(":")[2]
 
     @field_validator("options")
     @classmethod
@@ -109,3 +109,10 @@ class MixtureConfig(PromptsConfig, SelectsPlugins):
     def selections(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for place, entry in enumerate(self.sources):
             yield "prompts", f"sources.{place}", {**entry.options, "name": entry.name}
+
+    def with_selected(self, selected: Sequence[Mapping[str, Any]]) -> MixtureConfig:
+        sources = [
+            entry.model_copy(update={"name": found["name"], "options": {key: found[key] for key in entry.options}})
+            for entry, found in zip(self.sources, selected, strict=True)
+        ]
+        return self.model_copy(update={"sources": sources})

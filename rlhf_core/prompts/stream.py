@@ -120,9 +120,6 @@ class RecordStream:
     def records(self, positions: Iterable[int]) -> list[Record]:
         return [self.record(position) for position in positions]
 
-    def held_out_indices(self) -> list[int]:
-        return list(self._held_out)
-
     def held_out(self) -> list[tuple[Record, str]]:
         return [self.at_index(index) for index in self._held_out]
 

@@ -4,6 +4,8 @@ from .checkpoint_state import load_run_state as load_run_state
 from .checkpoint_state import save_run_state as save_run_state
 from .checkpoints import CheckpointStore as CheckpointStore
 from .checkpoints import find_damage as find_damage
+from .control_box import ControlBox as ControlBox
+from .control_box import parse_command as parse_command
 from .folder import RunFolder as RunFolder
 from .metrics import MetricsWriter as MetricsWriter
 from .metrics import PhaseTimer as PhaseTimer

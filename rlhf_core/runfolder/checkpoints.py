@@ -27,6 +27,10 @@ _BEST = "best"
 logger = logging.getLogger(__name__)
 
 
+class OnlyModelError(CheckpointError):
+    """A run ends since a checkpoint cannot be written; its `model/` is the policy as it is then."""
+
+
 class CheckpointStore:
     """The checkpoints of one run folder."""
 

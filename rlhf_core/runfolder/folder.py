@@ -77,13 +77,11 @@ class RunFolder:
             UserInputError: it holds a run, another process uses it, or it cannot be made.
         """
         folder = cls._locked(path, make=True)
-        if folder.holds_run:
+        try:
+            folder.refuse_run()
+        except UserInputError:
             folder.close()
-            raise UserInputError(
-                "this folder already holds a run",
-                where=str(path),
-                hint="go on with it: --resume auto; or start anew with another --output",
-            )
+            raise
         return folder
 
     @classmethod
@@ -161,6 +159,15 @@ class RunFolder:
     @property
     def holds_run(self) -> bool:
         return any(file.exists() for file in (self.config, self.manifest, self.metrics, self.checkpoints))
+
+    def refuse_run(self) -> None:
+        """Raise `UserInputError` where it holds a run already."""
+        if self.holds_run:
+            raise UserInputError(
+                "this folder already holds a run",
+                where=str(self.path),
+                hint="go on with it: --resume auto; or start anew with another --output",
+            )
 
     @property
     def has_begun(self) -> bool:

@@ -5,7 +5,6 @@ Versions come from installed metadata, without imports. Secrets on the command l
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -35,7 +34,6 @@ LIBRARIES = (
 """Libraries whose version can change results; those not installed are left out."""
 
 _GIT_SECONDS = 5.0
-_CHUNK_BYTES = 1 << 20
 
 
 def collect_manifest(
@@ -80,15 +78,6 @@ def library_versions() -> dict[str, str]:
     """Library -> version, for the installed ones of `LIBRARIES`."""
     found = {name: _version(name) for name in LIBRARIES}
     return {name: known for name, known in found.items() if known is not None}
-
-
-def digest_file(path: Path) -> str:
-    """`sha256:…` of a file's content, for `data_digest`."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return f"sha256:{digest.hexdigest()}"
 
 
 def git_revision(folder: Path) -> dict[str, Any] | None:

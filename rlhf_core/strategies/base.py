@@ -81,8 +81,7 @@ class GroupStrategy(Strategy):
         return make_adamw(params, lr, betas, eps, weight_decay)
 
     def save_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
-        if self.is_main:
-            save_scheduler(scheduler, path)
+        self.run_on_main(lambda: save_scheduler(scheduler, path))
 
     def load_lr_scheduler(self, scheduler: LRScheduler, path: Path) -> None:
         load_scheduler(scheduler, path)
@@ -173,7 +172,16 @@ class StrategyBase(GroupStrategy):
         if self.is_main:  # the others hold no more than they gather at once
             tensors = ((name, tensor) for shard in shards for name, tensor in shard.items())
             shards = group_into_shards(tensors, DEFAULT_SHARD_BYTES)
-        self._on_main_after(lambda: save_weights(path, shards, write=self.is_main))
+
+        def write() -> None:
+            try:
+                save_weights(path, shards, write=self.is_main)
+            except (OSError, CheckpointError):
+                for _ in shards:  # the others still gather them
+                    pass
+                raise
+
+        self._on_main_after(write)
 
     def load_model(self, model: nn.Module, path: Path) -> None:
         prepared = next((each for each in self._prepared if each.trained.model is model), None)
@@ -253,11 +261,11 @@ class StrategyBase(GroupStrategy):
                     dist.broadcast(tensor, src=0)
 
     def _on_main_after(self, action: Callable[[], None]) -> None:
-        """Run `action` on every rank (it may gather); a `CheckpointError` on any rank is raised on all."""
-        error: CheckpointError | None = None
+        """Run `action` on every rank (it may gather); a failed write on any rank is raised on all."""
+        error: OSError | CheckpointError | None = None
         try:
             action()
-        except CheckpointError as caught:
+        except (OSError, CheckpointError) as caught:
             error = caught
         for failed in self.group.all_gather_objects(error):
             if failed is not None:

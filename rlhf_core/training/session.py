@@ -12,14 +12,14 @@ from ..algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
 from ..batching import default_tokens
 from ..build import TrainerModels, updates_per_episode
 from ..config.resolve import ResolvedRun
-from ..errors import DivergenceError, InterruptedRun
+from ..errors import CheckpointError, DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
 from ..hookspecs import FitInfo, Verdict
 from ..models.loading import save_plain_model
 from ..rewards.scorer import RewardCombiner
 from ..rollout.weight_sync import SHARD_BYTES
 from ..runfolder.checkpoint_state import RunState
-from ..runfolder.checkpoints import CheckpointStore
+from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
 from ..runfolder.folder import RunFolder
 from ..strategy import Strategy
 from ..util.jsonl import write_json
@@ -199,7 +199,10 @@ class TrainerSession:
         due = best is not None or last or interrupted or asked or _due(episode, run.checkpoint.every_episodes)
         self._record.flush(durable=due)
         if due:
-            self.save(episode, num_updates, best)
+            try:
+                self.save(episode, num_updates, best)
+            except CheckpointError as error:
+                raise self._ended_by(error) from error
             self._control.checkpoint_asked = False
         if interrupted and not last:
             self._save_model()
@@ -341,6 +344,21 @@ class TrainerSession:
         tokenizer, folder = self._models.tokenizer, self._folder
         self._strategy.run_on_main(
             lambda: save_plain_model(inner, weights, tokenizer, folder.model, adapter=folder.adapter)
+        )
+
+    def _ended_by(self, error: CheckpointError) -> CheckpointError:
+        """Write the model, as a checkpoint could not be: it is much smaller. Returns the error to raise. Collective."""
+        assert self._trainer is not None
+        try:
+            self._save_model()
+        except CheckpointError as second:
+            return CheckpointError(f"{error.message}; {second.message}", where=error.where, hint=error.hint)
+        written = f"the model after update {self._trainer.num_updates} is written"
+        return OnlyModelError(
+            f"{error.message}; {written}",
+            where=error.where,
+            hint=f"it is in {self._folder.model}; to go on from the checkpoint before, if there is one, free some "
+            f"space and start again with --resume auto",
         )
 
     def _fit_info(self, first_episode: int) -> FitInfo:

@@ -57,8 +57,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
             save_file(_storable(tensors), str(beside), metadata=metadata)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class

@@ -1,5 +1,6 @@
 """`model/` is a plain transformers folder that does what the trained policy does."""
 
+import errno
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from run_files import start
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_cli.main import run as rlhf
+from rlhf_core.errors import CheckpointError
 from rlhf_core.testing.models import save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -128,3 +130,36 @@ def test_the_reward_is_what_is_learnt_from(tmp_path, shuffled):
     rewards = [line["reward/mean"] for line in start(changes, tmp_path / "run").metrics]
     rise = sum(rewards[-5:]) / 5 - sum(rewards[:5]) / 5
     assert rise < 0.15 if shuffled else rise > 0.3
+
+
+@pytest.fixture
+def no_room(monkeypatch):
+    """A disk that has no room for the parts of a checkpoint."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rlhf_core.training.checkpoint_saver.save_run_state", full)
+
+
+def test_the_model_is_written_where_the_last_checkpoint_has_no_room(tmp_path, no_room):
+    folder = tmp_path / "run"
+    with pytest.raises(CheckpointError, match="the disk is full; the model after update 4 is written") as caught:
+        start({}, folder)
+    assert caught.value.exit_code == 1
+    assert str(folder / "model") in caught.value.hint
+    load(folder / "model")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["model"]) == ("failed", "model")
+    assert not list((folder / "checkpoints").glob("*"))
+
+
+def test_where_neither_has_room_the_error_says_both(tmp_path, no_room, monkeypatch):
+    def full(*_, **__):
+        raise CheckpointError("the model cannot be written: no room", where="model")
+
+    monkeypatch.setattr("rlhf_core.training.session.save_plain_model", full)
+    with pytest.raises(CheckpointError, match="the disk is full; the model cannot be written: no room"):
+        start({}, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["model"]) == ("failed", None)

@@ -116,10 +116,11 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, straight):
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_a_finished_run_resumed_stays_as_it_is(tmp_path, straight):
+def test_a_finished_run_resumed_stays_as_it_is(tmp_path, straight, caplog):
     folder = tmp_path / "copy"
     shutil.copytree(straight.run_folder, folder)
     again = start(BASE, folder, resume="auto")
+    assert "episodes are trained already" in caplog.text
     assert metrics(folder) == metrics(straight.run_folder)
     for key in ("status", "eval_before", "eval_after"):
         assert again.summary[key] == straight.summary[key]

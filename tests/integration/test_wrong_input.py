@@ -122,6 +122,10 @@ class TestModelFolders:
         (folder / "config.json").unlink()
         assert "no config.json" in self.message(folder, tmp_path, capsys)
 
+    def test_a_runs_folder_in_place_of_its_model(self, tmp_path, capsys):
+        folder = self.folder(tmp_path / "run")
+        assert f"its model is {folder}" in self.message(folder.parent, tmp_path, capsys)
+
     def test_torn_weights(self, tmp_path, capsys):
         folder = self.folder(tmp_path)
         weights = folder / "model.safetensors"
@@ -261,6 +265,22 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "nothing was written" in out
     assert "the first prompt, 4 tokens:" in out and "  first ids: " in out
+
+
+def test_a_dry_run_refuses_a_folder_that_holds_a_run(tmp_path, capsys):
+    run = write_run(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").touch()
+    for flags in ([str(run)], []):
+        assert rlhf(["train", *flags, "--dry-run", "--output", str(tmp_path / "out")]) == 2
+        assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_who_makes_prompts_that_have_no_text(capsys):
+    assert rlhf(["train", "--environment", "guess-number", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "the environment makes the prompts, each when its episode begins\n" in out
+    assert "0 tokens" not in out and "ids: " not in out
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

@@ -14,7 +14,7 @@ from ..run_arguments import RunArguments, run_options, tell_dropped, tell_unread
 
 if TYPE_CHECKING:
     from rlhf_core.config.resolve import ResolvedRun
-    from rlhf_core.plan import Layout
+    from rlhf_core.plan import Layout, Plan
 
 
 class Memory(click.ParamType[int]):
@@ -46,12 +46,13 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
 
     Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
     are read, not run. Answers are taken to be as long as engine.max_new_tokens allows, so that most runs end earlier.
+    On a machine without a GPU, --set model.device=cuda plans the memory of a run on GPUs.
 
     \b
     Examples:
       rlhf plan run.yaml
       rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
-      rlhf plan run.yaml --strategy fsdp --memory 24GB
+      rlhf plan run.yaml --strategy fsdp --memory 24GB --set model.device=cuda
     """
     from rlhf_core.config.named_functions import NamesFunctions, without_files
     from rlhf_core.config.processes import check_groups, check_processes
@@ -67,14 +68,7 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
     tell_unread(resolved)
     if resolved.run.model.trust_remote_code:
         raise ConfigError("is set, but a plan runs no code that comes with a model", where="model.trust_remote_code")
-    sections = {"algorithm": resolved.algorithm, "prompts": resolved.prompts, "eval.prompts": resolved.eval_prompts}
-    for place, section in sections.items():
-        if section is not None and section.unread is not None:
-            raise ConfigError(
-                f"a plan runs no code from files, and {section.name} is one",
-                where=place,
-                hint=f"plan with one that is installed and needs as much: --set {place}=NAME",
-            )
+    _refuse_files(resolved)
     if isinstance(resolved.algorithm.config, NamesFunctions):
         config = without_files(resolved.algorithm.config)
         resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config))
@@ -84,9 +78,11 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
     if as_json:
         print_json(found.to_json())
         return
+    is_cpu = found.device == "cpu" and resolved.run.model.device == "auto"
+    other = " (of GPUs: --set model.device=cuda)" if is_cpu else ""
     echo(
         f"{found.num_parameters:,} parameters, {found.num_trainable:,} trained; "
-        f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}\n"
+        f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}{other}\n"
     )
     rows = []
     for process in found.processes:
@@ -95,12 +91,38 @@ def plan(request: RunArguments, num_processes: int, memory: int | None, as_json:
         rows.append([name, "together", _size(process.total_bytes)])
     print_table(["process", "memory", "peak"], rows)
     echo("")
+    if not found.seconds_per_episode:
+        echo("no times: there is no GPU here to measure")
+    else:
+        _print_times(found)
+    if found.layout is not None:
+        echo("\n" + _layout(found.layout, resolved))
+
+
+def _refuse_files(resolved: ResolvedRun) -> None:
+    """Raise `ConfigError` where a file would have to be run: an algorithm, a source of prompts, or one's filter."""
+    from rlhf_core.errors import ConfigError
+    from rlhf_core.plugins.trust import referenced_files
+
+    run = resolved.to_mapping()
+    evaluation = run["eval"] or {"prompts": None, "sets": {}}
+    sections = {"algorithm": run["algorithm"]["name"], "prompts": run["prompts"], "eval.prompts": evaluation["prompts"]}
+    sections |= {f"eval.sets.{name}.prompts": each["prompts"] for name, each in evaluation["sets"].items()}
+    for place, section in sections.items():
+        if files := sorted(map(str, referenced_files(section))):
+            raise ConfigError(
+                f"a plan runs no code from files, and it names {files[0]}",
+                where=place,
+                hint=f"plan with one that is installed and needs as much: --set {place}=NAME; without a filter: "
+                f"--set {place}.filter=null",
+            )
+
+
+def _print_times(found: Plan) -> None:
     phases = [[phase, f"{seconds:.2f} s", _rate(found.tokens_per_second.get(phase))]
               for phase, seconds in found.seconds_per_episode.items()]  # fmt: skip
     print_table(["phase", "an episode", "tokens a second"], phases)
     echo(f"\nat most about {clock(found.total_seconds)}, without rewards, evaluation and checkpoints")
-    if found.layout is not None:
-        echo("\n" + _layout(found.layout, resolved))
 
 
 def _layout(layout: Layout, resolved: ResolvedRun) -> str:

@@ -133,6 +133,9 @@ def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., Trai
 def print_prompt(inputs: RunInputs) -> None:
     """Show the first prompt as the model gets it, with its token ids at both ends."""
     prompt, tokenizer = inputs.prompts.prompt(0), inputs.tokenizer
+    if not prompt.text:
+        echo("the environment makes the prompts, each when its episode begins")
+        return
     ids = list(prompt.prompt_ids)
     echo(f"the first prompt, {len(ids)} tokens:")
     echo("\n".join(f"  | {line}" for line in printable(prompt.text).splitlines() or [""]))

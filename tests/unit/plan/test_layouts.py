@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from rlhf_cli.main import main
@@ -140,3 +141,29 @@ def test_what_to_type(folder, tmp_path, capsys):
     assert "add --strategy" in says("--memory", "30GB", "--strategy", "single", *local)
     assert "'plenty' is no size" in says("--memory", "plenty", code=2)
     assert json.loads(says("--memory", "40GB", "--json"))["layout"]["memory_bytes"] == 40_000_000_000
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_plan_for_a_gpu_on_a_machine_without_one(folder, tmp_path, capsys):
+    """Its memory is told, of a GPU: neither this process's libraries, nor passes as small as a CPU's. Times are not."""
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(run_of(folder, algorithm=GRPO, train={**WIDE, "train_batch_size": 128})))
+    gpu = ("--set", "model.device=cuda", "--set", "engine.max_new_tokens=1000", "--memory", "40GB")
+    with pytest.raises(SystemExit):
+        main(["plan", str(path), "--set", "model.device=auto"])
+    assert "on cpu (of GPUs: --set model.device=cuda)" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(path), *gpu, "--json"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    for process in [*found["processes"], *found["layout"]["processes"]]:
+        assert "interpreter and libraries" not in process["bytes_by_part"]
+    trainer, _ = found["processes"]
+    assert trainer["bytes_by_part"]["activations"] > 16_384 * 3 * 32_000 * 4, "logits of a pass on a GPU"
+    assert (found["seconds_per_episode"], found["tokens_per_second"], found["total_seconds"]) == ({}, {}, 0.0)
+    assert found["device"] == "a GPU, which this machine lacks"
+    with pytest.raises(SystemExit):
+        main(["plan", str(path), *gpu, "--strategy", "low-level-zero"])
+    out = capsys.readouterr().out
+    assert "on a GPU, which this machine lacks" in out and "no times" in out
+    assert "at most about" not in out and "libraries" not in out

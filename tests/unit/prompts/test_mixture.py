@@ -70,6 +70,21 @@ def test_options_stand_beside_the_name_in_a_run_file(tmp_path):
     assert resolve(resolved.to_mapping()).to_mapping() == resolved.to_mapping()
 
 
+def test_the_file_of_a_source_is_found_from_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def lines(context, *, count: int = 2):\n    return [{'prompt': '1'}] * count\n")
+    inner = {"name": "mixture", "sources": [{"name": "./mine.py:lines", "count": 1}], "label": "inner"}
+    sources = [{"name": "mine.py:lines", "count": 3}, inner]
+    run = {"model": {"path": "builtin:tiny-digits"}, "prompts": {"name": "mixture", "sources": sources}}
+    monkeypatch.chdir(tmp_path)
+    found = resolve(run).to_mapping()["prompts"]["sources"]
+    file = f"{tmp_path / 'mine.py'}:lines"
+    assert [found[0]["name"], found[1]["options"]["sources"][0]["name"]] == [file, file]
+    assert [found[0]["options"], found[1]["options"]["sources"][0]["options"]] == [{"count": 3}, {"count": 1}]
+    monkeypatch.chdir("/")
+    mixture = build(tmp_path, found)
+    assert [mixture[index]["source"] for index in range(len(mixture))] == ["lines"] * 4
+
+
 @pytest.mark.parametrize(
     ("entries", "says"),
     [

@@ -60,8 +60,8 @@ class TestOrder:
         assert fresh.index(23) == used.index(23)
 
     def test_fewer_held_out_records_are_a_prefix_of_more(self):
-        few = RecordStream(numbered(30), seed=1, held_out=4).held_out_indices()
-        more = RecordStream(numbered(30), seed=1, held_out=9).held_out_indices()
+        few = RecordStream(numbered(30), seed=1, held_out=4).held_out_records()
+        more = RecordStream(numbered(30), seed=1, held_out=9).held_out_records()
         assert more[:4] == few
 
     def test_digest_is_of_the_records(self):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.runfolder.manifest import collect_manifest, digest_file, git_revision
+from rlhf_core.runfolder.manifest import collect_manifest, git_revision
 from rlhf_core.util.redact import redact_command
 
 
@@ -59,8 +58,3 @@ def test_git_revision_tells_the_commit_and_changes(tmp_path: Path):
     assert git_revision(tmp_path) == {"commit": git("rev-parse", "HEAD"), "changed": False}
     (tmp_path / "file").write_text("2")
     assert git_revision(tmp_path) == {"commit": git("rev-parse", "HEAD"), "changed": True}
-
-
-def test_digest_is_the_content_s(tmp_path: Path):
-    (tmp_path / "data").write_bytes(b"x" * 3_000_000)
-    assert digest_file(tmp_path / "data") == "sha256:" + hashlib.sha256(b"x" * 3_000_000).hexdigest()

@@ -209,3 +209,20 @@ def test_another_models_state_is_refused(strategy, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="holds no model"):
         Training(strategy).load(tmp_path, done=0)
+
+
+def test_a_write_that_fails_still_gathers_every_shard(strategy, tmp_path, monkeypatch):
+    """The other processes gather them too, and would wait for this one."""
+    (tmp_path / "file").touch()
+    gathered = []
+
+    def shards(*_):
+        for index in range(3):
+            gathered.append(index)
+            yield {str(index): torch.zeros(2)}
+
+    monkeypatch.setattr(strategy, "state_dict_shards", shards)
+    monkeypatch.setattr("rlhf_core.strategies.base.DEFAULT_SHARD_BYTES", 8)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        strategy.save_model(tiny_model(), tmp_path / "file" / "model")
+    assert gathered == [0, 1, 2]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 if TYPE_CHECKING:  # checking a run file reads the options below; only losses need torch
     from rlhf_core.functional import PolicyLoss, PolicyLossInput
 
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
 
-
-def gspo(batch: PolicyLossInput, *, clip_eps: Fraction = 3e-4, clip_eps_high: Positive | None = 4e-4) -> PolicyLoss:
+def gspo(
+    batch: PolicyLossInput,
+    *,
+    clip_eps: Annotated[float, Field(gt=0, lt=1)] = 3e-4,
+    clip_eps_high: PositiveFloat | None = 4e-4,
+) -> PolicyLoss:
     """The clip on the length-normalised ratio of the whole sequence (GSPO, Zheng 2025; its bounds, section 5.1)."""
     from rlhf_core.functional import ppo_policy_loss
 
@@ -32,7 +34,7 @@ def cispo(
     batch: PolicyLossInput,
     *,
     clip_eps: Annotated[float, Field(gt=0, le=1)] = 1.0,
-    clip_eps_high: Positive = 4.0,
+    clip_eps_high: PositiveFloat = 4.0,
 ) -> PolicyLoss:
     """REINFORCE with a clipped weight, so every token keeps its gradient (CISPO: MiniMax-M1 2025).
 
@@ -50,7 +52,9 @@ def cispo(
     )
 
 
-def sapo(batch: PolicyLossInput, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> PolicyLoss:
+def sapo(
+    batch: PolicyLossInput, *, tau_positive: PositiveFloat = 1.0, tau_negative: PositiveFloat = 1.05
+) -> PolicyLoss:
     """The ratio behind a soft gate in place of a clip (SAPO, Gao 2025): -(4 / tau) sigmoid(tau (ratio - 1)) A.
 
     tau is that of the advantage's sign: larger closes the gate earlier. At ratio 1 the gradient is the policy gradient.
@@ -67,7 +71,9 @@ def sapo(batch: PolicyLossInput, *, tau_positive: Positive = 1.0, tau_negative: 
     return PolicyLoss(torch.where(batch.mask, losses, 0.0), ratio.detach(), nowhere, nowhere)
 
 
-def gmpo(batch: PolicyLossInput, *, clip_eps: Positive = 0.4, clip_eps_high: Positive | None = None) -> PolicyLoss:
+def gmpo(
+    batch: PolicyLossInput, *, clip_eps: PositiveFloat = 0.4, clip_eps_high: PositiveFloat | None = None
+) -> PolicyLoss:
     """The geometric mean of the tokens' clipped ratios, times A (GMPO, Zhao 2025).
 
     Log-ratios are clipped, to [-clip_eps, clip_eps_high] nats and on the side where the advantage would push further.
@@ -92,8 +98,8 @@ def dppo(
     batch: PolicyLossInput,
     *,
     divergence: Literal["tv", "kl"] = "tv",
-    clip_eps: Positive = 0.2,
-    clip_eps_high: Positive | None = None,
+    clip_eps: PositiveFloat = 0.2,
+    clip_eps_high: PositiveFloat | None = None,
     max_ratio: Annotated[float, Field(ge=1)] = 20.0,
 ) -> PolicyLoss:
     """No gradient for tokens whose probability moved too far in the advantage's direction (DPPO, Qi 2026).

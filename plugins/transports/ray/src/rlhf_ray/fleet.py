@@ -17,6 +17,7 @@ from typing import Any
 import ray
 
 from rlhf_core.errors import EngineLostError, RlhfError
+from rlhf_core.runfolder import ControlBox, RunFolder, parse_command
 from rlhf_core.util import printable
 
 from .actors import Actors, Maker
@@ -80,7 +81,8 @@ class Fleet:
         self._ended: set[Any] = set()
         """References to the results of those whose loop has ended."""
         self._nodes_at = 0.0 if nodes_may_go else float("inf")
-        self._draining: set[str] = set()
+        self._saved_at: int | None = None
+        """Version at which a checkpoint was asked for, since a trainer's node is being drained."""
 
     @property
     def waiting_for_room(self) -> list[str]:
@@ -211,7 +213,7 @@ class Fleet:
         logger.info("%s replaced in %.2f s", maker.name, time.monotonic() - started)
 
     def _look_at_nodes(self, view: Overview) -> None:
-        """Have the makers leave whose node Ray is about to lose; others take their places."""
+        """Have the makers leave whose node Ray is about to lose; others take their places. A trainer cannot move."""
         now = time.monotonic()
         if now - self._nodes_at < _NODES_SECONDS:
             return
@@ -221,9 +223,24 @@ class Fleet:
             room = self._actors.config.lease_seconds if left is None else max(0.0, left - _NODE_MARGIN_SECONDS)
             for maker in [each for each in self._actors.makers if nodes.get(each.id) == node]:
                 self._leave(maker, now + room, f"its node is being drained, and goes in {room:.0f} s at the latest")
-            if node not in self._draining and (trainers := [t.name for t in self._actors.trainers if t.node == node]):
-                logger.error("the node of %s is being drained: with it the run ends", ", ".join(trainers))
-            self._draining.add(node)
+            if trainers := [trainer.name for trainer in self._actors.trainers if trainer.node == node]:
+                self._save(", ".join(trainers), view.version)
+
+    def _save(self, trainers: str, version: int) -> None:
+        """Ask for a checkpoint at the end of this episode, once in each: with the node of a trainer the run ends."""
+        if version == self._saved_at:
+            return
+        if self._saved_at is None:
+            logger.error(
+                "the node of %s is being drained: with it the run ends, and --resume auto goes on from its last "
+                "checkpoint; until then each episode writes one",
+                trainers,
+            )
+        self._saved_at = version
+        try:
+            ControlBox(RunFolder(self._folder).control).send(parse_command(["checkpoint"]))
+        except OSError as error:
+            logger.error("a checkpoint cannot be asked for: %s", error)
 
     def _give_up_one(self, maker: Maker, why: str) -> None:
         """An added maker that does not come up costs nobody anything."""
