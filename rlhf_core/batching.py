@@ -39,7 +39,12 @@ def default_tokens(device_type: str, num_parameters: int = 0) -> int:
     """
     if device_type != "cpu":
         return 16384
-    return 256 if num_parameters >= _LARGE_MODEL_PARAMETERS else 1024
+    return 256 if fills_host_memory(device_type, num_parameters) else 1024
+
+
+def fills_host_memory(device_type: str, num_parameters: int) -> bool:
+    """Whether a model is so large that on this device its training should save host memory where that costs little."""
+    return device_type == "cpu" and num_parameters >= _LARGE_MODEL_PARAMETERS
 
 
 def collate(items: Sequence[BufferItem]) -> Experience:

@@ -1,4 +1,4 @@
-"""Speeds up training passes without changing their results: packing, faster products, `torch.compile`."""
+"""Makes training passes faster and smaller with the same results: packing, products, MLPs, `torch.compile`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from ..errors import ConfigError
 from .blocks import transformer_blocks
 from .fast_linear import fast_linears
+from .lean_mlp import lean_mlps
 from .packing import packed_attention
 
 
@@ -56,9 +57,9 @@ def explained_compiling(what: str, option: str) -> Iterator[None]:
 
 @contextmanager
 def fast_passes(*models: nn.Module) -> Iterator[None]:
-    """Context in which `models` run without padding and with the faster matrix products, where supported.
+    """Context in which `models` run without padding, with the faster matrix products and the leaner MLPs, where supported.
 
     Use one context for a forward and its backward.
     """
-    with fast_linears(*models), packed_attention(*models):
+    with fast_linears(*models), lean_mlps(*models), packed_attention(*models):
         yield

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .chunked import VocabularyPart, chunked_log_probs_and_entropy
+from .vocabulary_gradients import adds_directly
 
 PLAIN_HEADS = frozenset(
     {"llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm"}
@@ -58,11 +59,20 @@ def lean_head(
     assert isinstance(head, nn.Linear)
     chunk_tokens = max(1, CHUNK_LOGITS // head.out_features)
     part: VocabularyPart | None = getattr(head, "vocabulary_part", None)
+    direct = adds_directly(head)
     replaced = vars(head).get("forward")
 
     def forward(hidden: Tensor) -> Tensor:
         result = chunked_log_probs_and_entropy(
-            of_actions(hidden), head.weight, labels, temperature, head.bias, chunk_tokens, with_entropy, part
+            of_actions(hidden),
+            head.weight,
+            labels,
+            temperature,
+            head.bias,
+            chunk_tokens,
+            with_entropy,
+            part,
+            direct=direct,
         )
         entropy = torch.zeros_like(result.log_probs) if result.entropy is None else result.entropy
         return torch.stack([result.log_probs, entropy], dim=-1)
