@@ -1,4 +1,4 @@
-"""Makes training passes faster and smaller with the same results: packing, products, MLPs, `torch.compile`."""
+"""Makes training passes faster and smaller with the same results: packing, products, what is kept, `torch.compile`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from .blocks import transformer_blocks
 from .fast_linear import fast_linears
 from .lean_mlp import lean_mlps
+from .lean_norm import lean_norms
 from .packing import packed_attention
 
 
@@ -57,9 +58,9 @@ def explained_compiling(what: str, option: str) -> Iterator[None]:
 
 @contextmanager
 def fast_passes(*models: nn.Module) -> Iterator[None]:
-    """Context in which `models` run without padding, with the faster matrix products and the leaner MLPs, where supported.
+    """Context in which `models` run without padding, with the faster matrix products and with less kept, where supported.
 
     Use one context for a forward and its backward.
     """
-    with fast_linears(*models), lean_mlps(*models), packed_attention(*models):
+    with fast_linears(*models), lean_mlps(*models), lean_norms(*models), packed_attention(*models):
         yield
