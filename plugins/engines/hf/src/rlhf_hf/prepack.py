@@ -43,7 +43,9 @@ class PackedLinears:
         """
         threshold = MIN_MULTIPLICATIONS if mode == "auto" else 0
         self._packed: list[tuple[nn.Linear, Callable[[Tensor], Tensor]]] = []
-        for linear in filter(_is_plain, module.modules()):
+        linears = [each for each in module.modules() if _is_plain(each)]
+        # The small copies fit between the large ones, which the allocator aligns to huge pages.
+        for linear in sorted(linears, key=lambda each: each.weight.numel(), reverse=True):
             target = dtype or linear.weight.dtype
             packs = mode != "off" and num_rows * linear.weight.numel() >= threshold and can_prepack(linear, target)
             if packs:
