@@ -6,7 +6,9 @@ from .chunked import VocabularyPart as VocabularyPart
 from .classifier import last_token_scores as last_token_scores
 from .classifier import scores_at as scores_at
 from .vocabulary_gradients import direct_gradients as direct_gradients
+from .fast_linear import IS_FASTER_HERE as IS_FASTER_HERE
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
+from .fast_linear import linear_product as linear_product
 from .fast_passes import explained_compiling as explained_compiling
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost

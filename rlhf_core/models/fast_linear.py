@@ -53,7 +53,7 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[T, K] times the weight [N, K], plus the bias [N], without gradient: as `fast_linears` computes it."""
     if _takes(inputs, weight, bias):
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, "none", [], "")
@@ -115,7 +115,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        return linear(inputs, weight, bias)
+        return linear_product(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable

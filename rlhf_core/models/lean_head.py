@@ -29,12 +29,16 @@ CHUNK_LOGITS = 1 << 22
 """Logits held at a time: 16 MB in float32."""
 
 
+def has_plain_logits(model: nn.Module) -> bool:
+    """Whether the logits of the innermost `model` are its head's output, which nothing else keeps."""
+    return getattr(getattr(model, "config", None), "model_type", None) in PLAIN_HEADS
+
+
 def can_be_lean(model: nn.Module, num_tokens: int) -> bool:
     """Whether the innermost `model` supports this, and has enough tokens for it to pay."""
-    config = getattr(model, "config", None)
     head = _head(model)
     return (
-        getattr(config, "model_type", None) in PLAIN_HEADS
+        has_plain_logits(model)
         and type(head) is nn.Linear
         # Gemini's parameters are fetched by torch operations only, not by an autograd function of our own.
         and type(head.weight) in (nn.Parameter, torch.distributed.tensor.DTensor)

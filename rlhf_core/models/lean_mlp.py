@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .fast_linear import is_plain, linear, multiply
+from .fast_linear import is_plain, linear_product, multiply
 
 GATED_MLPS = frozenset(
     {"GemmaMLP", "GraniteMLP", "LlamaMLP", "MistralMLP", "Olmo2MLP", "OlmoMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP"}
@@ -71,7 +71,7 @@ class _GatedDown(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.activation = activation
-        return linear(activation(gate) * up, weight, bias)
+        return linear_product(activation(gate) * up, weight, bias)
 
     @staticmethod
     @once_differentiable

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .fast_linear import is_fast, is_plain, linear, multiply
+from .fast_linear import is_fast, is_plain, linear_product, multiply
 
 BLOCK_ELEMENTS = 1 << 22
 """Elements of a head's gradient that are computed at a time: 16 MB in float32."""
@@ -124,7 +124,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(hidden)
         ctx.weight = weight
-        return linear(hidden, weight, None)
+        return linear_product(hidden, weight, None)
 
     @staticmethod
     @once_differentiable

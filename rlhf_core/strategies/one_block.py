@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..util.host_memory import release_freed_memory
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -36,6 +38,7 @@ def begin_moments(optimizer: Optimizer) -> None:
     ]
     if not new:
         return
+    release_freed_memory()  # what the passes before the first step left
     sizes = [-(-param.numel() // _ALIGNED) * _ALIGNED for param in new]
     for moment in _MOMENTS:
         places = torch.zeros(sum(sizes)).split(sizes)
