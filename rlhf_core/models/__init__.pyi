@@ -5,7 +5,6 @@ from .builtin import build_llama as build_llama
 from .chunked import VocabularyPart as VocabularyPart
 from .classifier import last_token_scores as last_token_scores
 from .classifier import scores_at as scores_at
-from .vocabulary_gradients import direct_gradients as direct_gradients
 from .fast_linear import IS_FASTER_HERE as IS_FASTER_HERE
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
 from .fast_linear import linear_product as linear_product
@@ -32,3 +31,4 @@ from .reference_pass import ReferencePass as ReferencePass
 from .shared_pass import RowLengths as RowLengths
 from .shared_pass import carries_state as carries_state
 from .shared_pass import feels_padding as feels_padding
+from .vocabulary_gradients import direct_gradients as direct_gradients

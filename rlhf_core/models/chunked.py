@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..functional.logprobs import LEAST_LOGIT
-from .vocabulary_gradients import total_gradient
 from .fast_linear import multiply
+from .vocabulary_gradients import total_gradient
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -84,7 +84,15 @@ def chunked_log_probs_and_entropy(
     weight = lm_head_weight.to(hidden.dtype)
     flat = hidden.reshape(-1, hidden.shape[-1])
     log_probs, entropy = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        flat, weight, bias, labels.reshape(-1), temperature, chunk_tokens, with_entropy, part, direct and weight is lm_head_weight
+        flat,
+        weight,
+        bias,
+        labels.reshape(-1),
+        temperature,
+        chunk_tokens,
+        with_entropy,
+        part,
+        direct and weight is lm_head_weight,
     )
     return LogProbsAndEntropy(log_probs.view(labels.shape), entropy.view(labels.shape) if with_entropy else None)
 

@@ -58,7 +58,7 @@ def explained_compiling(what: str, option: str) -> Iterator[None]:
 
 @contextmanager
 def fast_passes(*models: nn.Module) -> Iterator[None]:
-    """Context in which `models` run without padding, with the faster matrix products and with less kept, where supported.
+    """Context in which `models` run without padding, with faster matrix products and with less kept, where supported.
 
     Use one context for a forward and its backward.
     """

@@ -48,9 +48,7 @@ def test_values_and_gradients_are_those_of_torch(temperature: float, with_entrop
     with torch.set_grad_enabled(entropy_grad):
         expected_entropies = entropy(plain, temperature) if with_entropy else None
     logits = ours * 1.0  # as a model makes them
-    found, entropies = lean_log_probs(
-        logits, labels, temperature, with_entropy=with_entropy, entropy_grad=entropy_grad
-    )
+    found, entropies = lean_log_probs(logits, labels, temperature, with_entropy=with_entropy, entropy_grad=entropy_grad)
     assert torch.equal(found, expected)
     assert (entropies is None) == (expected_entropies is None)
     if entropies is not None and expected_entropies is not None:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.models import vocabulary_gradients as module
 from rlhf_core.models import lean_head
-from rlhf_core.models.vocabulary_gradients import adds_directly, direct_gradients
+from rlhf_core.models import vocabulary_gradients as module
 from rlhf_core.models.fast_passes import fast_passes
+from rlhf_core.models.vocabulary_gradients import adds_directly, direct_gradients
 
 VOCABULARY, HIDDEN = 60, 16
 IDS = torch.tensor([[5, 3, 5, 0, 9, 5, 1, 59], [2, 2, 7, 0, 0, 8, 58, 3]])
@@ -88,9 +88,9 @@ class LargeTensors(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.numel() >= VOCABULARY * HIDDEN:
-            if result.untyped_storage().data_ptr() not in given:
-                self.made.append(str(func))
+        is_large = isinstance(result, Tensor) and result.numel() >= VOCABULARY * HIDDEN
+        if is_large and result.untyped_storage().data_ptr() not in given:
+            self.made.append(str(func))
         return result
 
 

@@ -167,7 +167,9 @@ def test_a_head_is_not_copied_where_onednn_multiplies_by_it_as_it_is(monkeypatch
             plain = head(inputs)
             with packed.applied():
                 logits = head(inputs)
-                assert all(torch.equal(head(row[None]), expected[None]) for row, expected in zip(inputs, logits))
+                assert all(
+                    torch.equal(head(row[None]), expected[None]) for row, expected in zip(inputs, logits, strict=True)
+                )
             torch.testing.assert_close(logits, plain, rtol=1e-5, atol=1e-5)
     monkeypatch.setattr("rlhf_hf.prepack.IS_FASTER_HERE", False)
     copied.clear()
