@@ -35,7 +35,7 @@ def lean_mlps(*models: nn.Module) -> Iterator[None]:
     replaced = [mlp for mlp in mlps if "forward" not in vars(mlp)]
     try:
         for mlp in replaced:
-            mlp.forward = partial(_forward, mlp)  # type: ignore[method-assign]
+            mlp.forward = partial(_forward, mlp)
         yield
     finally:
         for mlp in replaced:

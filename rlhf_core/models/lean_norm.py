@@ -27,7 +27,7 @@ def lean_norms(*models: nn.Module) -> Iterator[None]:
     replaced = [norm for norm in norms if "forward" not in vars(norm)]
     try:
         for norm in replaced:
-            norm.forward = partial(_forward, norm)  # type: ignore[method-assign]
+            norm.forward = partial(_forward, norm)
         yield
     finally:
         for norm in replaced:

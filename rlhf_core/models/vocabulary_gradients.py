@@ -39,13 +39,13 @@ def direct_gradients(model: nn.Module) -> Iterator[None]:
             embedding.forward = partial(_embed, embedding)  # type: ignore[method-assign]
         if type(head) is nn.Linear and head.bias is None and _owns_gradient(head):
             before.append((head, vars(head).get("forward")))
-            head.forward = partial(_project, head)  # type: ignore[method-assign]
+            head.forward = partial(_project, head)
         yield
     finally:
         for module, forward in before:
             del module.forward
             if forward is not None:
-                module.forward = forward  # type: ignore[method-assign, assignment]
+                module.forward = forward  # type: ignore[assignment]
 
 
 def adds_directly(head: nn.Linear) -> bool:
