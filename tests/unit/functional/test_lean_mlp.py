@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
+from rlhf_core.models.fast_passes import fast_passes
 from rlhf_core.models.lean_mlp import GATED_MLPS, lean_mlps
+from rlhf_core.testing.models import tiny_model
 
 HIDDEN, INTERMEDIATE, TOKENS = 16, 40, 30
 MODEL_TYPES = {
@@ -117,3 +119,12 @@ def test_modules_are_themselves_again() -> None:
         assert "forward" in vars(mlp)
         raise ZeroDivisionError
     assert "forward" not in vars(mlp)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_passes_of_large_models_only_keep_less(monkeypatch: pytest.MonkeyPatch, is_large: bool) -> None:
+    monkeypatch.setattr("rlhf_core.models.fast_passes.fills_host_memory", lambda device, parameters: is_large)
+    model = tiny_model()
+    with fast_passes(model):
+        replaced = {type(module).__name__ for module in model.modules() if "forward" in vars(module)}
+    assert {"LlamaMLP", "LlamaRMSNorm"} <= replaced if is_large else not {"LlamaMLP", "LlamaRMSNorm"} & replaced
