@@ -34,12 +34,17 @@ _LARGE_MODEL_PARAMETERS = 50_000_000
 def default_tokens(device_type: str, num_parameters: int = 0) -> int:
     """Most tokens of one pass through a model of `num_parameters` where the user has set no bound.
 
-    On a CPU more are no faster, and cost memory: 256 rows fill the products of a large model (`benchmarks/README.md`),
-    while the calls of a small one need more. The GPU value fills a GPU.
+    On a CPU more are hardly faster, and cost memory: 192 rows nearly fill the products of a large model
+    (`benchmarks/README.md`), while the calls of a small one need more. The GPU value fills a GPU.
     """
     if device_type != "cpu":
         return 16384
-    return 256 if num_parameters >= _LARGE_MODEL_PARAMETERS else 1024
+    return 192 if fills_host_memory(device_type, num_parameters) else 1024
+
+
+def fills_host_memory(device_type: str, num_parameters: int) -> bool:
+    """Whether a model is so large that on this device its training should save host memory where that costs little."""
+    return device_type == "cpu" and num_parameters >= _LARGE_MODEL_PARAMETERS
 
 
 def collate(items: Sequence[BufferItem]) -> Experience:

@@ -268,7 +268,7 @@ class TrainConfig(Section):
     micro_batch_tokens: Count | None = Field(
         None,
         description="Most tokens in one forward and backward pass, so that memory does not grow with the batch; null "
-        "is 1,024 on a CPU (256 for a model of 50M parameters or more) and 16,384 on a GPU. Results agree.",
+        "is 1,024 on a CPU (192 for a model of 50M parameters or more) and 16,384 on a GPU. Results agree.",
     )
     compile: bool = Field(
         False,

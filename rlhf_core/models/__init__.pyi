@@ -5,7 +5,9 @@ from .builtin import build_llama as build_llama
 from .chunked import VocabularyPart as VocabularyPart
 from .classifier import last_token_scores as last_token_scores
 from .classifier import scores_at as scores_at
+from .fast_linear import IS_FASTER_HERE as IS_FASTER_HERE
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
+from .fast_linear import linear_product as linear_product
 from .fast_passes import explained_compiling as explained_compiling
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
@@ -29,3 +31,4 @@ from .reference_pass import ReferencePass as ReferencePass
 from .shared_pass import RowLengths as RowLengths
 from .shared_pass import carries_state as carries_state
 from .shared_pass import feels_padding as feels_padding
+from .vocabulary_gradients import direct_gradients as direct_gradients

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ..functional.logprobs import LEAST_LOGIT
 from .fast_linear import multiply
+from .vocabulary_gradients import total_gradient
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -65,12 +66,15 @@ def chunked_log_probs_and_entropy(
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
     part: VocabularyPart | None = None,
+    *,
+    direct: bool = False,
 ) -> LogProbsAndEntropy:
     """`token_log_probs` and `entropy` of `hidden @ lm_head_weight.T + bias`, and the same gradients.
 
     hidden: [..., H]; lm_head_weight: [V, H]; labels: [...] int64; bias: [V]. The products are taken in the dtype
     of `hidden` (or autocast's), everything after them in float32; the weight's gradient is summed over chunks in
     float32. With `part` the weight and bias are this process's rows, the labels those of the whole vocabulary.
+    direct: the weight's gradient is added to its `.grad` (`direct_gradients`).
     """
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be >= 1, got {chunk_tokens}")
@@ -80,7 +84,15 @@ def chunked_log_probs_and_entropy(
     weight = lm_head_weight.to(hidden.dtype)
     flat = hidden.reshape(-1, hidden.shape[-1])
     log_probs, entropy = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
-        flat, weight, bias, labels.reshape(-1), temperature, chunk_tokens, with_entropy, part
+        flat,
+        weight,
+        bias,
+        labels.reshape(-1),
+        temperature,
+        chunk_tokens,
+        with_entropy,
+        part,
+        direct and weight is lm_head_weight,
     )
     return LogProbsAndEntropy(log_probs.view(labels.shape), entropy.view(labels.shape) if with_entropy else None)
 
@@ -104,6 +116,7 @@ class _ChunkedHead(torch.autograd.Function):
         chunk_tokens: int,
         with_entropy: bool,
         part: VocabularyPart | None,
+        direct: bool,
     ) -> tuple[Tensor, Tensor]:
         is_here = None
         if part is not None:
@@ -127,6 +140,7 @@ class _ChunkedHead(torch.autograd.Function):
         entropies = normalisers - means if with_entropy else torch.zeros_like(normalisers)
         ctx.save_for_backward(hidden, weight, bias, labels, is_here, normalisers, entropies)
         ctx.temperature, ctx.chunk_tokens, ctx.with_entropy, ctx.part = temperature, chunk_tokens, with_entropy, part
+        ctx.direct_weight = weight if direct else None
         return chosen - normalisers, entropies
 
     @staticmethod
@@ -136,7 +150,11 @@ class _ChunkedHead(torch.autograd.Function):
         of_labels = log_prob_grads if is_here is None else log_prob_grads.where(is_here, 0.0)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         hidden_grad = torch.empty_like(hidden) if needs_hidden else None
-        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        weight_grad = None
+        if needs_weight and ctx.direct_weight is not None:
+            weight_grad = total_gradient(ctx.direct_weight)
+        elif needs_weight:
+            weight_grad = torch.zeros_like(weight, dtype=torch.float32)
         bias_grad = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, labels.numel(), ctx.chunk_tokens):
@@ -162,8 +180,9 @@ class _ChunkedHead(torch.autograd.Function):
             hidden_grad = ctx.part.sum(hidden_grad)
         return (
             hidden_grad,
-            None if weight_grad is None else weight_grad.to(weight.dtype),
+            None if weight_grad is None or ctx.direct_weight is not None else weight_grad.to(weight.dtype),
             None if bias_grad is None else bias_grad.to(bias.dtype),
+            None,
             None,
             None,
             None,

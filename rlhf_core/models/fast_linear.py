@@ -41,16 +41,25 @@ def _cpuinfo() -> str:
 
 
 IS_FASTER_HERE = has_wide_amd_cores(_cpuinfo())
+"""Whether oneDNN multiplies float32 matrices faster than MKL on this processor."""
 
 _PLAIN = (Tensor, nn.Parameter)
 
 
 def multiply(left: Tensor, right: Tensor) -> Tensor:
     """left @ right, [M, K] x [K, N], without gradient; any strides, dtype and device."""
-    if _pays(left, right.shape[1]) and _is_plain(left) and _is_plain(right):
+    if _pays(left, right.shape[1]) and is_plain(left) and is_plain(right):
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(left, right.T, None, "none", [], "")
         return product
     return left @ right
+
+
+def linear_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[T, K] times the weight [N, K], plus the bias [N], without gradient: as `fast_linears` computes it."""
+    if _takes(inputs, weight, bias):
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, "none", [], "")
+        return product
+    return functional.linear(inputs, weight, bias)
 
 
 @contextmanager
@@ -60,7 +69,7 @@ def fast_linears(*models: nn.Module) -> Iterator[None]:
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
     linears = [module for model in models for module in model.modules() if type(module) is nn.Linear]
-    replaced = [linear for linear in linears if _is_plain(linear.weight) and "forward" not in vars(linear)]
+    replaced = [linear for linear in linears if is_plain(linear.weight) and "forward" not in vars(linear)]
     try:
         for linear in replaced:
             linear.forward = partial(_forward, linear)  # type: ignore[method-assign]
@@ -68,6 +77,11 @@ def fast_linears(*models: nn.Module) -> Iterator[None]:
     finally:
         for linear in replaced:
             vars(linear).pop("forward", None)  # a nested lean head may have removed it
+
+
+def is_fast(forward: object) -> bool:
+    """Whether this is what `fast_linears` put in place of a forward."""
+    return getattr(forward, "func", None) is _forward
 
 
 def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
@@ -81,7 +95,7 @@ def _forward(linear: nn.Linear, inputs: Tensor) -> Tensor:
 def _takes(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         _pays(inputs, weight.shape[0])
-        and all(_is_plain(tensor) for tensor in (inputs, weight, bias) if tensor is not None)
+        and all(is_plain(tensor) for tensor in (inputs, weight, bias) if tensor is not None)
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -91,7 +105,7 @@ def _pays(left: Tensor, num_columns: int) -> bool:
     return IS_FASTER_HERE and has_onednn and left.numel() * num_columns >= MIN_MULTIPLICATIONS
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Whether it is an ordinary float32 CPU tensor: sharded and quantised subclasses multiply in their own way."""
     return type(tensor) in _PLAIN and tensor.device.type == "cpu" and tensor.dtype is torch.float32
 
@@ -102,8 +116,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(inputs, weight, bias, "none", [], "")
-        return product
+        return linear_product(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable

@@ -1,4 +1,4 @@
-"""Speeds up training passes without changing their results: packing, faster products, `torch.compile`."""
+"""Makes training passes faster and smaller with the same results: packing, products, what is kept, `torch.compile`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from ..batching import fills_host_memory
 from ..errors import ConfigError
 from .blocks import transformer_blocks
 from .fast_linear import fast_linears
+from .lean_mlp import lean_mlps
+from .lean_norm import lean_norms
 from .packing import packed_attention
 
 
@@ -56,9 +59,19 @@ def explained_compiling(what: str, option: str) -> Iterator[None]:
 
 @contextmanager
 def fast_passes(*models: nn.Module) -> Iterator[None]:
-    """Context in which `models` run without padding and with the faster matrix products, where supported.
+    """Context in which `models` run without padding, with faster matrix products and with less kept, where supported.
 
+    Less is kept of large models only: in small ones the calls that save it take more time than the arithmetic.
     Use one context for a forward and its backward.
     """
-    with fast_linears(*models), packed_attention(*models):
+    large = [model for model in models if saves_memory(model)]
+    with fast_linears(*models), lean_mlps(*large), lean_norms(*large), packed_attention(*models):
         yield
+
+
+def saves_memory(model: nn.Module) -> bool:
+    """Whether passes through `model` should save host memory where that costs little: a large one on a CPU."""
+    parameters = list(model.parameters())
+    return bool(parameters) and fills_host_memory(
+        parameters[0].device.type, sum(parameter.numel() for parameter in parameters)
+    )

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ..functional.logprobs import entropy, token_log_probs
 from ..functional.masking import position_ids_of
-from .lean_head import can_be_lean, lean_head
+from .lean_head import can_be_lean, has_plain_logits, lean_head
+from .lean_logits import can_reuse, lean_log_probs
 from .own_lengths import own_lengths
 from .rows import model_rows
 
@@ -62,11 +63,18 @@ def policy_forward(
     else:
         logits = rows.of_actions(_call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
         support = None if experience.support_ids is None else experience.support_ids[mask]
-        log_probs = token_log_probs(logits, labels, temperature, support)
-        if with_entropy:
+        if read is None and support is None and has_plain_logits(inner) and can_reuse(logits):
+            log_probs, entropies = lean_log_probs(
+                logits, labels, temperature, with_entropy=with_entropy, entropy_grad=entropy_grad
+            )
+            del logits
+        else:
+            log_probs = token_log_probs(logits, labels, temperature, support)
+        if with_entropy and entropies is None:
             with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
                 entropies = entropy(logits, temperature, support)
-        others = None if read is None else read(logits.float() / temperature)
+        if read is not None:
+            others = read(logits.float() / temperature)
     return PolicyOutput(
         log_probs=_scatter(log_probs, mask),
         entropy=_scatter(entropies, mask) if with_entropy and entropies is not None else None,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .chunked import VocabularyPart, chunked_log_probs_and_entropy
+from .vocabulary_gradients import adds_directly
 
 PLAIN_HEADS = frozenset(
     {"llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm"}
@@ -28,12 +29,16 @@ CHUNK_LOGITS = 1 << 22
 """Logits held at a time: 16 MB in float32."""
 
 
+def has_plain_logits(model: nn.Module) -> bool:
+    """Whether the logits of the innermost `model` are its head's output, which nothing else keeps."""
+    return getattr(getattr(model, "config", None), "model_type", None) in PLAIN_HEADS
+
+
 def can_be_lean(model: nn.Module, num_tokens: int) -> bool:
     """Whether the innermost `model` supports this, and has enough tokens for it to pay."""
-    config = getattr(model, "config", None)
     head = _head(model)
     return (
-        getattr(config, "model_type", None) in PLAIN_HEADS
+        has_plain_logits(model)
         and type(head) is nn.Linear
         # Gemini's parameters are fetched by torch operations only, not by an autograd function of our own.
         and type(head.weight) in (nn.Parameter, torch.distributed.tensor.DTensor)
@@ -58,11 +63,20 @@ def lean_head(
     assert isinstance(head, nn.Linear)
     chunk_tokens = max(1, CHUNK_LOGITS // head.out_features)
     part: VocabularyPart | None = getattr(head, "vocabulary_part", None)
+    direct = adds_directly(head)
     replaced = vars(head).get("forward")
 
     def forward(hidden: Tensor) -> Tensor:
         result = chunked_log_probs_and_entropy(
-            of_actions(hidden), head.weight, labels, temperature, head.bias, chunk_tokens, with_entropy, part
+            of_actions(hidden),
+            head.weight,
+            labels,
+            temperature,
+            head.bias,
+            chunk_tokens,
+            with_entropy,
+            part,
+            direct=direct,
         )
         entropy = torch.zeros_like(result.log_probs) if result.entropy is None else result.entropy
         return torch.stack([result.log_probs, entropy], dim=-1)

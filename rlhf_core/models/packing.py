@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ..functional.masking import position_ids_of
 from .shared_pass import packs
@@ -42,13 +43,28 @@ class Packing:
     def as_rows(self, packed: Tensor) -> Tensor:
         """[1, H, T, D] -> [B, H, W, D], 0 on padding."""
         tokens = packed[0].transpose(0, 1)
-        # `index_add` to zeros: faster on a CPU than `index_copy`, with the same gradient.
-        rows = tokens.new_zeros(self.num_rows * self.width, *tokens.shape[1:]).index_add(0, self.places, tokens)
+        rows: Tensor = _Spread.apply(tokens, self.places, self.num_rows * self.width)  # type: ignore[no-untyped-call]
         return rows.view(self.num_rows, self.width, *tokens.shape[1:]).transpose(1, 2)
 
     def as_packed(self, rows: Tensor) -> Tensor:
         """[B, W, H, D] -> [1, T, H, D]."""
         return rows.flatten(0, 1).index_select(0, self.places)[None]
+
+
+class _Spread(torch.autograd.Function):
+    """tokens [T, ...] at `places` [T] of [places in all, ...], 0 elsewhere. torch's own would keep the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, places: Tensor, size: int) -> Tensor:
+        ctx.save_for_backward(places)
+        # `index_add_` to zeros: faster on a CPU than `index_copy_`.
+        return tokens.new_zeros(size, *tokens.shape[1:]).index_add_(0, places, tokens)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        return grads.index_select(0, places), None, None
 
 
 @contextmanager

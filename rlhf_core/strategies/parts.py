@@ -147,6 +147,8 @@ def torch_step(
     import torch
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+    from .one_block import begin_moments
+
     params = _with_gradients(optimizer)
     grads = [param.grad for param in params if param.grad is not None]
     if loss_scale.enabled and grads:
@@ -161,6 +163,7 @@ def torch_step(
         raise diverged(norm)
     if max_grad_norm is not None:
         clip_grads_with_norm_(params, max_grad_norm, total.to(params[0].device) if params else total)
+    begin_moments(optimizer)
     optimizer.step()
     if scheduler is not None:
         scheduler.step()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
-from ..batching import default_tokens
+from ..batching import default_tokens, fills_host_memory
 from ..build import TrainerModels, updates_per_episode
 from ..config.resolve import ResolvedRun
 from ..errors import CheckpointError, DivergenceError, InterruptedRun
@@ -22,6 +22,7 @@ from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
 from ..runfolder.folder import RunFolder
 from ..strategy import Strategy
+from ..util.host_memory import release_freed_memory
 from ..util.jsonl import write_json
 from .batches import BatchPlan, TrainBatch
 from .build_source import DatasetItems, build_rollout_source
@@ -90,6 +91,7 @@ class TrainerSession:
         }
         largest = max(self._num_parameters.values())
         self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type, largest)
+        self._releases_memory = fills_host_memory(strategy.device.type, largest)
         self._updater = Updater(
             algorithm,
             strategy,
@@ -163,6 +165,7 @@ class TrainerSession:
         version = None if self._parts.channel is None else self._publisher.version
         self._episode = episode
         self._record.start_episode(episode, version, metrics)
+        self._release_memory()
 
     def update(self, metrics: Metrics) -> None:
         assert self._record is not None and self._trainer is not None
@@ -175,6 +178,7 @@ class TrainerSession:
         """Publish the new policy, finish the episode's lines, evaluate and save when due, stop when asked."""
         assert self._record is not None and self._trainer is not None
         run = self._resolved.run
+        self._release_memory()
         self._algorithm.end_episode()
         self._publisher.publish(self._publisher.version + 1, self._record.timer)
         metrics = self._record.end_episode(self._strategy)
@@ -211,6 +215,11 @@ class TrainerSession:
                 hint=f"continue with --output {self._folder.path} --resume auto",
             )
         return metrics
+
+    def _release_memory(self) -> None:
+        """Between rollouts and updates: a large model leaves a gigabyte behind that the other cannot use."""
+        if self._releases_memory:
+            release_freed_memory()
 
     def save(self, episode: int, step: int, best_value: float | None = None) -> None:
         """Write the checkpoint after `episode`; `best_value`: its metric, if it is the best so far. Collective."""

@@ -66,14 +66,16 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies without shared memory, as safetensors requires."""
-    seen: set[int] = set()
+    """Contiguous, and no two with a byte in common, as safetensors requires; copies where they are not."""
+    seen: dict[int, list[tuple[int, int]]] = {}
     ready: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         value = tensor.detach().contiguous()
-        pointer = value.untyped_storage().data_ptr()
-        ready[name] = value.clone() if value.is_cpu and pointer in seen else value
-        seen.add(pointer)
+        start, others = value.data_ptr(), seen.setdefault(value.untyped_storage().data_ptr(), [])
+        end = start + value.nbytes
+        overlaps = any(start < other_end and other_start < end for other_start, other_end in others)
+        ready[name] = value.clone() if value.is_cpu and overlaps else value
+        others.append((start, end))
     return {name: tensor.cpu() for name, tensor in ready.items()}
 
 

@@ -105,3 +105,13 @@ def test_asked_in_the_last_episode_the_run_is_done(tmp_path):
     assert result.step == 4
     assert events[-2:] == ["save 4", "end 1"]
     assert (tmp_path / "run" / "model").is_dir()
+
+
+@pytest.mark.parametrize(("is_large", "releases"), [(True, 4), (False, 0)])
+def test_a_large_models_free_memory_is_given_back_between_phases(tmp_path, monkeypatch, is_large, releases):
+    """Before and after the updates of each of two episodes."""
+    calls = []
+    monkeypatch.setattr("rlhf_core.training.session.release_freed_memory", lambda: calls.append(1))
+    monkeypatch.setattr("rlhf_core.training.session.fills_host_memory", lambda device, parameters: is_large)
+    fit(tmp_path / "run", {})
+    assert len(calls) == releases

@@ -66,3 +66,30 @@ def test_the_peak_of_a_process_is_its_own():
     inner, outer = map(int, done.stdout.split())
     assert 1 << 20 < inner < 100 << 20
     assert outer > 200 << 20
+
+
+RELEASED = """
+    from rlhf_core.util.host_memory import release_freed_memory, set_up_host_memory
+
+    set_up_host_memory()
+    import torch
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    small, large = zip(*((torch.ones(2_000), torch.ones(300_000)) for _ in range(60)))
+    del large  # 72 MB, between what stays
+    before = resident()
+    release_freed_memory()
+    print(before - resident(), sum(float(each.sum()) for each in small))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="about glibc")
+@pytest.mark.slow
+def test_what_is_free_between_tensors_is_given_back():
+    command = [sys.executable, "-c", textwrap.dedent(RELEASED)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True, env={})
+    given_back, kept = map(float, done.stdout.split())
+    assert given_back > 60e6 and kept == 60 * 2_000

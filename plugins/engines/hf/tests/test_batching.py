@@ -112,7 +112,7 @@ def test_slots_and_cache_are_bounded(endless_engine, requests):
     made = endless_engine(max_batch_size=64, max_cache_tokens=640)
     asked = requests(30)
     batch = start(made, asked, SamplingParams(max_new_tokens=100))
-    # The longest sequence may have 111 tokens, two blocks of 64: five slots fit.
+    # The longest sequence may have 111 tokens, seven blocks of 16: five slots fit.
     assert batch._model.num_slots == 5
     most = 0
     while batch.busy:
@@ -124,7 +124,7 @@ def test_slots_and_cache_are_bounded(endless_engine, requests):
 
 def test_a_cache_too_small_for_one_sequence_is_an_error(endless_engine, requests):
     made = endless_engine(max_cache_tokens=64)
-    with pytest.raises(ConfigError, match="max_cache_tokens to 128"):
+    with pytest.raises(ConfigError, match="max_cache_tokens to 96"):
         made.generate(requests(9), SamplingParams(max_new_tokens=80))
 
 

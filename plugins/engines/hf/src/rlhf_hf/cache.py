@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-BLOCK = 64
-"""Tokens by which the cache grows, at least."""
+GROWTH = 64
+"""Tokens for which the cache makes room beyond those there are, at least, up to what its rows may have.
+
+What it grows out of leaves holes in a CPU's heap that the larger tensors do not fit into.
+"""
+BLOCK = 16
+"""Its room for a row is a multiple of this: with rows of 80 tokens, one of 64 would cost 60% more."""
 
 
 def round_up(num_tokens: int) -> int:
@@ -140,7 +145,7 @@ class SlotCache(Cache):
         self._most_tokens = most_tokens or round_up(max_tokens)
         self._num_slots = num_slots
         self._max_tokens = round_up(max_tokens)
-        self.capacity = min(BLOCK, self._max_tokens)
+        self.capacity = 0
         """Tokens a slot has room for now."""
         self._slot_layers: list[SlotLayer] = []
         super().__init__(layers=self._slot_layers)  # type: ignore[arg-type]
@@ -204,6 +209,6 @@ class SlotCache(Cache):
         if num_tokens <= self.capacity:
             return
         assert num_tokens <= self._max_tokens, (num_tokens, self._max_tokens)
-        self.capacity = min(self._max_tokens, round_up(max(num_tokens, self.capacity + self.capacity // 2)))
+        self.capacity = min(self._max_tokens, round_up(num_tokens + max(GROWTH, self.capacity // 2)))
         for layer in self._slot_layers:
             layer.grow(self.capacity)

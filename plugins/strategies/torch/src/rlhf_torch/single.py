@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
 from rlhf_core.components import StrategyContext
 from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError
@@ -9,12 +12,21 @@ from rlhf_core.strategies import StrategyBase, resolve_device, resolve_precision
 
 from .config import SingleConfig
 
+if TYPE_CHECKING:
+    from torch import nn
+
 
 class SingleStrategy(StrategyBase):
     """Trains the model as it is, in this process."""
 
     def setup(self) -> None:
         """Do nothing: there is no process group."""
+
+    def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        """No gradient leaves this process, so that the largest may be summed where they arise."""
+        from rlhf_core.models import direct_gradients
+
+        return direct_gradients(model)
 
 
 def build(config: SingleConfig, context: StrategyContext) -> SingleStrategy:

@@ -1,0 +1,88 @@
+"""Gated MLPs, `down(act(gate(x)) * up(x))`, that keep two intermediate results for the backward pass instead of four.
+
+The activation and the product with it are computed again there, by the same operations and so with the same results.
+They are as large as the gate and the up projection, and together nearly half of what a pass keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .fast_linear import is_plain, linear_product, multiply
+
+GATED_MLPS = frozenset(
+    {"GemmaMLP", "GraniteMLP", "LlamaMLP", "MistralMLP", "Olmo2MLP", "OlmoMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP"}
+)
+"""Classes of transformers whose forward is the one above."""
+
+Activation = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def lean_mlps(*models: nn.Module) -> Iterator[None]:
+    """Context in which the gated MLPs of `models` keep less for the backward pass of float32 CPU tensors.
+
+    Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
+    """
+    mlps = [module for model in models for module in model.modules() if _is_gated(module)]
+    replaced = [mlp for mlp in mlps if "forward" not in vars(mlp)]
+    try:
+        for mlp in replaced:
+            mlp.forward = partial(_forward, mlp)
+        yield
+    finally:
+        for mlp in replaced:
+            del mlp.forward
+
+
+def _is_gated(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind.__name__ in GATED_MLPS and kind.__module__.startswith("transformers.models.")
+
+
+def _forward(mlp: Any, inputs: Tensor) -> Tensor:
+    down = mlp.down_proj
+    if not (torch.is_grad_enabled() and is_plain(inputs) and _is_bare(down)) or torch.is_autocast_enabled("cpu"):
+        return type(mlp).forward(mlp, inputs)  # type: ignore[no-any-return]
+    gate, up = (part(inputs).flatten(0, -2) for part in (mlp.gate_proj, mlp.up_proj))
+    output: Tensor = _GatedDown.apply(gate, up, down.weight, down.bias, mlp.act_fn)  # type: ignore[no-untyped-call]
+    return output.view(*inputs.shape[:-1], output.shape[-1])
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """Whether it is a plain Linear, without an adapter, of which nobody watches the calls."""
+    watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return type(module) is nn.Linear and is_plain(module.weight) and not watched
+
+
+class _GatedDown(torch.autograd.Function):
+    """gate and up [T, I], weight [N, I], bias [N] -> act(gate) * up, times the weight: [T, N]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation
+    ) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        ctx.activation = activation
+        return linear_product(activation(gate) * up, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up, weight = ctx.saved_tensors
+        needs_gate, needs_up, needs_weight, needs_bias = ctx.needs_input_grad[:4]
+        gate, up = gate.detach().requires_grad_(), up.detach().requires_grad_()
+        with torch.enable_grad():
+            product = ctx.activation(gate) * up
+        weight_grad = multiply(grads.T, product.detach()) if needs_weight else None
+        gate_grad = up_grad = None
+        if needs_gate or needs_up:
+            gate_grad, up_grad = torch.autograd.grad(product, (gate, up), multiply(grads, weight))
+        return gate_grad, up_grad, weight_grad, grads.sum(0) if needs_bias else None, None

@@ -1,0 +1,135 @@
+"""Gradients of a vocabulary's weights, added to `.grad` where they arise.
+
+The embedding's gradient is zero but for the rows of a pass's tokens, and the head's is as large: torch makes a whole
+matrix of each in every pass, and keeps the head's until the embedding's is there where they share one. Here the
+embedding adds its rows, and the head adds a block of rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from .fast_linear import is_fast, is_plain, linear_product, multiply
+
+BLOCK_ELEMENTS = 1 << 22
+"""Elements of a head's gradient that are computed at a time: 16 MB in float32."""
+
+
+@contextmanager
+def direct_gradients(model: nn.Module) -> Iterator[None]:
+    """Context in which backward passes add to `.grad` of `model`'s embedding and head themselves.
+
+    For models whose gradients nobody but the optimizer waits for: neither hooks of a weight nor those by which
+    distributed wrappers reduce gradients are called for these two. Weights other than float32 on a CPU are left alone.
+    Use one context for a forward and its backward.
+    """
+    embedding, head = _part(model, "get_input_embeddings"), _part(model, "get_output_embeddings")
+    before: list[tuple[nn.Module, object]] = []
+    try:
+        if type(embedding) is nn.Embedding and _is_plain_embedding(embedding) and _owns_gradient(embedding):
+            before.append((embedding, None))
+            embedding.forward = partial(_embed, embedding)  # type: ignore[method-assign]
+        if type(head) is nn.Linear and head.bias is None and _owns_gradient(head):
+            before.append((head, vars(head).get("forward")))
+            head.forward = partial(_project, head)
+        yield
+    finally:
+        for module, forward in before:
+            del module.forward
+            if forward is not None:
+                module.forward = forward  # type: ignore[assignment]
+
+
+def adds_directly(head: nn.Linear) -> bool:
+    """Whether `direct_gradients` is active for this head."""
+    return getattr(vars(head).get("forward"), "func", None) is _project
+
+
+def _part(model: nn.Module, name: str) -> object:
+    find = getattr(model, name, None)
+    return find() if callable(find) else None
+
+
+def _owns_gradient(module: nn.Embedding | nn.Linear) -> bool:
+    weight, forward = module.weight, vars(module).get("forward")
+    watched = weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None)
+    is_itself = forward is None or is_fast(forward)
+    return isinstance(weight, nn.Parameter) and is_plain(weight) and weight.requires_grad and is_itself and not watched
+
+
+def _is_plain_embedding(embedding: nn.Embedding) -> bool:
+    return not embedding.sparse and not embedding.scale_grad_by_freq and embedding.max_norm is None
+
+
+def _embed(embedding: nn.Embedding, ids: Tensor) -> Tensor:
+    rows: Tensor = _Rows.apply(ids, embedding.weight, embedding.padding_idx)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def _project(head: nn.Linear, hidden: Tensor) -> Tensor:
+    if not is_plain(hidden) or torch.is_autocast_enabled("cpu"):
+        return functional.linear(hidden, head.weight)
+    logits: Tensor = _Product.apply(hidden.flatten(0, -2), head.weight)  # type: ignore[no-untyped-call]
+    return logits.view(*hidden.shape[:-1], logits.shape[-1])
+
+
+def total_gradient(weight: Tensor) -> Tensor:
+    """`weight.grad`, zeros if it has none yet."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
+
+
+def add_head_gradient(weight: Tensor, grads: Tensor, hidden: Tensor) -> None:
+    """Add that of `hidden @ weight.T` to `weight.grad`. grads: [T, V] of the products; hidden: [T, H]."""
+    total, size = total_gradient(weight), max(1, BLOCK_ELEMENTS // weight.shape[1])
+    for start in range(0, weight.shape[0], size):
+        block = slice(start, start + size)
+        total[block] += multiply(grads[:, block].T, hidden)
+
+
+class _Rows(torch.autograd.Function):
+    """ids [...] int64, weight [V, H] -> [..., H]."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.weight, ctx.padding = weight, padding
+        return functional.embedding(ids, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[None, None, None]:
+        ids = ctx.saved_tensors[0].flatten()
+        rows = grads.reshape(len(ids), -1)
+        if ctx.padding is not None:
+            counted = ids != ctx.padding
+            ids, rows = ids[counted], rows[counted]
+        total_gradient(ctx.weight).index_add_(0, ids, rows)
+        return None, None, None
+
+
+class _Product(torch.autograd.Function):
+    """hidden [T, H], weight [V, H] -> [T, V]."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden)
+        ctx.weight = weight
+        return linear_product(hidden, weight, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, None]:
+        (hidden,) = ctx.saved_tensors
+        hidden_grad = multiply(grads, ctx.weight.detach()) if ctx.needs_input_grad[0] else None
+        add_head_gradient(ctx.weight, grads, hidden)
+        return hidden_grad, None
