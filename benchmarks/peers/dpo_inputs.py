@@ -13,6 +13,7 @@ PAIRS_FILE = "pairs.jsonl"
 IN_TURN_FILE = "in-turn.jsonl"
 """The same pairs in the order in which a run of ours comes to them, for a trainer that reads them as they stand."""
 ANSWER_TOKENS = (40, 120)
+KINDS = ("dpo", "reward-model")
 BETA, LEARNING_RATE = 0.1, 1e-5
 TEXT = (
     "the old road that leads from our house to the river was built by people who had seen much more water than we "

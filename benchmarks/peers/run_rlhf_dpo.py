@@ -1,4 +1,4 @@
-"""One side of `compare_dpo.py`: steps of DPO by `rlhf_core.train`, as the command makes them."""
+"""One side of `compare_dpo.py`: steps of DPO or of a reward model by `rlhf_core.train`, as the command makes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpo_inputs import BETA, LEARNING_RATE, PAIRS_FILE
+from dpo_inputs import BETA, KINDS, LEARNING_RATE, PAIRS_FILE
 from run_rlhf import Watch, measure
 
 
@@ -33,7 +33,7 @@ def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
     return {
         "model": {"path": str(options.model), "dtype": "float32"},
         "prompts": {"name": "jsonl", "path": str(options.inputs / PAIRS_FILE)},
-        "algorithm": {"name": "dpo", "beta": BETA},
+        "algorithm": {"name": options.kind, **({"beta": BETA} if options.kind == "dpo" else {})},
         "optimizer": {"lr": LEARNING_RATE, "max_grad_norm": None},
         "strategy": {"name": "single", "precision": "fp32"},
         "train": {
@@ -50,6 +50,7 @@ def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=KINDS, default="dpo")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--inputs", type=Path, required=True)
     parser.add_argument("--pairs", type=int, required=True, help="of a step")
