@@ -34,16 +34,8 @@ def main() -> None:
     pairs = list(make_pairs(options.pairs * (options.iterations + 2)))
     with tempfile.TemporaryDirectory() as folder:
         write_pairs(Path(folder), pairs, prompt_order(len(pairs), SEED, 0))
-        work = [
-            "--kind",
-            options.kind,
-            "--model",
-            str(options.model),
-            "--inputs",
-            folder,
-            "--pairs",
-            str(options.pairs),
-        ]
+        work = ["--kind", options.kind, "--model", str(options.model)]
+        work += ["--inputs", folder, "--pairs", str(options.pairs)]
         commands = sides(options, work, "run_rlhf_dpo.py", "run_trl_dpo.py")
         commands["rlhf"] += ["--seed", str(SEED)]
         found = compare(options, commands, f"{options.kind}, {options.pairs} pairs a step")
