@@ -1,6 +1,6 @@
 """Speed and peak memory of a step on preference pairs, with a real model: this project against TRL, in turn.
 
-Both start from the same model folder and take the same pairs in the same order, 16 a step, none of them twice: answers
+Both start from the same model folder and take the same pairs in the same order, 8 a step, none of them twice: answers
 of 40 to 120 tokens. For DPO (--kind dpo) both hold a reference of the same weights, compute its log-probs in the step,
 and have the same beta; a reward model (--kind reward-model) starts from a head of zeros on both sides. Both make one
 AdamW step of all weights in float32, without clipping of gradients. TRL's steps are measured in passes of several
@@ -29,7 +29,7 @@ SEED = 0
 def main() -> None:
     parser = option_parser(__doc__, [8, 4, 2])
     parser.add_argument("--kind", choices=KINDS, default="dpo")
-    parser.add_argument("--pairs", type=int, default=16, help="of a step")
+    parser.add_argument("--pairs", type=int, default=8, help="of a step")
     options = parser.parse_args()
     pairs = list(make_pairs(options.pairs * (options.iterations + 2)))
     with tempfile.TemporaryDirectory() as folder:

@@ -22,8 +22,8 @@ from turns import compare, option_parser, sides
 
 
 def main() -> None:
-    parser = option_parser(__doc__, [16, 8, 4])
-    parser.add_argument("--prompts", type=int, default=16, help="of an iteration, with an answer to each")
+    parser = option_parser(__doc__, [8, 4, 2])
+    parser.add_argument("--prompts", type=int, default=8, help="of an iteration, with an answer to each")
     parser.add_argument("--new-tokens", type=int, default=48, help="of an answer, at most")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -70,7 +70,7 @@ def build_trainer(options: argparse.Namespace, output: str, tokens: list[int]) -
         policy.gradient_checkpointing_enable()
         critic.gradient_checkpointing_enable()
     count_generated(policy, tokenizer.pad_token_id, tokens)
-    return PPOTrainer(
+    trainer = PPOTrainer(
         args=config,
         processing_class=tokenizer,
         model=policy,
@@ -81,6 +81,9 @@ def build_trainer(options: argparse.Namespace, output: str, tokens: list[int]) -
         # TRL builds a loader for it in any case, and uses it only to show samples, which is off.
         eval_dataset=Dataset.from_list(prompts[:1]),
     )
+    # Else each pass over the last batch of the prompts, here the only one, makes an optimizer step of its own.
+    trainer.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = False
+    return trainer
 
 
 def measure(trainer: Any, device: str) -> tuple[list[float], int]:
