@@ -24,7 +24,7 @@ from turns import compare, option_parser, sides
 def main() -> None:
     parser = option_parser(__doc__, [8, 4, 2])
     parser.add_argument("--prompts", type=int, default=8, help="of an iteration, with an answer to each")
-    parser.add_argument("--new-tokens", type=int, default=48, help="of an answer, at most")
+    parser.add_argument("--new-tokens", type=int, default=24, help="of an answer, at most")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_real_inputs(Path(folder), options.model, num_prompts=options.prompts)
