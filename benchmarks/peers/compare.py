@@ -61,8 +61,8 @@ def commands(options: argparse.Namespace, inputs: Path, case: str, precision: st
     sides = {"rlhf": ours}
     for peer in PEER_PRECISIONS[precision]:
         theirs = [options.peer_python, str(HERE / "run_trl.py"), *work, "--precision", peer]
-        theirs += ["--micro-batches", str(options.peer_micro_batches)]
-        sides[f"TRL {peer}"] = [*theirs, "--varied"] if case == "varied" else theirs
+        theirs += ["--micro-batch", str(PROMPTS // options.peer_micro_batches)]
+        sides[f"TRL {peer}"] = [*theirs, "--fixed"] if case == "fixed" else theirs
     return sides
 
 

@@ -7,22 +7,37 @@ geometric, whatever the random weights say.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from grpo_inputs import SUBJECTS
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
 MEAN_VARIED_TOKENS = 26
 """Mean of the geometric lengths before the cut at `new_tokens`."""
 PROMPT_TOKENS = (16, 64)
+ASKED = (
+    "Write a long story about",
+    "Explain to a child, and take your time, everything that you know about",
+    "Write a long poem about",
+    "Two old friends talk for a whole evening. Write down what they say about",
+)
+"""What a model of a folder is asked about each of `SUBJECTS`: answers take nearly every token that they may."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,23 @@ SIZES = {
 """1.18M and 35.7M parameters; the others are for a GPU."""
 REWARD = Size(32, 1, 2, 64, 0)
 """The reward model, so small that its time does not count."""
+
+
+def write_real_inputs(folder: Path, model: Path, *, num_prompts: int) -> None:
+    """As `write_inputs`, for the model of a folder: a link to it, a reward model of its tokens, and questions to it."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    (folder / "model").symlink_to(model.resolve(), target_is_directory=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = _config(REWARD, len(tokenizer), pad=tokenizer.convert_tokens_to_ids(tokenizer.unk_token))
+        LlamaForSequenceClassification(config).save_pretrained(folder / "reward")
+    tokenizer.save_pretrained(folder / "reward")
+    asked = [f"{start} {each}." for start in ASKED for each in SUBJECTS]
+    texts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+        for text in itertools.islice(itertools.cycle(asked), num_prompts)
+    ]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
 
 
 def write_inputs(folder: Path, size: str, *, varied: bool, num_prompts: int) -> None:
@@ -92,7 +124,7 @@ def prompt_texts(vocabulary: int, count: int) -> list[str]:
     return texts
 
 
-def _config(shape: Size, vocabulary: int) -> LlamaConfig:
+def _config(shape: Size, vocabulary: int, pad: int = PAD) -> LlamaConfig:
     return LlamaConfig(
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
@@ -101,7 +133,7 @@ def _config(shape: Size, vocabulary: int) -> LlamaConfig:
         intermediate_size=shape.intermediate,
         vocab_size=vocabulary,
         max_position_embeddings=2048,
-        pad_token_id=PAD,
+        pad_token_id=pad,
         bos_token_id=BOS,
         eos_token_id=EOS,
         tie_word_embeddings=False,

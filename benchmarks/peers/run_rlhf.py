@@ -34,14 +34,14 @@ class Watch:
         self.peaks.append(peak_bytes(self._device))
 
 
-def measure(run: Mapping[str, Any], iterations: int, device: str) -> dict[str, Any]:
+def measure(run: Mapping[str, Any], iterations: int, device: str, watch: Watch | None = None) -> dict[str, Any]:
     """Train, and say what `iterations` of it took after one of warm-up; the run has one more than these.
 
     Its last iteration also writes the final checkpoint, and is not measured.
     """
     from rlhf_core import train
 
-    watch = Watch(device)
+    watch = watch or Watch(device)
     with tempfile.TemporaryDirectory() as folder:
         train(run, output=Path(folder) / "run", hooks=[watch])
     measured = slice(1, 1 + iterations)

@@ -14,7 +14,20 @@ from typing import Any
 from inputs import peak_bytes
 
 
-def build_trainer(options: argparse.Namespace, output: str) -> Any:
+def count_generated(model: Any, pad_token_id: int, tokens: list[int]) -> None:
+    """Let `model.generate` also write down how many tokens it made."""
+    generate = model.generate
+
+    def counted(input_ids: Any, **rest: Any) -> Any:
+        output = generate(input_ids=input_ids, **rest)
+        tokens.append(int((output.sequences[:, input_ids.shape[1] :] != pad_token_id).sum()))
+        return output
+
+    model.generate = counted
+
+
+def build_trainer(options: argparse.Namespace, output: str, tokens: list[int]) -> Any:
+    """tokens: where each iteration's number of generated tokens is written down."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -22,19 +35,21 @@ def build_trainer(options: argparse.Namespace, output: str) -> Any:
 
     model, reward = str(options.inputs / "model"), str(options.inputs / "reward")
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:  # the trainer leaves out every pad token of a text
+        tokenizer.pad_token = tokenizer.unk_token
     lines = [json.loads(line) for line in (options.inputs / "prompts.jsonl").read_text().splitlines()]
     prompts = [{"input_ids": tokenizer(line["prompt"])["input_ids"]} for line in lines]
     dtype = torch.bfloat16 if options.precision == "bf16-weights" else torch.float32
     config = PPOConfig(
         output_dir=output,
-        per_device_train_batch_size=options.prompts // options.micro_batches,
-        gradient_accumulation_steps=options.micro_batches,
+        per_device_train_batch_size=options.micro_batch,
+        gradient_accumulation_steps=options.prompts // options.micro_batch,
         local_rollout_forward_batch_size=options.prompts,
         num_mini_batches=1,
         num_ppo_epochs=options.epochs,
         total_episodes=options.prompts * (options.iterations + 1),
         response_length=options.new_tokens,
-        stop_token="eos" if options.varied else None,
+        stop_token=None if options.fixed else "eos",
         temperature=1.0,
         kl_coef=0.05,
         vf_coef=0.1,
@@ -49,17 +64,26 @@ def build_trainer(options: argparse.Namespace, output: str) -> Any:
         disable_tqdm=True,
         seed=0,
     )
-    return PPOTrainer(
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    critic = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype)
+    if options.gradient_checkpointing:  # the trainer itself takes no notice of its config's option
+        policy.gradient_checkpointing_enable()
+        critic.gradient_checkpointing_enable()
+    count_generated(policy, tokenizer.pad_token_id, tokens)
+    trainer = PPOTrainer(
         args=config,
         processing_class=tokenizer,
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=dtype),
+        model=policy,
         ref_model=AutoModelForCausalLM.from_pretrained(model, dtype=dtype),
         reward_model=AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1, dtype=dtype),
-        value_model=AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=dtype),
+        value_model=critic,
         train_dataset=Dataset.from_list(prompts),
         # TRL builds a loader for it in any case, and uses it only to show samples, which is off.
         eval_dataset=Dataset.from_list(prompts[:1]),
     )
+    # Else each pass over the last batch of the prompts, here the only one, makes an optimizer step of its own.
+    trainer.accelerator.gradient_state.plugin_kwargs["sync_with_dataloader"] = False
+    return trainer
 
 
 def measure(trainer: Any, device: str) -> tuple[list[float], int]:
@@ -90,14 +114,16 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--precision", choices=["fp32", "bf16", "bf16-weights"], default="fp32")
-    parser.add_argument("--micro-batches", type=int, default=1)
-    parser.add_argument("--varied", action="store_true")
+    parser.add_argument("--micro-batch", type=int, required=True, help="answers in a pass of the update")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--fixed", action="store_true", help="answers do not stop before their last token")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    tokens: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        seconds, peak = measure(build_trainer(options, folder), options.device)
-    print(json.dumps({"seconds": seconds[1:], "peak_bytes": peak}))
+        seconds, peak = measure(build_trainer(options, folder, tokens), options.device)
+    print(json.dumps({"seconds": seconds[1:], "tokens": tokens[1:], "peak_bytes": peak}))
 
 
 if __name__ == "__main__":

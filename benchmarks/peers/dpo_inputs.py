@@ -1,0 +1,53 @@
+"""What both sides of `compare_dpo.py` are given: preference pairs made in code, with answers of 40 to 120 tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from grpo_inputs import SUBJECTS
+
+PAIRS_FILE = "pairs.jsonl"
+IN_TURN_FILE = "in-turn.jsonl"
+"""The same pairs in the order in which a run of ours comes to them, for a trainer that reads them as they stand."""
+ANSWER_TOKENS = (40, 120)
+KINDS = ("dpo", "reward-model")
+BETA, LEARNING_RATE = 0.1, 1e-5
+TEXT = (
+    "the old road that leads from our house to the river was built by people who had seen much more water than we "
+    "have and every year in spring some of them come back with their children to look for what is left of it under "
+    "grass stones and small white flowers while others stay at home because they know how long a day can be there"
+)
+"""Everyday English, a token a word; answers are made of its words."""
+
+
+def make_pairs(count: int, seed: int = 0) -> Iterator[Mapping[str, str]]:
+    """Pairs with different prompts (questions in the chat format of SmolLM2) and two answers of different lengths."""
+    chance = random.Random(seed)
+    shortest, longest = ANSWER_TOKENS
+    for number in range(count):
+        question = f"Question {number}: what do you know about {chance.choice(SUBJECTS)}?"
+        # A sentence ends with a full stop, and the answer with its end-of-turn token, which count, too.
+        lengths = [chance.randint(shortest, longest) * 9 // 10 for _ in range(2)]
+        chosen, rejected = (_answer(chance, length) for length in lengths)
+        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def write_pairs(folder: Path, pairs: Sequence[Mapping[str, str]], order: Sequence[int]) -> None:
+    """Both files. order: the indices of `pairs` in the order in which they are trained on."""
+    lines = [json.dumps(pair) + "\n" for pair in pairs]
+    (folder / PAIRS_FILE).write_text("".join(lines))
+    (folder / IN_TURN_FILE).write_text("".join(lines[index] for index in order))
+
+
+def _answer(chance: random.Random, words: int) -> str:
+    """Sentences of 5 to 15 words."""
+    sentences: list[str] = []
+    while words > 0:
+        length = min(words, chance.randint(5, 15))
+        sentences.append(" ".join(chance.choices(TEXT.split(), k=length)).capitalize() + ".")
+        words -= length
+    return " ".join(sentences)

@@ -1,0 +1,68 @@
+"""One side of `compare_dpo.py`: steps of DPO or of a reward model by `rlhf_core.train`, as the command makes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpo_inputs import BETA, KINDS, LEARNING_RATE, PAIRS_FILE
+from run_rlhf import Watch, measure
+
+
+class PairWatch(Watch):
+    """Tokens of the pairs of each step, and what its loss and the margin of its implicit rewards were."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.losses: list[float] = []
+        self.margins: list[float] = []
+
+    def rlhf_batch_start(self, experience: Any) -> None:
+        self.tokens.append(sum(answer.num_tokens for pair in experience.items for answer in pair.answers))
+
+    def rlhf_metrics(self, line: Mapping[str, Any]) -> None:
+        self.losses.append(line["loss/policy"])
+        self.margins.append(line["preference/margin"])
+
+
+def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
+    """One AdamW step of all weights in float32 an episode, without clipping of gradients; no pair comes twice."""
+    return {
+        "model": {"path": str(options.model), "dtype": "float32"},
+        "prompts": {"name": "jsonl", "path": str(options.inputs / PAIRS_FILE)},
+        "algorithm": {"name": options.kind, **({"beta": BETA} if options.kind == "dpo" else {})},
+        "optimizer": {"lr": LEARNING_RATE, "max_grad_norm": None},
+        "strategy": {"name": "single", "precision": "fp32"},
+        "train": {
+            "seed": options.seed,
+            "episodes": options.iterations + 2,
+            "prompts_per_episode": options.pairs,
+            "train_batch_size": options.pairs,
+            "micro_batch_tokens": options.micro_batch_tokens,
+        },
+        "checkpoint": {"every_episodes": None},
+        "logging": {"tensorboard": False},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=KINDS, default="dpo")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--pairs", type=int, required=True, help="of a step")
+    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--micro-batch-tokens", type=int)
+    options = parser.parse_args()
+    watch = PairWatch()
+    result = measure(run_file(options), options.iterations, "cpu", watch)
+    steps = slice(0, options.iterations + 1)
+    print(json.dumps({**result, "losses": watch.losses[steps], "margins": watch.margins[steps]}))
+
+
+if __name__ == "__main__":
+    main()
