@@ -225,28 +225,25 @@ class Rank:
         return balanced(lengths, self._case.ranks)[self.number]
 
 
-def _tensors(group_kb: int) -> dict[str, torch.Tensor]:
-    """Of one answer."""
+def _tensors(group_kb: int) -> list[dict[str, torch.Tensor]]:
+    """Of each answer."""
     tokens = max(1, group_kb * 1024 // SAMPLES // 17)  # bytes of a token: id 8, mask 1, two log-probs 8
-    return {
-        "prompt_ids": torch.arange(16),
-        "response_ids": torch.arange(tokens),
-        "action_mask": torch.ones(tokens, dtype=torch.bool),
-        "action_log_probs": torch.zeros(tokens),
-        "reference_log_probs": torch.zeros(tokens),
-    }
+    floats = {name: torch.zeros(tokens) for name in ("action_log_probs", "reference_log_probs")}
+    mask = torch.ones(tokens, dtype=torch.bool)
+    one = {"prompt_ids": torch.arange(16), "response_ids": torch.arange(tokens), "action_mask": mask, **floats}
+    return [{name: tensor.clone() for name, tensor in one.items()} for _ in range(SAMPLES)]
 
 
-def _group(tensors: Mapping[str, torch.Tensor], position: int, version: int) -> RolloutGroup:
+def _group(tensors: Sequence[Mapping[str, torch.Tensor]], position: int, version: int) -> RolloutGroup:
     items = [
         BufferItem(
             sample_id=position * SAMPLES + k,
             group_id=position,
             policy_version=version,
             rewards={"accuracy": 1.0, "format": 0.5},
-            **tensors,
+            **each,
         )
-        for k in range(SAMPLES)
+        for k, each in enumerate(tensors)
     ]
     return RolloutGroup(position=position, rollouts=(), items=tuple(items))
 

@@ -106,8 +106,8 @@ def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a folder's weights, in order; none is []."""
-    return sorted(folder.glob("model.safetensors")) or sorted(folder.glob("model-*-of-*.safetensors"))
+    """The files of a folder's weights, in order; none is []. A ColossalAI Booster's are `model-00001.safetensors`."""
+    return sorted(folder.glob("model.safetensors")) or sorted(folder.glob("model-*.safetensors"))
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -17,6 +17,7 @@ from rlhf_core.util.weight_files import (
     read_weights,
     save_weights,
     state_dict_shards_of,
+    stored_dtype,
     untied_names,
 )
 
@@ -108,3 +109,11 @@ def test_names_and_shapes_must_match_exactly(tmp_path, change, message):
 def test_no_weights_is_said(tmp_path):
     with pytest.raises(CheckpointError, match="holds no model"):
         list(read_weights(tmp_path))
+
+
+def test_the_files_of_a_booster_are_read(tmp_path):
+    """ColossalAI writes one shard under the name of the first of some, without their number."""
+    save_weights(tmp_path, iter([dict(tiny_model().state_dict())]))
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001.safetensors")
+    assert {name for name, _ in read_weights(tmp_path)} == set(tiny_model().state_dict())
+    assert stored_dtype(tmp_path) is torch.float32
