@@ -60,7 +60,10 @@ class StrategyContract(ComponentContract):
         assert max(seen["whole"]["norms"]) > MAX_GRAD_NORM, "step() must return the norm before clipping"
 
     def test_lora_trains_adapters_only(self, seen: dict[str, Any]) -> None:
-        self._check_numbers(seen["lora"], train_alone(updates=2, lora=True), "lora")
+        alone = train_alone(updates=2, lora=True)
+        # Adapters that multiply random ones: the second update's gradients are off by 5% in plain torch in bfloat16.
+        rounded = alone if self.exact else train_alone(updates=2, lora=True, dtype="bfloat16")
+        self._check_numbers(seen["lora"], alone, "lora", rounded)
         start, weights = tiny_model(lora=True).state_dict(), seen["lora"]["weights"]
         for name, tensor in weights.items():
             if "lora_" in name:
@@ -99,10 +102,16 @@ class StrategyContract(ComponentContract):
         difference = largest_difference(dropped["weights"], seen["accumulated"]["weights"])
         assert difference < 1e-6, f"dropped gradients changed later updates by {difference:.3g}"
 
-    def _check_numbers(self, got: Mapping[str, Any], alone: Mapping[str, Any], what: str) -> None:
+    def _check_numbers(
+        self, got: Mapping[str, Any], alone: Mapping[str, Any], what: str, rounded: Mapping[str, Any] | None = None
+    ) -> None:
+        """`rounded`: `alone` in 16 bits; a norm may be off as far as its norm is."""
         loss, norm = (1e-5, 1e-5) if self.exact else (2e-3, 2e-2)
         assert got["losses"] == pytest.approx(alone["losses"], rel=loss, abs=loss), f"{what}: losses"
-        assert got["norms"] == pytest.approx(alone["norms"], rel=norm, abs=loss), f"{what}: gradient norms"
+        near = (alone if rounded is None else rounded)["norms"]
+        bounds = [max(loss, abs(one - other)) for one, other in zip(alone["norms"], near, strict=True)]
+        expected = [pytest.approx(one, rel=norm, abs=bound) for one, bound in zip(alone["norms"], bounds, strict=True)]
+        assert got["norms"] == expected, f"{what}: gradient norms"
 
     def _check(self, got: Mapping[str, Any], alone: Mapping[str, Any], what: str) -> None:
         self._check_numbers(got, alone, what)
