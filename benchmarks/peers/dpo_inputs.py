@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,17 @@ TEXT = (
     "grass stones and small white flowers while others stay at home because they know how long a day can be there"
 )
 """Everyday English, a token a word; answers are made of its words."""
+
+
+def side_parser(description: str | None) -> argparse.ArgumentParser:
+    """Options of both sides."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--kind", choices=KINDS, default="dpo")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, required=True)
+    parser.add_argument("--pairs", type=int, required=True, help="of a step")
+    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    return parser
 
 
 def make_pairs(count: int, seed: int = 0) -> Iterator[Mapping[str, str]]:

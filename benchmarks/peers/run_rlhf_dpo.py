@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from dpo_inputs import BETA, KINDS, LEARNING_RATE, PAIRS_FILE
+from dpo_inputs import BETA, LEARNING_RATE, PAIRS_FILE, side_parser
 from run_rlhf import Watch, measure
 
 
@@ -49,12 +48,7 @@ def run_file(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, default="dpo")
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, required=True)
-    parser.add_argument("--pairs", type=int, required=True, help="of a step")
-    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser = side_parser(__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--micro-batch-tokens", type=int)
     options = parser.parse_args()

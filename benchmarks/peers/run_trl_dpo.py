@@ -6,10 +6,9 @@ import argparse
 import json
 import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
-from dpo_inputs import BETA, IN_TURN_FILE, KINDS, LEARNING_RATE
+from dpo_inputs import BETA, IN_TURN_FILE, LEARNING_RATE, side_parser
 from run_trl import measure
 
 
@@ -64,12 +63,7 @@ def tokens_of_steps(trainer: Any, pairs: int, steps: int) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, default="dpo")
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, required=True)
-    parser.add_argument("--pairs", type=int, required=True, help="of a step")
-    parser.add_argument("--iterations", type=int, required=True, help="measured ones, after one of warm-up")
+    parser = side_parser(__doc__)
     parser.add_argument("--micro-batch", type=int, required=True, help="pairs in a pass of the update")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     options = parser.parse_args()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from .replaced_forwards import replaced_forwards
 
 MIN_MULTIPLICATIONS = 1 << 22
 """For smaller products the call overhead outweighs the gain. A constant, so that runs repeat bit for bit."""
@@ -68,15 +69,9 @@ def fast_linears(*models: nn.Module) -> Iterator[None]:
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    linears = [module for model in models for module in model.modules() if type(module) is nn.Linear]
-    replaced = [linear for linear in linears if is_plain(linear.weight) and "forward" not in vars(linear)]
-    try:
-        for linear in replaced:
-            linear.forward = partial(_forward, linear)  # type: ignore[method-assign]
+    linears = (module for model in models for module in model.modules() if type(module) is nn.Linear)
+    with replaced_forwards((linear for linear in linears if is_plain(linear.weight)), _forward):
         yield
-    finally:
-        for linear in replaced:
-            vars(linear).pop("forward", None)  # a nested lean head may have removed it
 
 
 def is_fast(forward: object) -> bool:

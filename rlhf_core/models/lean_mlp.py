@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .fast_linear import is_plain, linear_product, multiply
+from .replaced_forwards import replaced_forwards
 
 GATED_MLPS = frozenset(
     {"GemmaMLP", "GraniteMLP", "LlamaMLP", "MistralMLP", "Olmo2MLP", "OlmoMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP"}
@@ -31,15 +31,9 @@ def lean_mlps(*models: nn.Module) -> Iterator[None]:
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    mlps = [module for model in models for module in model.modules() if _is_gated(module)]
-    replaced = [mlp for mlp in mlps if "forward" not in vars(mlp)]
-    try:
-        for mlp in replaced:
-            mlp.forward = partial(_forward, mlp)
+    mlps = (module for model in models for module in model.modules() if _is_gated(module))
+    with replaced_forwards(mlps, _forward):
         yield
-    finally:
-        for mlp in replaced:
-            del mlp.forward
 
 
 def _is_gated(module: nn.Module) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .fast_linear import is_plain
+from .replaced_forwards import replaced_forwards
 
 
 @contextmanager
@@ -23,15 +23,9 @@ def lean_norms(*models: nn.Module) -> Iterator[None]:
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    norms = [module for model in models for module in model.modules() if _is_norm(module)]
-    replaced = [norm for norm in norms if "forward" not in vars(norm)]
-    try:
-        for norm in replaced:
-            norm.forward = partial(_forward, norm)
+    norms = (module for model in models for module in model.modules() if _is_norm(module))
+    with replaced_forwards(norms, _forward):
         yield
-    finally:
-        for norm in replaced:
-            del norm.forward
 
 
 def _is_norm(module: nn.Module) -> bool:

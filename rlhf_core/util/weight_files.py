@@ -92,7 +92,7 @@ def save_weights(folder: Path, shards: Iterable[Mapping[str, Tensor]], *, write:
             total_bytes += sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
     if not write:
         return
-    for old in [*folder.glob("model.safetensors"), *folder.glob("model-*-of-*.safetensors"), folder / _INDEX]:
+    for old in [*folder.glob("model.safetensors"), *folder.glob("model-*.safetensors"), folder / _INDEX]:
         old.unlink(missing_ok=True)
     names = {i: f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)}
     if count == 1:

@@ -117,3 +117,11 @@ def test_the_files_of_a_booster_are_read(tmp_path):
     (tmp_path / "model.safetensors").rename(tmp_path / "model-00001.safetensors")
     assert {name for name, _ in read_weights(tmp_path)} == set(tiny_model().state_dict())
     assert stored_dtype(tmp_path) is torch.float32
+
+
+def test_saving_over_the_files_of_a_booster_leaves_none_of_them(tmp_path):
+    save_weights(tmp_path, iter([dict(tiny_model().state_dict())]))
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001.safetensors")
+    halves = [{"a": torch.zeros(1)}, {"b": torch.zeros(1)}]
+    save_weights(tmp_path, iter(halves))
+    assert [name for name, _ in read_weights(tmp_path)] == ["a", "b"]
