@@ -67,6 +67,15 @@ def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> lis
     return answers
 
 
+def error_of(reference: ray.ObjectRef[Any]) -> RayError | None:
+    """What a call that is over has raised; None where it has a result."""
+    try:
+        ray.get(reference, timeout=ANSWER_SECONDS)
+    except RayError as error:
+        return error
+    return None
+
+
 def explain(actor: str, error: BaseException) -> RlhfError:
     """Convert an actor call's error to one of this process that names the actor; logs the actor's traceback.
 

@@ -1,5 +1,5 @@
 """Sender of a weight sync: puts each shard into the object store once and sends its reference to all makers, or sends
-it over a link to each (`direct_sync.py`).
+it over a link to each (`sending.py`).
 
 Makers receive the parts through `update_experience_maker`, both in a run and when used directly.
 """
@@ -19,9 +19,8 @@ from rlhf_core.util import group_into_shards
 
 from .calls import NamedActors, ask
 from .config import RayConfig
-from .direct_sync import DirectSending, Links
 from .messages import Canary
-from .sending import Sending
+from .sending import DirectSending, Links, Sending
 from .wire import lora_scales
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -39,9 +39,7 @@ from .calls import ask, node_address
 from .maker_parts import trained_names
 from .messages import TakenEpisode
 from .ray_sync import RunSync
-from .reward_states import MakerRewardStates
-from .sample_store import StoredGroup, fetch_groups, store_groups
-from .stored_episode import StoredEpisode
+from .sample_store import StoredEpisode, StoredGroup, fetch_groups, store_groups
 
 
 class TrainerActor:
@@ -200,3 +198,21 @@ class RayChannel:
 
     def close(self) -> None:
         """Do nothing: the driver ends the coordinator."""
+
+
+class MakerRewardStates:
+    """Rank 0 asks the coordinator, to which each maker sends its rewards' state with its samples."""
+
+    def __init__(self, coordinator: Any, strategy: Strategy) -> None:
+        self._coordinator = coordinator
+        self._strategy = strategy
+
+    def states(self) -> list[dict[str, Any]]:
+        """One entry a maker, on rank 0, the only one that saves."""
+        found: list[dict[str, Any]] = []
+        self._strategy.run_on_main(lambda: found.extend(ask(self._coordinator, "reward_states")))
+        return found
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Each maker takes its state before its next prompts; with another number of makers some share one."""
+        self._strategy.run_on_main(lambda: ask(self._coordinator, "give_reward_states", list(states)))
