@@ -21,18 +21,17 @@ from rlhf_core.hookspecs import FitInfo
 from rlhf_core.models import disable_dropout
 from rlhf_core.runfolder import RunState
 from rlhf_core.seed import BatchReader, CycledLoader, sampling_params, set_eos
+from rlhf_core.strategy import Trained
 from rlhf_core.training import EpisodeRecord, Estimated
 from rlhf_core.types import BufferItem, Experience, MadeEpisode
 
-from .collection import SampleBuffer
 from .config import PPOConfig
-from .fit_record import open_record
-from .online_trainer import OLTrainer
+from .online_trainer import OLTrainer, SampleBuffer
 from .pretraining import PretrainingLoader
 from .trainer_checkpoint import TrainerCheckpoints
 from .trainer_loop import TrainerLoop
-from .trainer_parts import TrainerContext, build_generation, build_source, build_updater
-from .trainer_setup import Batching, Models, Objective, Optimizers, Rollouts, check_numbers, check_tensor_parallel
+from .trainer_parts import TrainerContext, build_generation, build_source, build_updater, open_record
+from .trainer_setup import Batching, Models, Objective, Rollouts, check_numbers, check_tensor_parallel
 
 logger = logging.getLogger("rlhf")
 
@@ -106,7 +105,10 @@ class PPOTrainer(OLTrainer):
     ) -> None:
         options = PPOConfig() if options is None else options
         models = Models(actor_booster, critic_booster, actor, critic, reward_model, initial_model)
-        optimizers = Optimizers(actor_optim, critic_optim, actor_lr_scheduler, critic_lr_scheduler)
+        trained = {
+            "policy": Trained(actor, actor_optim, actor_lr_scheduler),
+            "critic": Trained(critic, critic_optim, critic_lr_scheduler),
+        }
         objective = Objective(kl_coef, ptx_coef, eps_clip, vf_coef, value_clip, apply_loss_mask, options)
         pin_memory = dataloader_pin_memory
         batching = Batching(
@@ -119,7 +121,7 @@ class PPOTrainer(OLTrainer):
         set_eos(actor, generate_kwargs.get("eos_token_id"))
         data_buffer = SampleBuffer(train_batch_size, buffer_limit, seed=seed)
         super().__init__(actor_booster, critic_booster, data_buffer, sample_buffer, dataloader_pin_memory, callbacks)
-        self._begin(models, optimizers, objective, batching, rollouts, tokenizer)
+        self._begin(models, trained, objective, batching, rollouts, tokenizer)
         self._save_interval = save_interval
         self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
         self.coordinator = coordinator
@@ -129,13 +131,12 @@ class PPOTrainer(OLTrainer):
     def _begin(
         self,
         models: Models,
-        optimizers: Optimizers,
+        trained: dict[str, Trained],
         objective: Objective,
         batching: Batching,
         rollouts: Rollouts,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        trained = optimizers.trained(models)
         strategy = models.strategy(trained)
         models.check(strategy, objective.kl_coef)
         pin_memory = batching.pin_memory and strategy.device.type == "cuda"
@@ -150,9 +151,9 @@ class PPOTrainer(OLTrainer):
             hooks=HookRelay(),
         )
         self._ptx_coef = objective.ptx_coef
-        self.actor, self.critic, self.tokenizer = models.actor, models.critic, tokenizer
-        self.actor_optim, self.critic_optim = optimizers.actor, optimizers.critic
-        self.actor_scheduler, self.critic_scheduler = optimizers.actor_schedule, optimizers.critic_schedule
+        self.actor, self.actor_optim, self.actor_scheduler = trained["policy"]
+        self.critic, self.critic_optim, self.critic_scheduler = trained["critic"]
+        self.tokenizer = tokenizer
         self.accumulation_steps = batching.accumulation_steps
         self.device = strategy.device
         self._reader = BatchReader(tokenizer, tokenizer, needs_mask=True)

@@ -7,8 +7,6 @@ from typing import Any
 
 from pydantic import ValidationError
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import is_lora
@@ -53,23 +51,6 @@ class Models:
                 where=f"{_WHERE}.initial_model",
                 hint="give a copy of the start policy (copy.deepcopy before training), or kl_coef=0.0",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Optimizers:
-    """Optimizers and schedules of actor and critic."""
-
-    actor: Optimizer
-    critic: Optimizer
-    actor_schedule: LRScheduler | None
-    critic_schedule: LRScheduler | None
-
-    def trained(self, models: Models) -> dict[str, Trained]:
-        """Role -> model, optimizer, schedule."""
-        return {
-            "policy": Trained(models.actor, self.actor, self.actor_schedule),
-            "critic": Trained(models.critic, self.critic, self.critic_schedule),
-        }
 
 
 @dataclass(frozen=True, slots=True)
