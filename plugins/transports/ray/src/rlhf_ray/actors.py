@@ -226,9 +226,7 @@ class Actors:
 
     def restart(self, maker: Maker) -> None:
         """Replace a lost maker by a new one; its prompts are made again."""
-        ray.kill(maker.actor)
-        self._actors.remove(maker.actor)
-        released = ask(self.coordinator, "release", maker.id)
+        released = self._end(maker)
         maker.attempt += 1
         logger.warning("%s is started anew; %d of its prompts will be made again", maker.name, released)
         self._start_maker(maker)
@@ -248,13 +246,17 @@ class Actors:
 
     def remove(self, maker: Maker) -> int:
         """End a maker now and give its room back; returns how many of its prompts will be made again."""
-        ray.kill(maker.actor)
-        self._actors.remove(maker.actor)
+        released = self._end(maker)
         if maker in self.makers:
             self.makers.remove(maker)
         for place in [each for each in self._places if maker.name in each and len(each) == 1]:
             place.release()
             self._places.remove(place)
+        return released
+
+    def _end(self, maker: Maker) -> int:
+        ray.kill(maker.actor)
+        self._actors.remove(maker.actor)
         return int(ask(self.coordinator, "release", maker.id))
 
     def finish(self, leaving: Sequence[Maker]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -30,7 +30,7 @@ _CALLS_UNDER_WAY = 3
 
 
 class Sending:
-    """Sends the parts of one version through the object store, each written once for all makers."""
+    """Sends the parts of one version, each written to the object store once for all makers."""
 
     def __init__(
         self,
@@ -40,81 +40,112 @@ class Sending:
         version: int,
         timeout_seconds: float,
         kept: list[dict[str, Any]] | None = None,
+        links: Links | None = None,
     ) -> None:
-        """kept: receives all calls, to repeat for a maker that starts later. timeout_seconds: longest wait for the
-        makers to take one part.
+        """kept: receives all calls, to repeat for a maker that starts later, or whose link breaks. timeout_seconds:
+        longest wait for the makers to take one part. links: over which chunks go to the makers that have one.
         """
-        self.makers = makers
         self.names = names
         """Makers that are left."""
-        self.version = version
-        self.timeout_seconds = timeout_seconds
-        self.kept = kept
-        self.under_way: list[list[Call]] = []
+        self.fallbacks: set[str] = set()
+        """Makers that got a part of this version through the object store."""
+        self._makers = makers
+        self._version = version
+        self._timeout_seconds = timeout_seconds
+        self._kept = kept
+        self._links = links
+        self._under_way: list[list[Call]] = []
 
     def call(self, options: dict[str, Any]) -> None:
         """Call all makers that are left, then wait until few calls are pending. A maker takes its calls in order."""
-        self.keep(options)
-        self.under_way.append([call for name in list(self.names) if (call := self.start(name, options))])
-        self.wait_for_room()
+        self._keep(options)
+        self._began([self._start(name, options) for name in list(self.names)])
 
     def chunk(self, keyword: str, shard: Mapping[str, Tensor], options: dict[str, Any]) -> int:
         """Send a shard as the argument `keyword` of a call; returns its size in bytes."""
-        stored, size = self.put(shard)
-        self.call({keyword: stored, **options})
-        return size
-
-    def put(self, shard: Mapping[str, Tensor]) -> tuple[ray.ObjectRef[Any], int]:
-        """Write a shard to the object store; returns where it is and its size in bytes."""
-        packed = pack(shard)
-        return ray.put(packed), num_bytes(packed)
-
-    def keep(self, options: dict[str, Any]) -> None:
-        if self.kept is not None:
-            self.kept.append(options)
-
-    def start(self, name: str, options: Mapping[str, Any]) -> Call | None:
-        """Call one maker; None where it is gone."""
-        try:
-            maker = self.makers.handle(name)
-        except ActorLostError as error:
-            self.leave_out(name, error)
-            return None
-        return name, maker.update_experience_maker.remote(**options)
-
-    def wait_for_room(self) -> None:
-        while len(self.under_way) > _CALLS_UNDER_WAY:
-            self._wait(self.under_way.pop(0))
+        arrays = pack(shard)
+        stored = {keyword: ray.put(arrays), **options}
+        self._keep(stored)
+        calls: list[Call | None] = []
+        packed: PackedShard | None = None
+        for name in list(self.names):
+            link = None if self._links is None else self._links.get(name)
+            if link is None:
+                self.fallbacks.add(name)
+                calls.append(self._start(name, stored))
+                continue
+            packed = packed or PackedShard.of(shard, link.device)
+            try:
+                calls.append(self._start(name, {keyword: link.send(packed), **options}))
+            except LinkError as error:
+                self._fall_back(name, error)
+        self._began(calls)
+        return num_bytes(arrays)
 
     def wait_for_all(self) -> None:
         """Wait until every call has been answered. Raises what a maker that is left answered."""
-        while self.under_way:
-            self._wait(self.under_way.pop(0))
+        self._wait(0)
+        if (links := self._links) is None:
+            return
+        for name in self.names:
+            if (link := links.get(name)) is not None:
+                try:
+                    link.settle()
+                except LinkError as error:  # the maker has the version all the same
+                    logger.warning("the link to %s is formed anew for the next version: %s", name, error)
+                    links.drop(name)
 
-    def answered(self, call: Call) -> None:
-        """Collect one answer. Raises the maker's error, also `ActorLostError`, or `DeadlineError`."""
-        doing = f"to take policy version {self.version}"
-        collect([call], timeout_seconds=self.timeout_seconds, doing=doing)
+    def _keep(self, options: dict[str, Any]) -> None:
+        if self._kept is not None:
+            self._kept.append(options)
 
-    def leave_out(self, name: str, error: ActorLostError) -> None:
+    def _start(self, name: str, options: Mapping[str, Any]) -> Call | None:
+        """Call one maker; None where it is gone."""
+        try:
+            maker = self._makers.handle(name)
+        except ActorLostError as error:
+            self._leave_out(name, error)
+            return None
+        return name, maker.update_experience_maker.remote(**options)
+
+    def _began(self, calls: Iterable[Call | None]) -> None:
+        self._under_way.append([call for call in calls if call is not None])
+        self._wait(_CALLS_UNDER_WAY)
+
+    def _wait(self, num_left: int) -> None:
+        """Wait until so few calls of each maker are left. Raises a maker's error, or `DeadlineError`."""
+        doing = f"to take policy version {self._version}"
+        while len(self._under_way) > num_left:
+            for call in self._under_way.pop(0):
+                try:
+                    collect([call], timeout_seconds=self._timeout_seconds, doing=doing)
+                except LinkError as error:
+                    self._fall_back(call[0], error)
+                except ActorLostError as error:
+                    self._leave_out(call[0], error)
+
+    def _leave_out(self, name: str, error: ActorLostError) -> None:
         """Go on without a maker that died. Raises `error` where nobody is left and none will start later."""
+        self.fallbacks.discard(name)  # its link broke because it died
+        if self._links is not None:
+            self._links.drop(name)
         if name not in self.names:
             return  # another of its calls has said so
         logger.error("%s; it is left out of this weight sync", error)
-        self.makers.lose(name)
+        self._makers.lose(name)
         self.names.remove(name)
-        if not self.names and self.kept is None:
+        if not self.names and self._kept is None:
             raise error
 
-    def _wait(self, calls: list[Call]) -> None:
-        for call in calls:
-            try:
-                self.answered(call)
-            except ActorLostError as error:
-                self.leave_out(call[0], error)
-
-
-logger = logging.getLogger(__name__)
+    def _fall_back(self, name: str, error: LinkError) -> None:
+        """Send everything so far again, through the object store: the maker drops what it has of the version."""
+        assert self._links is not None and self._kept is not None
+        logger.warning("%s gets version %d through the object store: %s", name, self._version, error)
+        self._links.drop(name)
+        self.fallbacks.add(name)
+        for calls in self._under_way:
+            calls[:] = [call for call in calls if call[0] != name]
+        self._under_way += [[call] for options in self._kept if (call := self._start(name, options))]
 
 
 class Links:
@@ -187,76 +218,3 @@ class _Forming:
         if self._link is None:
             raise self._error or LinkError(f"waited {timeout_seconds:g} s for this end of it", where=WHERE)
         return self._link
-
-
-class DirectSending(Sending):
-    """Sends chunks over the links; makers without one, and all other calls, are served as by `Sending`."""
-
-    def __init__(
-        self,
-        makers: NamedActors,
-        names: list[str],
-        *,
-        version: int,
-        timeout_seconds: float,
-        kept: list[dict[str, Any]],
-        links: Links,
-    ) -> None:
-        super().__init__(makers, names, version=version, timeout_seconds=timeout_seconds, kept=kept)
-        self.fallbacks: set[str] = set()
-        """Makers that got a part of this version through the object store."""
-        self._calls = kept
-        self._links = links
-
-    def chunk(self, keyword: str, shard: Mapping[str, Tensor], options: dict[str, Any]) -> int:
-        reference, size = self.put(shard)
-        stored = {keyword: reference, **options}
-        self.keep(stored)
-        calls: list[Call] = []
-        packed: PackedShard | None = None
-        for name in list(self.names):
-            if (link := self._links.get(name)) is None:
-                self.fallbacks.add(name)
-                call = self.start(name, stored)
-            else:
-                packed = packed or PackedShard.of(shard, link.device)
-                try:
-                    call = self.start(name, {keyword: link.send(packed), **options})
-                except LinkError as error:
-                    self._fall_back(name, error)
-                    continue
-            if call is not None:
-                calls.append(call)
-        self.under_way.append(calls)
-        self.wait_for_room()
-        return size
-
-    def wait_for_all(self) -> None:
-        super().wait_for_all()
-        for name in self.names:
-            if (link := self._links.get(name)) is not None:
-                try:
-                    link.settle()
-                except LinkError as error:  # the maker has the version all the same
-                    logger.warning("the link to %s is formed anew for the next version: %s", name, error)
-                    self._links.drop(name)
-
-    def answered(self, call: Call) -> None:
-        try:
-            super().answered(call)
-        except LinkError as error:
-            self._fall_back(call[0], error)
-
-    def leave_out(self, name: str, error: ActorLostError) -> None:
-        super().leave_out(name, error)
-        self._links.drop(name)
-        self.fallbacks.discard(name)  # its link broke because it died
-
-    def _fall_back(self, name: str, error: LinkError) -> None:
-        """Send everything so far again, through the object store: the maker drops what it has of the version."""
-        logger.warning("%s gets version %d through the object store: %s", name, self.version, error)
-        self._links.drop(name)
-        self.fallbacks.add(name)
-        for calls in self.under_way:
-            calls[:] = [call for call in calls if call[0] != name]
-        self.under_way += [[call] for options in self._calls if (call := self.start(name, options))]

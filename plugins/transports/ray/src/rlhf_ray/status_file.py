@@ -171,9 +171,11 @@ class StatusFile:
             "started": time.time(),
         }
         self._written = self._kept = float("-inf")
+        self.rows = ActorRows()
 
-    def write(self, view: Overview, rows: ActorRows, fleet: Fleet) -> bool:
-        """Write the newest state; False where the last write is recent."""
+    def write(self, view: Overview, actors: Actors, fleet: Fleet) -> bool:
+        """Take in and write the newest state; False where the last write is recent."""
+        self.rows.update(view, actors, fleet)
         if time.monotonic() - self._written < _WRITE_SECONDS:
             return False
         state = {
@@ -183,18 +185,18 @@ class StatusFile:
             "queue": view.queue,
             "sync_seconds": view.sync_seconds,
             "scaling": None if fleet.answer is None else fleet.answer.model_dump(),
-            "trainers": rows.trainers,
-            "makers": rows.makers,
+            "trainers": self.rows.trainers,
+            "makers": self.rows.makers,
         }
         write_json(self._path, {**self._fixed, "updated": time.time(), **state})
         self._written = time.monotonic()
         if time.monotonic() - self._kept >= _KEEP_SECONDS:
-            self.keep(rows)
+            self.keep()
         return True
 
-    def keep(self, rows: ActorRows) -> None:
+    def keep(self) -> None:
         """Write what stays when the run has ended."""
-        write_json(self._path.with_name(_KEPT), {"actors": rows.over_the_run()})
+        write_json(self._path.with_name(_KEPT), {"actors": self.rows.over_the_run()})
         self._kept = time.monotonic()
 
     def remove(self) -> None:

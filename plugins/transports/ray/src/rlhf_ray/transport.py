@@ -20,7 +20,7 @@ from .config import RayConfig
 from .event_relay import replay
 from .fleet import Fleet
 from .messages import Overview
-from .status_file import ActorRows, StatusFile
+from .status_file import StatusFile
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 2.0
@@ -75,7 +75,6 @@ class Supervisor:
         self._hooks = hooks
         self._status = status
         self._metrics = metrics
-        self._rows = ActorRows()
         self._connection = connection
         self._told_to_stop = False
         self._fleet = Fleet(actors, request.folder.path, nodes_may_go=not connection.processes)
@@ -97,15 +96,15 @@ class Supervisor:
             # Replay the actors' last events; the coordinator itself may be gone.
             with suppress(DeadlineError, ActorLostError):
                 self._look(0.0)
-            self._status.keep(self._rows)
+            self._status.keep()
 
     def _look(self, wait_seconds: float) -> Overview:
         actors = self._actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
-        self._rows.update(view, actors, self._fleet)
-        if self._status.write(view, self._rows, self._fleet):
-            self._metrics.export(view, [*self._rows.trainers, *self._rows.makers], self._fleet.target)
+        if self._status.write(view, actors, self._fleet):
+            rows = self._status.rows
+            self._metrics.export(view, [*rows.trainers, *rows.makers], self._fleet.target)
         return view
 
     def _pass_interrupt_on(self) -> None:
