@@ -157,12 +157,6 @@ def node_address() -> str:
     return next(str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node)
 
 
-def set_environment(env_info: Mapping[str, str] | None) -> None:
-    """Set a launcher's variables (`rank`, `world_size`, `master_addr`, …) under their environment names."""
-    for name, value in (env_info or {}).items():
-        os.environ[name.upper()] = str(value)
-
-
 class NamedActors:
     """Actors by name, looked up when first needed, since makers and trainers name each other."""
 
