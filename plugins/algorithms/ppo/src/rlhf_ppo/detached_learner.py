@@ -71,7 +71,7 @@ class DetachedLearner:
             made.setup()
         with made.model_init_context() if isinstance(made, Strategy) else nullcontext():
             models = _checked(model_fn())
-        self.strategy, self.trained = prepare_roles(made, models, optimizer)
+        self.strategy, self.trained = _prepare_roles(made, models, optimizer)
         self.busy = threading.Lock()
         """Held while weights change or are read."""
         self._temperature: float | None = None
@@ -163,22 +163,17 @@ def _checked(returned: Any) -> Mapping[str, nn.Module]:
     return {"policy": returned[0], "critic": returned[1]}
 
 
-def prepare_roles(
+def _prepare_roles(
     made: Any, models: Mapping[str, nn.Module], options: OptimizerOptions
 ) -> tuple[Strategy, dict[str, Trained]]:
-    """Make optimizers for both models and wrap both; also returns the strategy that trains them.
-
-    `made` is what the seed's `strategy_fn` returned, joined already.
-    """
+    """Make optimizers for both models and wrap both; also returns the strategy that trains them."""
     for model in models.values():
         disable_dropout(model)
         model.train()
     if isinstance(made, Strategy):
         return made, {role: _prepare(made, model, role, options) for role, model in models.items()}
     trained = {role: _boost(made, model, role, options) for role, model in models.items()}
-    strategies: dict[str, Strategy] = {
-        role: BoosterAdapter(made, each.model, each.optimizer) for role, each in trained.items()
-    }
+    strategies = {role: BoosterAdapter(made, each.model, each.optimizer) for role, each in trained.items()}
     return RoleStrategies(strategies, trained), trained
 
 
@@ -190,18 +185,15 @@ def _prepare(strategy: Strategy, model: nn.Module, role: str, options: Optimizer
 
 
 def _boost(booster: Any, model: nn.Module, role: str, options: OptimizerOptions) -> Trained:
-    boosted, optimizer, *_ = booster.boost(model, optimizer=_booster_optimizer(booster, model, role, options))
+    parameters, lr, betas, decay = _parameters(model), options.lr(role), options.betas, options.weight_decay
+    optimizer: Optimizer
+    if {kind.__name__ for kind in type(booster.plugin).__mro__}.isdisjoint(_WITH_HYBRID_ADAM):
+        optimizer = make_adamw(parameters, lr, betas, _EPS, decay)
+    else:
+        hybrid_adam = import_module("colossalai.nn.optimizer").HybridAdam
+        optimizer = hybrid_adam(parameters, lr=lr, betas=betas, eps=_EPS, weight_decay=decay)
+    boosted, optimizer, *_ = booster.boost(model, optimizer=optimizer)
     return Trained(boosted, optimizer, None)
-
-
-def _booster_optimizer(booster: Any, model: nn.Module, role: str, options: OptimizerOptions) -> Optimizer:
-    lr, betas, decay = options.lr(role), options.betas, options.weight_decay
-    kinds = {kind.__name__ for kind in type(booster.plugin).__mro__}
-    if kinds.isdisjoint(_WITH_HYBRID_ADAM):
-        return make_adamw(_parameters(model), lr, betas, _EPS, decay)
-    hybrid_adam = import_module("colossalai.nn.optimizer").HybridAdam
-    made: Optimizer = hybrid_adam(_parameters(model), lr=lr, betas=betas, eps=_EPS, weight_decay=decay)
-    return made
 
 
 def _parameters(model: nn.Module) -> Iterable[nn.Parameter]:

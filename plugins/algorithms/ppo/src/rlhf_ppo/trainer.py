@@ -28,9 +28,9 @@ from rlhf_core.types import BufferItem, Experience, MadeEpisode
 from .config import PPOConfig
 from .online_trainer import OLTrainer, SampleBuffer
 from .pretraining import PretrainingLoader
-from .trainer_checkpoint import TrainerCheckpoints
+from .trainer_checkpoint import TrainerCheckpoints, open_record
 from .trainer_loop import TrainerLoop
-from .trainer_parts import TrainerContext, build_generation, build_source, build_updater, open_record
+from .trainer_parts import TrainerContext, build_generation, build_source, build_updater
 from .trainer_setup import Batching, Models, Objective, Rollouts, check_numbers, check_tensor_parallel
 
 logger = logging.getLogger("rlhf")

@@ -1,4 +1,4 @@
-"""Builds the core components of a `PPOTrainer` fit from the trainer's arguments, and opens its logs."""
+"""Builds the core components of a `PPOTrainer` fit from the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -7,34 +7,28 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from rlhf_core.components import EngineContext, LoggerContext
-from rlhf_core.errors import UserInputError
+from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
-from rlhf_core.loggers import open_logger
 from rlhf_core.models import ReferencePass, adapter_off, is_lora
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
-from rlhf_core.runfolder import MetricsWriter, PhaseTimer
+from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.seed import NeuralReward, seed_reward
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.training import BatchPlan, EpisodeRecord, PolicyPublisher, Updater, build_rollout_source
+from rlhf_core.training import BatchPlan, PolicyPublisher, Updater, build_rollout_source
 from rlhf_core.types import Experience
-from rlhf_core.util import read_lines
 
 from .algorithm import PPO
 from .online_trainer import SampleBuffer
 from .trainer_loop import CollectedEpisodes, ExperienceSource, RandomBatches
 from .trainer_setup import Batching, Models, Rollouts
-
-_METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,49 +184,3 @@ def _reference_pass(context: TrainerContext) -> ReferencePass:
         critic=models.critic,
         offload=offload,
     )
-
-
-def open_record(
-    log_dir: str | Path | None, *, use_wandb: bool, is_main: bool, step: int, hooks: HookRelay, stack: ExitStack
-) -> EpisodeRecord:
-    """Open the record of a fit that continues after update `step`; `stack` closes it and unregisters its loggers.
-
-    Without `log_dir` (or away from rank 0) nothing is written. A `log_dir` that holds another fit's metrics gets a
-    subfolder for this one. Raises `UserInputError` where a logger's package is missing, or W&B has no folder.
-    """
-    if log_dir is None and use_wandb:
-        raise UserInputError("use_wandb needs a log_dir", where="PPOTrainer.fit", hint='log_dir="./logs"')
-    if log_dir is None or not is_main:
-        return EpisodeRecord(None, None, stack)
-    folder = _folder(Path(log_dir), step)
-    folder.mkdir(parents=True, exist_ok=True)
-    context = LoggerContext(run_folder=folder, run={})
-    names = [hooks.register(open_logger("tensorboard", context, {"folder": "."}), name="tensorboard")]
-    if use_wandb:
-        names.append(hooks.register(open_logger("wandb", context), name="wandb"))
-    for name in names:
-        stack.callback(hooks.unregister, name)
-
-    def on_line(line: dict[str, object]) -> None:
-        hooks.fire("metrics", line=line)
-
-    path = folder / _METRICS
-    if path.exists():
-        metrics = MetricsWriter.resume(path, step=step, on_line=on_line)
-    else:
-        metrics = MetricsWriter(path, step=step, on_line=on_line)
-    stack.enter_context(metrics)
-    return EpisodeRecord(metrics, None, stack)
-
-
-def _folder(log_dir: Path, step: int) -> Path:
-    """`log_dir`, unless it holds metrics that this fit does not continue; then `fit-2`, `fit-3`, … in it."""
-    candidates = (log_dir if number == 1 else log_dir / f"fit-{number}" for number in range(1, 1 << 20))
-    return next(folder for folder in candidates if _continues(folder / _METRICS, step))
-
-
-def _continues(path: Path, step: int) -> bool:
-    if not path.exists():
-        return True
-    steps = [int(line["step"]) for line in read_lines(path)]
-    return step > 0 and step in steps
