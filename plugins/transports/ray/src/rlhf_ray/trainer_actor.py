@@ -15,7 +15,6 @@ import ray
 
 from rlhf_core.algorithm import Algorithm, RolloutAlgorithm
 from rlhf_core.build import TrainerModels, build_algorithm, build_run_prompts, build_strategy, build_trained_models
-from rlhf_core.config import ResolvedRun
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.models import load_tokenizer
@@ -100,45 +99,33 @@ class TrainerActor:
             # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
             canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
             sync = sent = RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
-            timeout = config.episode_timeout_seconds
-            name, metrics = self._context.name, sent.metrics
-            channel = RayChannel(self._coordinator, name, strategy, resolved, timeout_seconds=timeout, metrics=metrics)
+            channel = RayChannel(self._context, strategy, sent.metrics)
         return SessionParts(
             channel=channel if isinstance(algorithm, RolloutAlgorithm) else None,
             prompts=prompts,
             sync=sync,
             evaluator=channel if resolved.evaluates else None,
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
-            rewards=MakerRewardStates(self._coordinator, strategy) if resolved.generates else None,
+            rewards=channel,
         )
 
 
 class RayChannel:
     """Episodes and evaluations; every rank fetches the episodes itself, rank 0 makes all other calls.
 
-    It is an `ExperienceChannel` and an `Evaluator`.
+    It is an `ExperienceChannel`, an `Evaluator`, and keeps the state of the makers' rewards over a resume.
     """
 
-    def __init__(
-        self,
-        coordinator: Any,
-        name: str,
-        strategy: Strategy,
-        resolved: ResolvedRun,
-        *,
-        timeout_seconds: float,
-        metrics: Callable[[], Mapping[str, float]],
-    ) -> None:
-        """name: the trainer's. timeout_seconds: longest wait for an episode, or for an evaluation.
-        metrics: further metrics to report with an episode (those of the sync before it).
-        """
-        self._coordinator = coordinator
-        self._name = name
+    def __init__(self, context: ActorContext, strategy: Strategy, metrics: Callable[[], Mapping[str, float]]) -> None:
+        """metrics: further metrics to report with an episode (those of the sync before it)."""
+        resolved = context.resolved
+        self._name = context.name
+        self._coordinator = context.spec.coordinator
+        self._timeout_seconds = context.config.episode_timeout_seconds
         self._strategy = strategy
         self._options = resolved.run.eval
         self._keeps_samples = resolved.run.logging.samples != "none"
         self._sets = [EvaluationSet(name, options) for name, options in resolved.evaluation_sets]
-        self._timeout_seconds = timeout_seconds
         self._metrics = metrics
 
     def episode(self, index: int) -> MadeEpisode:
@@ -196,19 +183,8 @@ class RayChannel:
         shared: dict[str, float] = self._strategy.broadcast_object(metrics)
         return shared
 
-    def close(self) -> None:
-        """Do nothing: the driver ends the coordinator."""
-
-
-class MakerRewardStates:
-    """Rank 0 asks the coordinator, to which each maker sends its rewards' state with its samples."""
-
-    def __init__(self, coordinator: Any, strategy: Strategy) -> None:
-        self._coordinator = coordinator
-        self._strategy = strategy
-
     def states(self) -> list[dict[str, Any]]:
-        """One entry a maker, on rank 0, the only one that saves."""
+        """What each maker's rewards keep, as it came with the maker's samples; on rank 0, the only one that saves."""
         found: list[dict[str, Any]] = []
         self._strategy.run_on_main(lambda: found.extend(ask(self._coordinator, "reward_states")))
         return found
@@ -216,3 +192,6 @@ class MakerRewardStates:
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Each maker takes its state before its next prompts; with another number of makers some share one."""
         self._strategy.run_on_main(lambda: ask(self._coordinator, "give_reward_states", list(states)))
+
+    def close(self) -> None:
+        """Do nothing: the driver ends the coordinator."""
