@@ -36,8 +36,7 @@ from rlhf_core.rollout import SamplesLost, group_from_tree, group_to_tree
 from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
 from rlhf_ray.coordinator_actor import Coordinator, CoordinatorSettings
 from rlhf_ray.messages import Made, RolloutWork, RunOver
-from rlhf_ray.sample_store import StoredGroup, store_groups
-from rlhf_ray.stored_episode import StoredEpisode
+from rlhf_ray.sample_store import StoredEpisode, StoredGroup, store_groups
 
 PROCESSES = 4  # at most so many of makers, and of ranks
 SAMPLES = 16  # answers to a prompt

@@ -21,7 +21,6 @@ from ..build import (
 )
 from ..config.resolve import ResolvedRun
 from ..models.loading import load_policy
-from ..prompts.stream import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer
 from ..rollout.channel import LocalChannel
@@ -54,7 +53,7 @@ class LocalTransport:
             strategy.setup()
             algorithm = request.inputs.algorithm
             models = build_trained_models(request.resolved, algorithm, strategy, request.inputs.tokenizer)
-            parts = _LocalParts(request, strategy, algorithm, models, stack).build()
+            parts = _parts(request, strategy, algorithm, models, stack)
             session = TrainerSession(
                 request.resolved,
                 request.folder,
@@ -67,95 +66,91 @@ class LocalTransport:
             return session.fit(request.resume)
 
 
-class _LocalParts:
-    """Builds what surrounds the loop; what must be closed is closed by `stack`."""
-
-    def __init__(
-        self,
-        request: RunRequest,
-        strategy: Strategy,
-        algorithm: Algorithm[Any, Any],
-        models: TrainerModels,
-        stack: ExitStack,
-    ) -> None:
-        self._request = request
-        self._resolved: ResolvedRun = request.resolved
-        self._strategy = strategy
-        self._algorithm = algorithm
-        self._models = models
-        self._stack = stack
-
-    def build(self) -> SessionParts:
-        inputs = self._request.inputs
-        prompts = inputs.prompts
-        channel, evaluator = None, None
-        sync: WeightSync = NoReceiver()
-        rewards: RankedRewardStates | None = None
-        if self._resolved.generates:
-            engine, sync = self._engine()
-            scorer = build_scorer(
-                self._resolved, self._strategy.device, cache_folder=self._request.folder.path / "reward-cache"
+def _parts(
+    request: RunRequest,
+    strategy: Strategy,
+    algorithm: Algorithm[Any, Any],
+    models: TrainerModels,
+    stack: ExitStack,
+) -> SessionParts:
+    """What surrounds the loop; what must be closed is closed by `stack`."""
+    resolved, inputs = request.resolved, request.inputs
+    channel, evaluator = None, None
+    sync: WeightSync = NoReceiver()
+    rewards: RankedRewardStates | None = None
+    if resolved.generates:
+        engine, sync = _engine(resolved, strategy, models)
+        stack.callback(engine.close)
+        scorer = build_scorer(resolved, strategy.device, cache_folder=request.folder.path / "reward-cache")
+        stack.callback(scorer.close)
+        rewards = RankedRewardStates(scorer, strategy)
+        if isinstance(algorithm, RolloutAlgorithm):
+            maker = _maker(request, strategy, algorithm, models, engine, scorer)
+            stack.callback(maker.close)
+            channel = _channel(request, strategy, algorithm, maker)
+        if resolved.evaluates:
+            evaluator = build_evaluator(
+                resolved, engine, inputs.tokenizer, scorer, inputs.prompts, strategy, inputs.eval_prompts
             )
-            self._stack.callback(scorer.close)
-            rewards = RankedRewardStates(scorer, self._strategy)
-            if isinstance(self._algorithm, RolloutAlgorithm):
-                channel = self._channel(engine, scorer, prompts)
-            if self._resolved.evaluates:
-                evaluator = build_evaluator(
-                    self._resolved, engine, inputs.tokenizer, scorer, prompts, self._strategy, inputs.eval_prompts
-                )
-                self._stack.callback(evaluator.close)
-        return SessionParts(
-            channel=channel,
-            prompts=prompts,
-            sync=sync,
-            evaluator=evaluator,
-            interrupted=self._request.interrupted,
-            rewards=rewards,
-            eval_prompts=inputs.eval_prompts,
-        )
+            stack.callback(evaluator.close)
+    return SessionParts(
+        channel=channel,
+        prompts=inputs.prompts,
+        sync=sync,
+        evaluator=evaluator,
+        interrupted=request.interrupted,
+        rewards=rewards,
+        eval_prompts=inputs.eval_prompts,
+    )
 
-    def _engine(self) -> tuple[RolloutEngine, WeightSync]:
-        strategy, resolved = self._strategy, self._resolved
-        model, seed = resolved.run.model, resolved.run.train.seed
-        engine, sync = build_engine_beside(
-            strategy,
-            self._models.policy,
-            build=lambda module: build_engine(resolved, module, self._models.tokenizer, strategy),
-            copy=lambda: load_policy(model, dtype=model_dtype(resolved, strategy), seed=seed),
-        )
-        self._stack.callback(engine.close)
-        return engine, sync
 
-    def _channel(self, engine: RolloutEngine, scorer: RewardScorer, prompts: PromptStream) -> LocalChannel:
-        resolved, strategy, algorithm = self._resolved, self._strategy, self._algorithm
-        assert isinstance(algorithm, RolloutAlgorithm)
-        train = resolved.run.train
-        critic = self._models.trained.get("critic")
-        scoring = build_reference_pass(
-            resolved, algorithm, strategy, self._models.policy, None if critic is None else critic.model
-        )
-        player = partial(build_player, resolved, engine, self._models.tokenizer)
-        maker = PolicyExperienceMaker(
-            player=player(),
-            greedy_player=player(greedy=True) if algorithm.needs_greedy_answer else None,
-            samples_per_prompt=train.samples_per_prompt,
-            scorer=scorer,
-            hooks=self._request.hooks,
-            reference_pass=scoring,
-        )
-        self._stack.callback(maker.close)
-        coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
-            num_episodes=train.episodes,
-            prompts_per_episode=train.prompts_per_episode,
-            max_staleness=0,
-            sampler=build_curriculum(resolved, prompts),
-        )
-        return LocalChannel(
-            coordinator=coordinator,
-            prompt=prompts.prompt,
-            maker=maker,
-            strategy=strategy,
-            keep=algorithm.keep,
-            success=success_of(resolved.run.prompts.curriculum),
-        )
+def _engine(resolved: ResolvedRun, strategy: Strategy, models: TrainerModels) -> tuple[RolloutEngine, WeightSync]:
+    model, seed = resolved.run.model, resolved.run.train.seed
+    return build_engine_beside(
+        strategy,
+        models.policy,
+        build=lambda module: build_engine(resolved, module, models.tokenizer, strategy),
+        copy=lambda: load_policy(model, dtype=model_dtype(resolved, strategy), seed=seed),
+    )
+
+
+def _maker(
+    request: RunRequest,
+    strategy: Strategy,
+    algorithm: RolloutAlgorithm,
+    models: TrainerModels,
+    engine: RolloutEngine,
+    scorer: RewardScorer,
+) -> PolicyExperienceMaker:
+    resolved, critic = request.resolved, models.trained.get("critic")
+    player = partial(build_player, resolved, engine, models.tokenizer)
+    return PolicyExperienceMaker(
+        player=player(),
+        greedy_player=player(greedy=True) if algorithm.needs_greedy_answer else None,
+        samples_per_prompt=resolved.run.train.samples_per_prompt,
+        scorer=scorer,
+        hooks=request.hooks,
+        reference_pass=build_reference_pass(
+            resolved, algorithm, strategy, models.policy, None if critic is None else critic.model
+        ),
+    )
+
+
+def _channel(
+    request: RunRequest, strategy: Strategy, algorithm: RolloutAlgorithm, maker: PolicyExperienceMaker
+) -> LocalChannel:
+    resolved, prompts = request.resolved, request.inputs.prompts
+    coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
+        num_episodes=resolved.run.train.episodes,
+        prompts_per_episode=resolved.run.train.prompts_per_episode,
+        max_staleness=0,
+        sampler=build_curriculum(resolved, prompts),
+    )
+    return LocalChannel(
+        coordinator=coordinator,
+        prompt=prompts.prompt,
+        maker=maker,
+        strategy=strategy,
+        keep=algorithm.keep,
+        success=success_of(resolved.run.prompts.curriculum),
+    )

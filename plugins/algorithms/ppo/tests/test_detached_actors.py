@@ -292,7 +292,7 @@ def test_a_trainer_killed_inside_a_sync_leaves_the_maker_usable(
     stuck.sync_models_to_remote_makers.remote()
 
     def half_sent() -> bool:
-        return bool(get(maker.__ray_call__.remote(lambda self: self._worker.weights.num_incoming)))
+        return bool(get(maker.__ray_call__.remote(lambda self: self._worker.weights._incoming)))
 
     assert wait_until(half_sent, WAIT)
     ray.kill(stuck)

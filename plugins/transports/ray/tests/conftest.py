@@ -84,9 +84,9 @@ def rlhf_send_end(num_groups):
 
 def rlhf_fit_start(info):
     import ray
-    from rlhf_ray import stored_episode
+    from rlhf_ray import sample_store
 
-    plain = stored_episode.fetch_items
+    plain = sample_store.fetch_items
 
     def fetch_items(groups, rows, *, timeout_seconds):
         if is_struck("maker-dies-when-taken"):
@@ -97,7 +97,7 @@ def rlhf_fit_start(info):
                 time.sleep(0.1)
         return plain(groups, rows, timeout_seconds=timeout_seconds)
 
-    stored_episode.fetch_items = fetch_items
+    sample_store.fetch_items = fetch_items
 
 
 def wait_for_weights_in_flight():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.rollout.evaluate import EvaluationRow
-from rlhf_ray.actor_registry import MakerRegistry, TrainerRegistry
-from rlhf_ray.coordinator_parts import EvaluationJobs, RewardStates
+from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry, RewardStates, TrainerRegistry
 from rlhf_ray.messages import EvaluationWork, RolloutWork
 
 

@@ -23,11 +23,11 @@ from rlhf_core.testing.engine import EOS, FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
-from rlhf_ray.actor_registry import MakerRegistry
 from rlhf_ray.config import RayConfig
+from rlhf_ray.coordinator_parts import MakerRegistry
 from rlhf_ray.engine_thread import EngineThread
+from rlhf_ray.experience_maker_holder import Lanes
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
-from rlhf_ray.lanes import Lanes
 from rlhf_ray.maker_parts import MakerWorker
 from rlhf_ray.messages import RolloutWork
 

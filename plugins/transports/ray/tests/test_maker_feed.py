@@ -38,8 +38,6 @@ class Taker:
 
 
 class Feed(MakerFeed):
-    sends_texts = False
-
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
         return iter(())
 

@@ -17,6 +17,7 @@ from rlhf_core.types import BufferItem, Rollout, RolloutGroup
 from rlhf_ray import sample_store
 from rlhf_ray.calls import wait_until
 from rlhf_ray.sample_store import (
+    StoredEpisode,
     fetch_groups,
     fetch_items,
     fetch_rollouts,
@@ -24,7 +25,6 @@ from rlhf_ray.sample_store import (
     summaries,
     without_collections,
 )
-from rlhf_ray.stored_episode import StoredEpisode
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

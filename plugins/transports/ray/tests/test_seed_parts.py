@@ -12,8 +12,7 @@ from torch import nn
 from rlhf_core.errors import DataError, RlhfError, SyncError, UserInputError
 from rlhf_core.types import Experience
 from rlhf_ray.detached_source import BufferSource, FitPlan, MakerPresence
-from rlhf_ray.loader_feed import maker_number, sample_id
-from rlhf_ray.maker_feed import deal
+from rlhf_ray.maker_feed import deal, maker_number, sample_id
 from rlhf_ray.maker_parts import trained_names
 from rlhf_ray.wire import num_bytes, pack, unpack
 

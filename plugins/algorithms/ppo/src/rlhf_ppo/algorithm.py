@@ -34,8 +34,7 @@ from rlhf_core.types import BufferItem, Experience, Role
 from rlhf_core.whole import whole_of
 
 from .config import PPOConfig
-from .critic import Critic
-from .critic_terms import critic_metrics, value_sum
+from .critic import Critic, critic_metrics, value_sum
 from .pretraining import PretrainingData, PretrainingFile, pretraining_count, pretraining_loss
 
 

@@ -1,4 +1,4 @@
-"""The value model: a transformer trunk with a scalar head."""
+"""The value model: a transformer trunk with a scalar head; its loss, and how well it knows the returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from rlhf_core.models import Packing, is_lora, merged_weights, takes_packed_rows, write_transformers_folder
+from rlhf_core.algorithm import Mean, Metric
+from rlhf_core.functional import aggregate_sum, explained_variance, mean_over_ranks, value_loss
+from rlhf_core.models import (
+    Packing,
+    is_lora,
+    merged_weights,
+    takes_packed_rows,
+    value_forward,
+    write_transformers_folder,
+)
+from rlhf_core.types import Experience
+from rlhf_core.whole import Whole
 
 PEFT_PREFIX = "base_model.model."
 """Prefix that PEFT adds to the parameter names of a model it wraps."""
@@ -96,3 +107,26 @@ class Critic(nn.Module):
         values: Tensor = self.value_head(hidden.to(self.value_head.weight.dtype))
         # A copy: FSDP's backward starts at the output, and cannot be hooked to a view.
         return values.squeeze(-1).to(torch.float32, copy=True)
+
+
+def critic_metrics(episode: Experience, whole: Whole, returns: Tensor) -> dict[str, float]:
+    """Metrics over all rows of the episode. Collective."""
+    assert episode.values is not None
+    mask, reduce = episode.action_mask, whole.all_reduce
+    metrics = {
+        "value/mean": float(mean_over_ranks(episode.values, mask, reduce)),
+        "returns/mean": float(mean_over_ranks(returns, mask, reduce)),
+    }
+    explained = explained_variance(episode.values, returns, mask, reduce)
+    if explained is not None:
+        metrics["value/explained_variance"] = explained
+    return metrics
+
+
+def value_sum(critic: nn.Module, batch: Experience, *, clip_eps: float | None) -> tuple[Tensor, dict[str, Metric]]:
+    """Forward a micro-batch through the critic: the sum of its loss over the tokens."""
+    assert batch.values is not None and batch.returns is not None
+    mask = batch.action_mask
+    result = value_loss(value_forward(critic, batch), batch.values, batch.returns, mask, clip_eps=clip_eps)
+    clipped = Mean(result.clipped.sum(), mask.sum())
+    return aggregate_sum(result.losses, mask, "token-mean"), {"value/clip_fraction": clipped}

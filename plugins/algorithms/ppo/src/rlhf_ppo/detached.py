@@ -21,8 +21,7 @@ from rlhf_ray.detached_trainer import DetachedTrainer
 from rlhf_ray.ray_sync import MakerSync, SyncReport
 
 from .config import PPOConfig
-from .detached_learner import DetachedLearner
-from .detached_roles import OptimizerOptions
+from .detached_learner import DetachedLearner, OptimizerOptions
 
 _SHARD_BYTES = 64 * 1024**2
 

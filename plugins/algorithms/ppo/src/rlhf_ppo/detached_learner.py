@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from rlhf_core.batching import split
 from rlhf_core.errors import UserInputError
 from rlhf_core.functional import masked_whiten
+from rlhf_core.models import disable_dropout
 from rlhf_core.rewards import RewardCombiner
-from rlhf_core.strategy import Strategy
+from rlhf_core.strategies import make_adamw
+from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.training import Updater
 from rlhf_core.types import Experience
 
 from .algorithm import PPO
+from .booster import BoosterAdapter
 from .config import PPOConfig
-from .detached_roles import OptimizerOptions, check_strategy, prepare_roles
 from .detached_saving import save_actor, save_critic
+from .role_strategies import RoleStrategies, check_strategy
+
+_WITH_HYBRID_ADAM = ("GeminiPlugin", "LowLevelZeroPlugin")
+_EPS = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerOptions:
+    """Options of AdamW, or of the strategy's replacement (HybridAdam under Gemini and LowLevelZero)."""
+
+    actor_lr: float
+    critic_lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float | None
+    """Used by a core strategy; a Booster's plugin clips by its own options."""
+
+    def lr(self, role: str) -> float:
+        return self.actor_lr if role == "policy" else self.critic_lr
 
 
 class DetachedLearner:
@@ -41,14 +64,14 @@ class DetachedLearner:
 
         Raises `UserInputError` when it is neither, or when `model_fn` gives no (actor, critic).
         """
-        check_strategy(made)
+        check_strategy(made, where="strategy_fn", told="it returned")
         self._config = config
         self._micro_batch_tokens = micro_batch_tokens
         if isinstance(made, Strategy):
             made.setup()
         with made.model_init_context() if isinstance(made, Strategy) else nullcontext():
             models = _checked(model_fn())
-        self.strategy, self.trained = prepare_roles(made, models, optimizer)
+        self.strategy, self.trained = _prepare_roles(made, models, optimizer)
         self.busy = threading.Lock()
         """Held while weights change or are read."""
         self._temperature: float | None = None
@@ -138,3 +161,40 @@ def _checked(returned: Any) -> Mapping[str, nn.Module]:
             hint="a transformers causal LM and rlhf_ppo.Critic.from_pretrained(actor), say",
         )
     return {"policy": returned[0], "critic": returned[1]}
+
+
+def _prepare_roles(
+    made: Any, models: Mapping[str, nn.Module], options: OptimizerOptions
+) -> tuple[Strategy, dict[str, Trained]]:
+    """Make optimizers for both models and wrap both; also returns the strategy that trains them."""
+    for model in models.values():
+        disable_dropout(model)
+        model.train()
+    if isinstance(made, Strategy):
+        return made, {role: _prepare(made, model, role, options) for role, model in models.items()}
+    trained = {role: _boost(made, model, role, options) for role, model in models.items()}
+    strategies = {role: BoosterAdapter(made, each.model, each.optimizer) for role, each in trained.items()}
+    return RoleStrategies(strategies, trained), trained
+
+
+def _prepare(strategy: Strategy, model: nn.Module, role: str, options: OptimizerOptions) -> Trained:
+    optimizer = strategy.make_optimizer(
+        _parameters(model), lr=options.lr(role), betas=options.betas, weight_decay=options.weight_decay
+    )
+    return strategy.prepare(model, optimizer, max_grad_norm=options.max_grad_norm)
+
+
+def _boost(booster: Any, model: nn.Module, role: str, options: OptimizerOptions) -> Trained:
+    parameters, lr, betas, decay = _parameters(model), options.lr(role), options.betas, options.weight_decay
+    optimizer: Optimizer
+    if {kind.__name__ for kind in type(booster.plugin).__mro__}.isdisjoint(_WITH_HYBRID_ADAM):
+        optimizer = make_adamw(parameters, lr, betas, _EPS, decay)
+    else:
+        hybrid_adam = import_module("colossalai.nn.optimizer").HybridAdam
+        optimizer = hybrid_adam(parameters, lr=lr, betas=betas, eps=_EPS, weight_decay=decay)
+    boosted, optimizer, *_ = booster.boost(model, optimizer=optimizer)
+    return Trained(boosted, optimizer, None)
+
+
+def _parameters(model: nn.Module) -> Iterable[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -2,13 +2,58 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_core.types import Experience
+from rlhf_core.batching import collate, split
+from rlhf_core.types import BufferItem, Experience
+from rlhf_core.util import permutation
 
-from .collection import SampleBuffer
+logger = logging.getLogger("rlhf")
+
+
+class SampleBuffer:
+    """`PPOTrainer.data_buffer`: this process's samples of the current episode, newest last.
+
+    During collection they have raw rewards only; when training starts they get advantages, and the samples of all
+    processes are redistributed.
+    """
+
+    def __init__(self, sample_batch_size: int, limit: int, *, seed: int) -> None:
+        """limit: most samples kept, oldest dropped first; 0 or less means no limit. seed: seed of `sample`."""
+        self.items: list[BufferItem] = []
+        self.limit = limit
+        self._sample_batch_size = sample_batch_size
+        self._seed = seed
+        self._num_drawn = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def append(self, experience: Experience) -> None:
+        """Add a batch's samples; over the limit the oldest are dropped, with a warning."""
+        self.items += split(experience)
+        num_dropped = len(self.items) - self.limit if self.limit > 0 else 0
+        if num_dropped > 0:
+            logger.warning(
+                "buffer_limit is %d samples: the %d oldest of %d are dropped, untrained",
+                self.limit,
+                num_dropped,
+                len(self.items),
+            )
+            del self.items[:num_dropped]
+
+    def sample(self) -> Experience:
+        """A batch of samples drawn at random, at most `train_batch_size` of them."""
+        self._num_drawn += 1
+        order = permutation(len(self.items), self._seed, "data-buffer", self._num_drawn)
+        return collate([self.items[index] for index in order[: self._sample_batch_size]])
+
+    def clear(self) -> None:
+        """Forget all samples."""
+        self.items.clear()
 
 
 class OLTrainer(ABC):

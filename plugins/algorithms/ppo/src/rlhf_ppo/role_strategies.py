@@ -21,17 +21,20 @@ from .booster import BoosterAdapter, is_booster
 _SCHEDULE_FILE = "scheduler.safetensors"
 
 
-def as_strategy(booster: object, trained: Trained, *, where: str) -> Strategy:
+def check_strategy(candidate: object, *, where: str, told: str = "it is") -> None:
+    """Raise `UserInputError` unless it can train a model."""
+    if not isinstance(candidate, Strategy) and not is_booster(candidate):
+        raise UserInputError(
+            f"{told} a {type(candidate).__name__}, neither a strategy nor a ColossalAI Booster",
+            where=where,
+            hint="give what prepares the model: a rlhf_core.Strategy, or a colossalai.booster.Booster",
+        )
+
+
+def as_strategy(booster: Any, trained: Trained, *, where: str) -> Strategy:
     """A core `Strategy` as it is, a ColossalAI `Booster` behind an adapter. Raises `UserInputError` on others."""
-    if isinstance(booster, Strategy):
-        return booster
-    if is_booster(booster):
-        return BoosterAdapter(booster, trained.model, trained.optimizer)
-    raise UserInputError(
-        f"{type(booster).__name__} is neither a strategy nor a ColossalAI Booster",
-        where=where,
-        hint="give what prepared the model: a rlhf_core.Strategy, or a colossalai.booster.Booster",
-    )
+    check_strategy(booster, where=where)
+    return booster if isinstance(booster, Strategy) else BoosterAdapter(booster, trained.model, trained.optimizer)
 
 
 ValueT = TypeVar("ValueT")

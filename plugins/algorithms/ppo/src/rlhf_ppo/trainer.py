@@ -21,18 +21,18 @@ from rlhf_core.hookspecs import FitInfo
 from rlhf_core.models import disable_dropout
 from rlhf_core.runfolder import RunState
 from rlhf_core.seed import BatchReader, CycledLoader, sampling_params, set_eos
+from rlhf_core.strategy import Trained
 from rlhf_core.training import EpisodeRecord, Estimated
 from rlhf_core.types import BufferItem, Experience, MadeEpisode
 
-from .collection import SampleBuffer
+from .algorithm import PPO
 from .config import PPOConfig
-from .fit_record import open_record
-from .online_trainer import OLTrainer
+from .online_trainer import OLTrainer, SampleBuffer
 from .pretraining import PretrainingLoader
-from .trainer_checkpoint import TrainerCheckpoints
+from .trainer_checkpoint import TrainerCheckpoints, open_record
 from .trainer_loop import TrainerLoop
 from .trainer_parts import TrainerContext, build_generation, build_source, build_updater
-from .trainer_setup import Batching, Models, Objective, Optimizers, Rollouts, check_numbers, check_tensor_parallel
+from .trainer_setup import Batching, Models, Rollouts, check_numbers, check_tensor_parallel, config_of
 
 logger = logging.getLogger("rlhf")
 
@@ -104,10 +104,17 @@ class PPOTrainer(OLTrainer):
         seed: int = 0,
         **generate_kwargs: Any,
     ) -> None:
-        options = PPOConfig() if options is None else options
+        config = config_of(
+            PPOConfig() if options is None else options,
+            {"kl_coef": kl_coef, "clip_eps": eps_clip, "vf_coef": vf_coef, "value_clip": value_clip},
+            ptx_coef=ptx_coef,
+            apply_loss_mask=apply_loss_mask,
+        )
         models = Models(actor_booster, critic_booster, actor, critic, reward_model, initial_model)
-        optimizers = Optimizers(actor_optim, critic_optim, actor_lr_scheduler, critic_lr_scheduler)
-        objective = Objective(kl_coef, ptx_coef, eps_clip, vf_coef, value_clip, apply_loss_mask, options)
+        trained = {
+            "policy": Trained(actor, actor_optim, actor_lr_scheduler),
+            "critic": Trained(critic, critic_optim, critic_lr_scheduler),
+        }
         pin_memory = dataloader_pin_memory
         batching = Batching(
             train_batch_size, accumulation_steps, buffer_limit, buffer_cpu_offload, sample_buffer, pin_memory
@@ -119,7 +126,7 @@ class PPOTrainer(OLTrainer):
         set_eos(actor, generate_kwargs.get("eos_token_id"))
         data_buffer = SampleBuffer(train_batch_size, buffer_limit, seed=seed)
         super().__init__(actor_booster, critic_booster, data_buffer, sample_buffer, dataloader_pin_memory, callbacks)
-        self._begin(models, optimizers, objective, batching, rollouts, tokenizer)
+        self._begin(models, trained, config, batching, rollouts, tokenizer)
         self._save_interval = save_interval
         self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
         self.coordinator = coordinator
@@ -129,16 +136,17 @@ class PPOTrainer(OLTrainer):
     def _begin(
         self,
         models: Models,
-        optimizers: Optimizers,
-        objective: Objective,
+        trained: dict[str, Trained],
+        config: PPOConfig,
         batching: Batching,
         rollouts: Rollouts,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        trained = optimizers.trained(models)
         strategy = models.strategy(trained)
-        models.check(strategy, objective.kl_coef)
+        models.check(strategy, config.kl_coef)
         pin_memory = batching.pin_memory and strategy.device.type == "cuda"
+        sampling = rollouts.sampling
+        longest = min(sampling.max_new_tokens, sampling.max_length or sampling.max_new_tokens)
         self._context = TrainerContext(
             models=models,
             batching=batching,
@@ -146,13 +154,13 @@ class PPOTrainer(OLTrainer):
             tokenizer=tokenizer,
             trained=trained,
             strategy=strategy,
-            algorithm=objective.algorithm(rollouts.sampling, pin_memory=pin_memory),
+            algorithm=PPO(config, temperature=sampling.temperature, max_new_tokens=longest, pin_memory=pin_memory),
             hooks=HookRelay(),
         )
-        self._ptx_coef = objective.ptx_coef
-        self.actor, self.critic, self.tokenizer = models.actor, models.critic, tokenizer
-        self.actor_optim, self.critic_optim = optimizers.actor, optimizers.critic
-        self.actor_scheduler, self.critic_scheduler = optimizers.actor_schedule, optimizers.critic_schedule
+        self._ptx_coef = config.ptx_coef
+        self.actor, self.actor_optim, self.actor_scheduler = trained["policy"]
+        self.critic, self.critic_optim, self.critic_scheduler = trained["critic"]
+        self.tokenizer = tokenizer
         self.accumulation_steps = batching.accumulation_steps
         self.device = strategy.device
         self._reader = BatchReader(tokenizer, tokenizer, needs_mask=True)

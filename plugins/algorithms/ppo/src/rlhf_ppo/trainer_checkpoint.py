@@ -1,27 +1,34 @@
-"""Checkpoints of `PPOTrainer`: `save_dir/step-N/`, whole or not at all, in the layout of a run's checkpoints."""
+"""What a `PPOTrainer` writes: checkpoints (`save_dir/step-N/`, whole or not at all), and logs in `log_dir`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.errors import CheckpointError
+from rlhf_core.components import LoggerContext
+from rlhf_core.errors import CheckpointError, UserInputError
+from rlhf_core.hooks import HookRelay
+from rlhf_core.loggers import open_logger
 from rlhf_core.models import is_lora, write_model_config
 from rlhf_core.runfolder import (
     CheckpointStore,
+    MetricsWriter,
     RunState,
     find_damage,
     load_channel_state,
     load_run_state,
     save_run_state,
 )
-from rlhf_core.util import stored_dtype
+from rlhf_core.training import EpisodeRecord
+from rlhf_core.util import read_lines, stored_dtype
 
 from .detached_saving import save_actor
 from .trainer_parts import TrainerContext
 
 _KEEP_ALL = 1 << 30
+_METRICS = "metrics.jsonl"
 _WITH_ADAPTER = "policy-with-adapter"
 """Folder of a LoRA policy to resume from, base and adapter separate; in `policy` they are merged."""
 
@@ -80,3 +87,49 @@ class TrainerCheckpoints:
 
 def _discard(_: object) -> None:
     """Callback that ignores its argument."""
+
+
+def open_record(
+    log_dir: str | Path | None, *, use_wandb: bool, is_main: bool, step: int, hooks: HookRelay, stack: ExitStack
+) -> EpisodeRecord:
+    """Open the record of a fit that continues after update `step`; `stack` closes it and unregisters its loggers.
+
+    Without `log_dir` (or away from rank 0) nothing is written. A `log_dir` that holds another fit's metrics gets a
+    subfolder for this one. Raises `UserInputError` where a logger's package is missing, or W&B has no folder.
+    """
+    if log_dir is None and use_wandb:
+        raise UserInputError("use_wandb needs a log_dir", where="PPOTrainer.fit", hint='log_dir="./logs"')
+    if log_dir is None or not is_main:
+        return EpisodeRecord(None, None, stack)
+    folder = _folder(Path(log_dir), step)
+    folder.mkdir(parents=True, exist_ok=True)
+    context = LoggerContext(run_folder=folder, run={})
+    names = [hooks.register(open_logger("tensorboard", context, {"folder": "."}), name="tensorboard")]
+    if use_wandb:
+        names.append(hooks.register(open_logger("wandb", context), name="wandb"))
+    for name in names:
+        stack.callback(hooks.unregister, name)
+
+    def on_line(line: dict[str, object]) -> None:
+        hooks.fire("metrics", line=line)
+
+    path = folder / _METRICS
+    if path.exists():
+        metrics = MetricsWriter.resume(path, step=step, on_line=on_line)
+    else:
+        metrics = MetricsWriter(path, step=step, on_line=on_line)
+    stack.enter_context(metrics)
+    return EpisodeRecord(metrics, None, stack)
+
+
+def _folder(log_dir: Path, step: int) -> Path:
+    """`log_dir`, unless it holds metrics that this fit does not continue; then `fit-2`, `fit-3`, … in it."""
+    candidates = (log_dir if number == 1 else log_dir / f"fit-{number}" for number in range(1, 1 << 20))
+    return next(folder for folder in candidates if _continues(folder / _METRICS, step))
+
+
+def _continues(path: Path, step: int) -> bool:
+    if not path.exists():
+        return True
+    steps = [int(line["step"]) for line in read_lines(path)]
+    return step > 0 and step in steps

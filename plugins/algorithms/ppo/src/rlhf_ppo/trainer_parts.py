@@ -26,7 +26,8 @@ from rlhf_core.training import BatchPlan, PolicyPublisher, Updater, build_rollou
 from rlhf_core.types import Experience
 
 from .algorithm import PPO
-from .collection import CollectedEpisodes, ExperienceSource, RandomBatches, SampleBuffer
+from .online_trainer import SampleBuffer
+from .trainer_loop import CollectedEpisodes, ExperienceSource, RandomBatches
 from .trainer_setup import Batching, Models, Rollouts
 
 

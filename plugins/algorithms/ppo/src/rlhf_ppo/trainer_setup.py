@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import is_lora
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.types import SamplingParams
 
-from .algorithm import PPO
 from .booster import tensor_parallel_size
 from .config import PPOConfig
 from .role_strategies import RoleStrategies, as_strategy
@@ -55,77 +53,40 @@ class Models:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizers:
-    """Optimizers and schedules of actor and critic."""
-
-    actor: Optimizer
-    critic: Optimizer
-    actor_schedule: LRScheduler | None
-    critic_schedule: LRScheduler | None
-
-    def trained(self, models: Models) -> dict[str, Trained]:
-        """Role -> model, optimizer, schedule."""
-        return {
-            "policy": Trained(models.actor, self.actor, self.actor_schedule),
-            "critic": Trained(models.critic, self.critic, self.critic_schedule),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """Options of the objective: the seed's parameters, and the algorithm's other options."""
-
-    kl_coef: float
-    ptx_coef: float
-    eps_clip: float
-    vf_coef: float
-    value_clip: float | None
-    apply_loss_mask: bool
-    options: PPOConfig
-
-    def algorithm(self, sampling: SamplingParams, *, pin_memory: bool) -> PPO:
-        """PPO under these options. Raises `UserInputError` on a value out of bounds."""
-        longest = min(sampling.max_new_tokens, sampling.max_length or sampling.max_new_tokens)
-        return PPO(self.config(), temperature=sampling.temperature, max_new_tokens=longest, pin_memory=pin_memory)
-
-    def config(self) -> PPOConfig:
-        """The options, with the seed's parameters under their names here. Raises `UserInputError`."""
-        pretraining = self.options.model_fields_set & {"ptx_path", "ptx_coef", "ptx_max_tokens"}
-        if pretraining:
+def config_of(
+    options: PPOConfig, parameters: Mapping[str, float | None], *, ptx_coef: float, apply_loss_mask: bool
+) -> PPOConfig:
+    """The algorithm's options, with the seed's parameters under their names here. Raises `UserInputError`."""
+    pretraining = options.model_fields_set & {"ptx_path", "ptx_coef", "ptx_max_tokens"}
+    if pretraining:
+        raise UserInputError(
+            f"{', '.join(sorted(pretraining))}: pretraining text comes with fit",
+            where=f"{_WHERE}.options",
+            hint="give the trainer ptx_coef=…, and fit a pretrain_dataloader=…",
+        )
+    if not 0 <= ptx_coef < 1:
+        raise UserInputError(f"must be at least 0 and below 1, got {ptx_coef}", where=f"{_WHERE}.ptx_coef")
+    given: dict[str, Any] = dict(parameters)
+    if not apply_loss_mask:
+        given["aggregation"] = "sequence-mean-token-sum-norm"
+    for name in sorted(options.model_fields_set & given.keys()):
+        own = getattr(options, name)
+        if own != given[name]:
+            parameter = _PARAMETERS.get(name, name)
             raise UserInputError(
-                f"{', '.join(sorted(pretraining))}: pretraining text comes with fit",
+                f"{name} is {own!r} here, but the trainer's own {parameter} says {given[name]!r}",
                 where=f"{_WHERE}.options",
-                hint="give the trainer ptx_coef=…, and fit a pretrain_dataloader=…",
+                hint=f"leave {name} out of the options, and give the trainer {parameter}=…",
             )
-        if not 0 <= self.ptx_coef < 1:
-            raise UserInputError(f"must be at least 0 and below 1, got {self.ptx_coef}", where=f"{_WHERE}.ptx_coef")
-        seed: dict[str, Any] = {
-            "kl_coef": self.kl_coef,
-            "clip_eps": self.eps_clip,
-            "vf_coef": self.vf_coef,
-            "value_clip": self.value_clip,
-        }
-        if not self.apply_loss_mask:
-            seed["aggregation"] = "sequence-mean-token-sum-norm"
-        for name in sorted(self.options.model_fields_set & seed.keys()):
-            given = getattr(self.options, name)
-            if given != seed[name]:
-                parameter = _PARAMETERS.get(name, name)
-                raise UserInputError(
-                    f"{name} is {given!r} here, but the trainer's own {parameter} says {seed[name]!r}",
-                    where=f"{_WHERE}.options",
-                    hint=f"leave {name} out of the options, and give the trainer {parameter}=…",
-                )
-        try:
-            config = PPOConfig.model_validate({**self.options.model_dump(), **seed})
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            raise UserInputError(
-                f"{first['msg']}, got {first['input']!r}", where=f"{_WHERE}.{_PARAMETERS.get(name, name)}"
-            ) from None
-        return config.model_copy(update={"ptx_coef": self.ptx_coef})
+    try:
+        config = PPOConfig.model_validate({**options.model_dump(), **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise UserInputError(
+            f"{first['msg']}, got {first['input']!r}", where=f"{_WHERE}.{_PARAMETERS.get(name, name)}"
+        ) from None
+    return config.model_copy(update={"ptx_coef": ptx_coef})
 
 
 @dataclass(frozen=True, slots=True)

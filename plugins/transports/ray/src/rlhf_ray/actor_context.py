@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config import ResolvedRun, resolve
+from rlhf_core.config import resolve
 from rlhf_core.hooks import HookRelay, load_hook_plugins, register_listed
 from rlhf_core.hookspecs import PREFIX
 from rlhf_core.util import PrintableFormatter, set_up_host_memory
 
-from .calls import own_name, set_environment
+from .calls import own_name
 from .config import RayConfig
 from .event_relay import ActorLogHandler, EventSender
 
@@ -48,9 +48,6 @@ class ActorSpec:
     num_threads: int | None
     """torch threads, where actors share cores without reserving them; None leaves it to torch."""
 
-    def resolve(self) -> ResolvedRun:
-        return resolve(self.run)
-
 
 class ActorContext:
     """This process as an actor: its place, log, threads and hooks."""
@@ -65,7 +62,7 @@ class ActorContext:
         if Path(spec.working_folder).is_dir():
             os.chdir(spec.working_folder)
         self._forward_log()
-        self.resolved = spec.resolve()
+        self.resolved = resolve(spec.run)
         config = self.resolved.transport.config
         assert isinstance(config, RayConfig)
         self.config = config
@@ -128,7 +125,8 @@ def settle(env_info: Mapping[str, str] | None, *, num_threads: int | None = None
     env_info: its place in a process group (`rank`, `world_size`, `local_rank`, `master_addr`, `master_port`).
     num_threads: torch threads; None keeps the default.
     """
-    set_environment(env_info)
+    for name, value in (env_info or {}).items():
+        os.environ[name.upper()] = str(value)
     # Arrays from the object store are read-only; they are copied from, never into.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
     set_up_host_memory()

@@ -67,6 +67,15 @@ def collect(calls: Iterable[Call], *, timeout_seconds: float, doing: str) -> lis
     return answers
 
 
+def error_of(reference: ray.ObjectRef[Any]) -> RayError | None:
+    """What a call that is over has raised; None where it has a result."""
+    try:
+        ray.get(reference, timeout=ANSWER_SECONDS)
+    except RayError as error:
+        return error
+    return None
+
+
 def explain(actor: str, error: BaseException) -> RlhfError:
     """Convert an actor call's error to one of this process that names the actor; logs the actor's traceback.
 
@@ -146,12 +155,6 @@ def node_address() -> str:
     """Address of this node in its cluster: 127.0.0.1 in a local one, whatever the host name resolves to."""
     node = ray.get_runtime_context().get_node_id()
     return next(str(each["NodeManagerAddress"]) for each in ray.nodes() if each["NodeID"] == node)
-
-
-def set_environment(env_info: Mapping[str, str] | None) -> None:
-    """Set a launcher's variables (`rank`, `world_size`, `master_addr`, …) under their environment names."""
-    for name, value in (env_info or {}).items():
-        os.environ[name.upper()] = str(value)
 
 
 class NamedActors:

@@ -98,10 +98,6 @@ class RayConfig(TransportConfig):
             )
         return self
 
-    def prompts_of_lease(self, prompts_per_episode: int) -> int:
-        """Prompts that a maker takes at once."""
-        return self.prompts_per_lease or math.ceil(prompts_per_episode / self.num_makers)
-
     def num_lanes(self, prompts_per_episode: int) -> int | None:
         """Batches that a maker makes at a time with weights in flight: its share of the episodes that may be open.
 
@@ -110,7 +106,7 @@ class RayConfig(TransportConfig):
         if self.weights != "in-flight":
             return None
         share = math.ceil(prompts_per_episode / self.num_makers)
-        leases = math.ceil(share / self.prompts_of_lease(prompts_per_episode))
+        leases = math.ceil(share / (self.prompts_per_lease or share))
         return min(_MOST_LANES, (self.max_staleness + 1) * leases)
 
     def own_processes(self) -> OwnProcesses:

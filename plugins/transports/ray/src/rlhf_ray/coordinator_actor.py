@@ -19,8 +19,7 @@ from rlhf_core.errors import DeadlineError
 from rlhf_core.rollout import EvaluationRow, RolloutCoordinator, Sampler
 from rlhf_core.types import PhaseTimes
 
-from .actor_registry import MakerRegistry, TrainerRegistry
-from .coordinator_parts import EvaluationJobs, RewardStates, Waiters
+from .coordinator_parts import EvaluationJobs, MakerRegistry, RewardStates, TrainerRegistry, Waiters
 from .event_relay import EventInbox
 from .messages import (
     EvaluationWork,

@@ -1,4 +1,4 @@
-"""State of the coordinator: who waits for what, the parts of an evaluation, what rewards keep."""
+"""State of the coordinator: who waits for what, the parts of an evaluation, what rewards keep, what each actor does."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from rlhf_core.rollout import EvaluationRow
 
-from .messages import EvaluationWork
+from .messages import EvaluationWork, RolloutWork, Work
 
 T = TypeVar("T")
 Topic = Literal["work", "samples", "makers", "evaluation", "events"]
@@ -114,3 +115,235 @@ class RewardStates:
         """Go on from a checkpoint, which may have had another number of makers."""
         self._restored = states
         self._states = {number: states[number % len(states)] for number in range(num_makers)}
+
+
+@dataclass(slots=True)
+class _Maker:
+    pid: int | None
+    node: str | None
+    actor: Any
+    last_seen: float
+    since: float
+    counted: float
+    """Until when its time is counted as busy or idle."""
+    doing: str = "waits"
+    working: bool = False
+    why: str = "it has just registered"
+    """Why it has no work, where it has none."""
+    idle_s: float = 0.0
+    """Since `take_idle_fraction`."""
+    busy_total_s: float = 0.0
+    idle_total_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Reason -> seconds without work."""
+    num_groups: int = 0
+    version: int | None = None
+
+
+class MakerRegistry:
+    """The registered makers. A lost maker is removed; its replacement registers anew."""
+
+    def __init__(
+        self, heartbeat_seconds: float, work_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`work_seconds`: longest that one piece of work may take."""
+        self._heartbeat_seconds = heartbeat_seconds
+        self._work_seconds = work_seconds
+        self._clock = clock
+        self._makers: dict[str, _Maker] = {}
+        self._leaving: set[str] = set()
+        self._counted_since = clock()
+
+    @property
+    def registered(self) -> set[str]:
+        return set(self._makers)
+
+    def register(self, name: str, pid: int | None = None, node: str | None = None, actor: Any = None) -> None:
+        """`actor`: its handle, for trainers to call it by."""
+        now = self._clock()
+        self._makers[name] = _Maker(pid, node, actor, last_seen=now, since=now, counted=now)
+
+    def actors(self) -> dict[str, Any]:
+        """Name -> handle."""
+        return {name: maker.actor for name, maker in self._makers.items()}
+
+    def forget(self, name: str) -> None:
+        self._makers.pop(name, None)
+
+    def leave(self, name: str) -> None:
+        """The maker is to get no more work, registered or not."""
+        self._leaving.add(name)
+
+    def is_leaving(self, name: str) -> bool:
+        return name in self._leaving
+
+    def seen(self, name: str) -> None:
+        """Record a heartbeat."""
+        if name in self._makers:
+            self._makers[name].last_seen = self._clock()
+
+    def begins(self, name: str, work: Work | None, under_way: int = 0) -> None:
+        """The maker begins `work`, or with None begins to wait for work; meanwhile it does so many other works."""
+        if name not in self._makers:
+            return
+        maker, now = self._makers[name], self._clock()
+        if work is None and under_way:
+            maker.last_seen = now
+            return
+        self._count(maker, now)
+        maker.since = now
+        maker.last_seen = now
+        maker.working = work is not None
+        maker.doing = _describe(work)
+
+    def waits(self, name: str, why: str) -> None:
+        """The maker has no work yet: why."""
+        if name in self._makers:
+            maker = self._makers[name]
+            self._count(maker, self._clock())
+            maker.why = why
+
+    def made(self, name: str, num_groups: int) -> None:
+        """The maker has handed in groups."""
+        self.seen(name)
+        if name in self._makers:
+            self._makers[name].num_groups += num_groups
+
+    def has_version(self, name: str, version: int) -> None:
+        if name in self._makers:
+            self._makers[name].version = version
+        self.seen(name)
+
+    def take_idle_fraction(self) -> float:
+        """Share of the makers' time since the last call in which they were idle."""
+        now = self._clock()
+        elapsed = (now - self._counted_since) * max(1, len(self._makers))
+        idle = 0.0
+        for maker in self._makers.values():
+            self._count(maker, now)
+            idle += maker.idle_s
+            maker.idle_s = 0.0
+        self._counted_since = now
+        return min(1.0, idle / elapsed) if elapsed > 0 else 0.0
+
+    def stuck(self) -> dict[str, str]:
+        """Makers that should be restarted -> reason."""
+        now = self._clock()
+        found: dict[str, str] = {}
+        for name, maker in self._makers.items():
+            if now - maker.last_seen > self._heartbeat_seconds:
+                found[name] = f"gave no sign of life for {now - maker.last_seen:.0f} s"
+            elif maker.working and now - maker.since > self._work_seconds:
+                found[name] = f"{maker.doing} since {now - maker.since:.0f} s"
+        return found
+
+    def describe(self, waiting: Mapping[str, int], owed: Mapping[str, int]) -> list[Mapping[str, Any]]:
+        """State of each maker for display.
+
+        waiting, owed: name -> its groups that wait to be trained on, and its leases.
+        """
+        now = self._clock()
+        rows: list[Mapping[str, Any]] = []
+        for name, maker in sorted(self._makers.items()):
+            self._count(maker, now)
+            total = maker.busy_total_s + sum(maker.idle_total_s.values())
+            rows.append(
+                {
+                    "name": name,
+                    "pid": maker.pid,
+                    "node": maker.node,
+                    "doing": maker.doing if maker.working else f"waits: {maker.why}",
+                    "for_s": round(now - maker.since, 1),
+                    "version": maker.version,
+                    "leaving": name in self._leaving,
+                    "busy": round(maker.busy_total_s / total, 4) if total else 0.0,
+                    "busy_s": round(maker.busy_total_s, 1),
+                    "idle_s": {why: round(seconds, 1) for why, seconds in maker.idle_total_s.items() if seconds},
+                    "groups": maker.num_groups,
+                    "making": owed.get(name, 0),
+                    "waiting": waiting.get(name, 0),
+                }
+            )
+        return rows
+
+    def _count(self, maker: _Maker, now: float) -> None:
+        """Count the time since the last call."""
+        spent, maker.counted = now - maker.counted, now
+        if maker.working:
+            maker.busy_total_s += spent
+        else:
+            maker.idle_s += spent
+            maker.idle_total_s[_kind(maker.why)] += spent
+
+
+def _kind(why: str) -> str:
+    """The reason without what changes from episode to episode, so that times add up."""
+    return why.partition(":")[0]
+
+
+def _describe(work: Work | None) -> str:
+    if isinstance(work, RolloutWork):
+        return f"makes {len(work.positions)} prompts from {work.positions[0]}"
+    if isinstance(work, EvaluationWork):
+        return f"answers held-out prompts {work.start} to {work.stop}"
+    return "waits" if work is None else "ends"
+
+
+@dataclass(slots=True)
+class _Trainer:
+    last_seen: float
+    since: float
+    waits: bool = False
+    doing: str = "loads its models"
+    waited_s: float = 0.0
+    started: float = 0.0
+
+
+class TrainerRegistry:
+    """The trainers: their signs of life, and what they wait for."""
+
+    def __init__(self, heartbeat_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._heartbeat_seconds = heartbeat_seconds
+        self._clock = clock
+        self._trainers: dict[str, _Trainer] = {}
+
+    def seen(self, name: str) -> None:
+        """Record a heartbeat."""
+        now = self._clock()
+        self._trainers.setdefault(name, _Trainer(now, now, started=now)).last_seen = now
+
+    def waits(self, name: str, what: str) -> None:
+        """The trainer asks for something that is not there yet."""
+        self._begin(name, f"waits for {what}", waits=True)
+
+    def works(self, name: str, on: str) -> None:
+        """The trainer has what it needs to go on."""
+        self._begin(name, on, waits=False)
+
+    def silent(self) -> dict[str, float]:
+        """Trainers without a heartbeat for too long -> seconds since the last."""
+        now = self._clock()
+        silences = {name: now - trainer.last_seen for name, trainer in self._trainers.items()}
+        return {name: silence for name, silence in silences.items() if silence > self._heartbeat_seconds}
+
+    def describe(self) -> dict[str, Mapping[str, Any]]:
+        """Name -> what it does, for how long, and the share of its time in which it did not wait."""
+        now = self._clock()
+        rows: dict[str, Mapping[str, Any]] = {}
+        for name, trainer in sorted(self._trainers.items()):
+            waited = trainer.waited_s + (now - trainer.since if trainer.waits else 0.0)
+            total = now - trainer.started
+            busy = 1.0 - waited / total if total > 0 else 0.0
+            rows[name] = {
+                "doing": trainer.doing,
+                "for_s": round(now - trainer.since, 1),
+                "busy": round(busy, 4),
+                "busy_s": round(total - waited, 1),
+                "waited_s": round(waited, 1),
+            }
+        return rows
+
+    def _begin(self, name: str, doing: str, *, waits: bool) -> None:
+        self.seen(name)
+        trainer, now = self._trainers[name], self._clock()
+        trainer.waited_s += now - trainer.since if trainer.waits else 0.0
+        trainer.since, trainer.waits, trainer.doing = now, waits, doing

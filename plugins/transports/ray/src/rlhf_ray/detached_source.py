@@ -14,7 +14,7 @@ from rlhf_core.training import EpisodeBatches
 from rlhf_core.types import Experience
 
 from .actor_context import HEARTBEAT_SECONDS
-from .actor_registry import MakerRegistry
+from .coordinator_parts import MakerRegistry
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,21 +13,23 @@ import ray
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
+from rlhf_core.types import Prompt
 
 from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
 from .calls import NamedActors, node_address, own_name
 from .direct_link import DirectChunk, LinkOffer, MakerEnd
-from .lanes import Lanes
-from .loader_feed import LoaderFeed
+from .maker_feed import LoaderFeed, MakerFeed, RunFeed
 from .maker_parts import IdTokenizer, MakerWorker, make_models, make_place, make_worker
 from .messages import Canary
-from .run_feed import RunFeed
 from .wire import unpack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.5
+"""How often it is looked whether a batch has failed. Its deadline is that of its lease."""
 
 
 @ray.remote(concurrency_groups={"experience_io": 1, "model_io": 1, "compute": 1})  # type: ignore[call-overload]
@@ -219,13 +222,11 @@ class ExperienceMakerHolder:
         """Make each batch's experience while that of the previous batch is being sent, or other batches are made."""
         feed = self._feed
         with feed.alive(), feed.hooks.span("maker_loop", maker=feed.number):
-            if isinstance(feed, RunFeed) and feed.in_flight:
+            if isinstance(feed, RunFeed) and self._worker.num_lanes > 1:
                 Lanes(self._worker, feed).make_all()
-                return
-            for era, prompts in feed.batches():
-                groups, times = self._worker.make(prompts)
-                with feed.hooks.span("send", num_groups=len(groups)):
-                    feed.send(era, groups, times)
+            else:
+                for era, prompts in feed.batches():
+                    _make_and_send(self._worker, feed, era, prompts)
             feed.flush()
 
     def _wait_for_first_weights(self) -> None:
@@ -243,3 +244,39 @@ class ExperienceMakerHolder:
             self._loader_feed.say_done(told)
         except RlhfError as unreachable:
             logger.error("cannot tell a trainer that the loop failed: %s", unreachable)
+
+
+class Lanes:
+    """Makes batches side by side, so that the engine has work while the last answers of one of them end."""
+
+    def __init__(self, worker: MakerWorker, feed: RunFeed) -> None:
+        """worker: makes as many batches at a time as it has makers."""
+        self._worker = worker
+        self._feed = feed
+        self._open: set[Future[None]] = set()
+
+    def make_all(self) -> None:
+        """Until the feed has no more. Raises the first error of a batch."""
+        with ThreadPoolExecutor(self._worker.num_lanes, thread_name_prefix="lane") as pool:
+            for era, prompts in self._feed.batches(self._wait_for_room):
+                self._open.add(pool.submit(_make_and_send, self._worker, self._feed, era, prompts))
+            while self._open:
+                self._collect()
+
+    def _wait_for_room(self) -> int:
+        """Wait until another batch may begin; returns how many are open."""
+        self._collect(0.0)
+        while len(self._open) >= self._worker.num_lanes:
+            self._collect()
+        return len(self._open)
+
+    def _collect(self, seconds: float = _LOOK_SECONDS) -> None:
+        done, self._open = wait(self._open, seconds, FIRST_COMPLETED)
+        for each in done:
+            each.result()
+
+
+def _make_and_send(worker: MakerWorker, feed: MakerFeed, era: int, prompts: Sequence[Prompt]) -> None:
+    groups, times = worker.make(prompts)
+    with feed.sending, feed.hooks.span("send", num_groups=len(groups)):
+        feed.send(era, groups, times)

@@ -20,17 +20,14 @@ from rlhf_core.errors import EngineLostError, RlhfError
 from rlhf_core.runfolder import ControlBox, RunFolder, parse_command
 from rlhf_core.util import printable
 
-from .actors import Actors, Maker
-from .calls import ActorLostError, ask, explain, is_lost
+from .actors import Actors, Maker, Placement, lacking
+from .calls import ActorLostError, ask, error_of, explain, is_lost
 from .cluster import cluster_address, draining_nodes
 from .messages import Overview
-from .placement import Placement, lacking
-from .scale_request import ScaleAnswer, ScaleRequest, ScaleRequests
+from .status_file import ScaleAnswer, ScaleRequest, ScaleRequests
 
 logger = logging.getLogger("rlhf.ray")
 
-_ANSWER_SECONDS = 60.0
-"""Longest wait for a result that is already available."""
 _LOCAL_ROOM_SECONDS = 10.0
 """Longest wait for room in a local Ray, which does not grow."""
 _NODE_MARGIN_SECONDS = 5.0
@@ -172,7 +169,7 @@ class Fleet:
                 self._end(each, f"is held for dead: it {view.stuck[maker.id]}")
             elif not each.has_ended and self._has_ended(maker):
                 each.has_ended = True  # what it sent last counts from the next look on
-                if (error := self._error(maker)) is not None:
+                if (error := error_of(maker.work)) is not None:
                     self._end(each, str(explain(maker.name, error).message))
 
     def _end(self, each: _Leaving, how: str) -> None:
@@ -184,7 +181,7 @@ class Fleet:
         """Replace the makers that are lost or stuck."""
         for maker in list(self._actors.makers):
             if self._has_ended(maker):
-                error = self._error(maker)
+                error = error_of(maker.work)
                 if error is None:
                     raise RlhfError("its loop ended before the run did", where=maker.name)
                 told = explain(maker.name, error)
@@ -283,13 +280,6 @@ class Fleet:
 
     def _has_ended(self, maker: Maker) -> bool:
         return maker.work in self._ended
-
-    def _error(self, maker: Maker) -> Any:
-        try:
-            ray.get(maker.work, timeout=_ANSWER_SECONDS)
-        except ray.exceptions.RayError as error:
-            return error
-        return None
 
 
 def _names(makers: Iterable[Maker]) -> str:

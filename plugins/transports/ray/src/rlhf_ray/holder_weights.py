@@ -35,8 +35,8 @@ class WeightTarget:
 
     receiver: WeightReceiver
     """Takes a full version: the engine's own for the policy, a `ModuleReceiver` for a critic."""
-    module: nn.Module | None = None
-    """The module behind it, if it is in this process: names and shapes are then checked on arrival."""
+    module: nn.Module
+    """The module behind it, which says what names and shapes must arrive."""
     adapter: frozenset[str] = frozenset()
     """Names of the weights in an adapter-only version; empty where there is no adapter."""
     on_commit: Callable[[int], None] = lambda version: None
@@ -44,11 +44,14 @@ class WeightTarget:
 
     def check(self, version: int, arrived: Mapping[str, Tensor], adapter_only: bool) -> None:
         """Raise `SyncError` unless the arrived names and shapes are exactly the module's."""
-        if self.module is None:
-            return
         live = named_weights(self.module)
         if adapter_only:
-            self._check_has_adapter()
+            if not self.adapter:
+                raise SyncError(
+                    "an adapter arrived, but the maker's model has none",
+                    where=WHERE,
+                    hint="build the same LoRA model in the maker's and the trainer's model_fn",
+                )
             live = {name: tensor for name, tensor in live.items() if name in self.adapter}
         verify_weights(live, arrived, version)
 
@@ -56,20 +59,10 @@ class WeightTarget:
         """Copy the weights in place; names and shapes were checked."""
         receiver = self.receiver
         if adapter_only:
-            self._check_has_adapter()
-            assert self.module is not None
             receiver = ModuleReceiver(self.module, on_commit=self.on_commit, only=self.adapter.__contains__)
         receiver.begin(version)
         receiver.stage(version, arrived)
         receiver.commit(version)
-
-    def _check_has_adapter(self) -> None:
-        if self.module is None or not self.adapter:
-            raise SyncError(
-                "an adapter arrived, but the maker's model has none",
-                where=WHERE,
-                hint="build the same LoRA model in the maker's and the trainer's model_fn",
-            )
 
 
 @dataclass(slots=True)
@@ -120,12 +113,6 @@ class StagedWeights:
         with self._changed:
             return max(self._live.values(), default=None)
 
-    @property
-    def num_incoming(self) -> int:
-        """Versions under way."""
-        with self._changed:
-            return len(self._incoming)
-
     def begin(self, version: int, *, sender: str = "", adapter_only: bool = False) -> None:
         """Open a version; an incomplete one of the same sender is dropped."""
         with self._changed:
@@ -147,8 +134,7 @@ class StagedWeights:
         """
         if role not in self._targets:
             raise SyncError(f"weights of a {role} arrived, this maker has {sorted(self._targets)}", where=WHERE)
-        if (module := self._targets[role].module) is not None:
-            check_lora_scales(module, scales)
+        check_lora_scales(self._targets[role].module, scales)
         with self._changed:
             incoming = self._open(version, sender)
         incoming.add(role, chunk)

@@ -1,25 +1,45 @@
-"""`MakerFeed`: gives a maker its prompts, and sends its samples to those who train on them."""
+"""`MakerFeed`: gives a maker its prompts, and sends its samples to those who train on them.
+
+A maker used by hand takes its prompts from a data loader, and sends to the trainers in turn (`LoaderFeed`); one of a
+run takes them from the coordinator, and sends there (`RunFeed`).
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
+from typing import Any, TypeVar
 
+import ray
+
+from rlhf_core.errors import DataError, SyncError
 from rlhf_core.hooks import HookRelay
+from rlhf_core.hookspecs import MakerHooks
 from rlhf_core.runfolder import PhaseTimer
-from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup
+from rlhf_core.seed import BatchReader
+from rlhf_core.types import GenerationRequest, PhaseTimes, Prompt, RolloutGroup, SamplingParams
 
-from .actor_context import HEARTBEAT_SECONDS, Heartbeat
-from .calls import Call, NamedActors, collect
-from .messages import Made
+from .actor_context import HEARTBEAT_SECONDS, ActorContext, Heartbeat, settle
+from .calls import ANSWER_SECONDS, Call, NamedActors, ask, collect
+from .maker_parts import MakerParts, build_maker
+from .messages import Canary, EvaluationWork, Made, RolloutWork, RunOver, Work
 from .sample_store import store_groups
 
 logger = logging.getLogger("rlhf.ray")
 
 T = TypeVar("T")
+_MAKER_BITS, _STEP_BITS, _ROW_BITS = 22, 24, 16
+"""Together 62 bits: sample ids are int64, and those from 1 << 62 are for evaluation."""
+_CANARY_ID = (1 << 62) + (1 << 61)
+"""Sample ids of canary answers: greedy, so their noise does not matter, but no other sample has them."""
+_LOOK_SECONDS = 1.0
+"""Longest wait for more work while batches are being made, one of which may fail."""
 
 
 class MakerFeed(ABC):
@@ -37,9 +57,11 @@ class MakerFeed(ABC):
         *,
         timeout_seconds: float,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        sends_texts: bool = False,
     ) -> None:
         """name, number: the maker's. timeout_seconds: longest wait for a taker to take what it was sent.
-        heartbeat_seconds: the silence after which a taker holds the maker for dead.
+        heartbeat_seconds: the silence after which a taker holds the maker for dead. sends_texts: the takers want
+        rollouts, beside the items.
         """
         self.name = name
         self.number = number
@@ -51,16 +73,12 @@ class MakerFeed(ABC):
         self._takers = takers
         self._timeout_seconds = timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
+        self._sends_texts = sends_texts
         self._next = 0
         self.sending = threading.RLock()
         """Held while something is sent: batches may be made side by side."""
         self._under_way: list[Call] = []
         self._num_under_way = 0
-
-    @property
-    @abstractmethod
-    def sends_texts(self) -> bool:
-        """Whether the takers want rollouts, beside the items."""
 
     @abstractmethod
     def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
@@ -83,7 +101,7 @@ class MakerFeed(ABC):
         self.flush()
         self.times.add(times)
         self.num_samples += sum(len(group.items) for group in groups)
-        stored = store_groups(groups, self.name, texts=self.sends_texts)
+        stored = store_groups(groups, self.name, texts=self._sends_texts)
         made = [Made(each, self.keep(group), self.success(group)) for each, group in zip(stored, groups, strict=True)]
         dealt, self._next = deal(made, len(self._takers.names), self._next)
         self._under_way = [
@@ -116,3 +134,201 @@ def deal(items: Sequence[T], num_targets: int, first: int) -> tuple[list[list[T]
     for place, item in enumerate(items):
         dealt[(first + place) % num_targets].append(item)
     return dealt, (first + len(items)) % num_targets
+
+
+class LoaderFeed(MakerFeed):
+    """Numbers the prompts of data loaders, through all loops of a maker."""
+
+    def __init__(
+        self, name: str, hooks: HookRelay, reader: BatchReader, trainers: NamedActors, *, timeout_seconds: float
+    ) -> None:
+        super().__init__(name, maker_number(name), hooks, trainers, timeout_seconds=timeout_seconds)
+        self.loaded: Iterable[Any] = ()
+        """The batches of the loader of this loop."""
+        self._reader = reader
+        self._num_steps = 0
+        self._started = 0.0
+
+    def announce(self, temperature: float) -> None:
+        """Find the trainers and announce that a loop starts."""
+        self.timer, self.times, self.num_samples = PhaseTimer(), PhaseTimes(), 0
+        self._started = time.perf_counter()
+        self._takers.look_up_again()
+        self._tell("maker_started", temperature)
+
+    def batches(self) -> Iterator[tuple[int, list[Prompt]]]:
+        for batch in self.loaded:
+            step = self._num_steps
+            prompts = self._reader.read(batch, sample_id(self.number, step, 0), f"data loader, batch {step}")
+            sample_id(self.number, step, len(prompts) - 1)  # raises if the batch has too many rows to number
+            self._num_steps += 1
+            yield 0, prompts
+
+    def performance(self) -> str:
+        """One line on the loop: samples and tokens per second, and shares of time."""
+        wall = max(time.perf_counter() - self._started, 1e-9)
+        tokens = self.times.response_tokens
+        return (
+            f"{self.name}: {self.num_samples} samples ({self.num_samples / wall:.1f}/s), "
+            f"{tokens} tokens ({tokens / wall:.0f}/s) in {wall:.1f} s; "
+            f"generating {self.times.rollout_s / wall:.0%}, "
+            f"waiting for trainers {self.timer.seconds('send') / wall:.0%}"
+        )
+
+    def say_done(self, error: str | None) -> None:
+        """Tell all trainers that the loop is over."""
+        self._tell("maker_done", error)
+
+    def _tell(self, method: str, about: float | str | None) -> None:
+        calls = self._takers.call(method, self.name, about)
+        collect(calls, timeout_seconds=self._timeout_seconds, doing=f"to answer {method}")
+
+
+def maker_number(name: str) -> int:
+    """A number derived from a maker's name, the same in every run."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") % (1 << _MAKER_BITS)
+
+
+def sample_id(maker: int, step: int, row: int) -> int:
+    """Unique number of a sample: row `row` of a maker's batch `step`, both from 0."""
+    if row >= 1 << _ROW_BITS or step >= 1 << _STEP_BITS:
+        raise DataError(f"row {row} of batch {step} cannot be numbered", where="data loader", hint="smaller batches")
+    return (maker << _STEP_BITS | step) << _ROW_BITS | row
+
+
+class RunFeed(MakerFeed):
+    """One maker's view of the coordinator."""
+
+    def __init__(self, context: ActorContext, parts: MakerParts) -> None:
+        self._coordinator = context.spec.coordinator
+        takers = NamedActors(["coordinator"], timeout_seconds=0)
+        takers.know({"coordinator": self._coordinator})
+        config = self._config = context.config
+        super().__init__(
+            context.name,
+            context.spec.index,
+            parts.hooks,
+            takers,
+            timeout_seconds=ANSWER_SECONDS,
+            heartbeat_seconds=config.heartbeat_seconds,
+            sends_texts=context.resolved.run.logging.samples != "none",
+        )
+        self._parts = parts
+        self.worker = parts.worker
+        self.canaries: dict[int, Canary] = {}
+        """Policy version -> what came with it for comparison."""
+        self._era: int | None = None
+
+    @classmethod
+    @contextmanager
+    def opened(cls, context: ActorContext) -> Iterator[RunFeed]:
+        """The feed, with everything loaded."""
+        settle(None, num_threads=context.spec.num_threads)
+        config = context.config
+        parts = build_maker(
+            context.resolved,
+            context.hooks(MakerHooks),
+            num_lanes=config.num_lanes(context.resolved.run.train.prompts_per_episode),
+            sync_timeout_seconds=config.sync_timeout_seconds,
+            cache_folder=context.cache_folder,
+        )
+        with ExitStack() as stack:
+            stack.callback(context.sender.flush)
+            stack.callback(parts.worker.close)
+            if parts.evaluator is not None:
+                stack.callback(parts.evaluator.close)
+            yield cls(context, parts)
+
+    def join(self, update: Callable[..., None]) -> None:
+        """Tell the coordinator that this maker is ready, with the newest weights taken by `update`."""
+        context = ray.get_runtime_context()
+        held_out = 0 if self._parts.evaluator is None else self._parts.evaluator.num_prompts
+        about = (self.name, os.getpid(), context.get_node_id(), held_out, context.current_actor)
+        has, wait = 0, self._config.sync_timeout_seconds
+        while (newer := ask(self._coordinator, "register", *about, has)) is not None:
+            has, calls = newer
+            for call in calls:
+                update(**{k: ray.get(v, timeout=wait) if isinstance(v, ray.ObjectRef) else v for k, v in call.items()})
+
+    def batches(self, wait_for_room: Callable[[], int] = lambda: 0) -> Iterator[tuple[int, list[Prompt]]]:
+        """Leases, each once the weights it asks for are live, until the run is over; evaluations on the way.
+
+        wait_for_room: called before more work is asked for; returns the number of batches that are being made.
+        """
+        while True:
+            under_way = wait_for_room()
+            poll = min(_LOOK_SECONDS if under_way else 10.0, self._config.heartbeat_seconds / 4)
+            work: Work | None = ask(self._coordinator, "next_work", self.name, poll, under_way, wait_seconds=poll)
+            if isinstance(work, RunOver):
+                return
+            if work is None:
+                self.flush()
+                continue  # the run goes on for as long as coordinator, driver and trainers live: they are watched
+            self.worker.weights.wait_live(work.version, timeout_seconds=self._config.sync_timeout_seconds)
+            self._compare()
+            if isinstance(work, RolloutWork):
+                self._begin_era(work.era)
+                records = work.records or (None,) * len(work.positions)
+                yield work.era, [self._parts.prompt(*each) for each in zip(work.positions, records, strict=True)]
+            else:
+                self._evaluate(work)
+
+    def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
+        """Send the rewards' state, too, where they keep one."""
+        if state := self.worker.scorer.state_dict():
+            ask(self._coordinator, "keep_reward_state", self.number, state)
+        super().send(era, groups, times)
+
+    def _begin_era(self, era: int) -> None:
+        """At the start, after a resume and a rollback: have the rewards go on from where they were."""
+        if era == self._era:
+            return
+        self._era = era
+        if state := ask(self._coordinator, "reward_state_of", self.number):
+            self.worker.scorer.load_state_dict(state)
+
+    def keep(self, group: RolloutGroup) -> bool:
+        return super().keep(group) and self._parts.keep(group)
+
+    def success(self, group: RolloutGroup) -> float | None:
+        return self._parts.success(group)
+
+    def _evaluate(self, work: EvaluationWork) -> None:
+        assert self._parts.evaluator is not None
+        with self.worker.computing():
+            rows = self._parts.evaluator.rows(work.start, work.stop)
+        ask(self._coordinator, "submit_evaluation", self.name, work, rows)
+
+    def _compare(self) -> None:
+        """Answer the canary prompts of a version that has just come in, and compare with what the trainer says."""
+        worker = self.worker
+        with worker.computing():
+            version = worker.weights.newest
+            canary = None if version is None else self._take_canary(version)
+            if canary is None:
+                return
+            requests = [
+                GenerationRequest(sample_id=_CANARY_ID + i, prompt_ids=p) for i, p in enumerate(canary.prompt_ids)
+            ]
+            answers = list(worker.engine.generate(requests, SamplingParams(max_new_tokens=1, greedy=True)))
+        if any(each.policy_version != version for each in answers):
+            return  # in flight, a newer one has come
+        gap = 0.0
+        for each in answers:
+            expected = float(canary.log_probs[each.sample_id - _CANARY_ID, each.token_ids[0]])
+            gap = max(gap, abs(expected - each.logprobs[0]))
+        ask(self._coordinator, "canary_gap", self.name, version, gap)
+        if not gap <= self._config.log_prob_gap_bound:
+            raise SyncError(
+                f"after the sync of version {version}, the log-probs of the maker's engine and of the trainer differ "
+                f"by {gap:.3g} nats on the same prompts, more than transport.log_prob_gap_bound "
+                f"({self._config.log_prob_gap_bound:g}): their weights or their arithmetic are not the same",
+                where=self.name,
+                hint="check that engine and strategy use one dtype; a coarser one on purpose needs a larger bound",
+            )
+
+    def _take_canary(self, version: int) -> Canary | None:
+        """Take the canary of `version`, once. Older ones are forgotten."""
+        for older in [known for known in self.canaries if known < version]:
+            del self.canaries[older]
+        return self.canaries.pop(version, None)

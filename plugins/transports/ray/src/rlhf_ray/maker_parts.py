@@ -291,10 +291,6 @@ class IdTokenizer:
         special = self.eos_token_id if isinstance(self.eos_token_id, Sequence) else (self.eos_token_id,)
         return " ".join(str(i) for i in ids if not (skip_special_tokens and i in special))
 
-    def batch_decode(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
-        """`decode` of each."""
-        return [self.decode(ids, skip_special_tokens) for ids in batch]
-
 
 def make_place(strategy_fn: Callable[[], Any]) -> InferencePlace:
     """Where the factory's strategy computes. A ColossalAI booster trains only: a maker then computes as `single`."""

@@ -1,5 +1,5 @@
 """Sender of a weight sync: puts each shard into the object store once and sends its reference to all makers, or sends
-it over a link to each (`direct_sync.py`).
+it over a link to each (`sending.py`).
 
 Makers receive the parts through `update_experience_maker`, both in a run and when used directly.
 """
@@ -19,9 +19,8 @@ from rlhf_core.util import group_into_shards
 
 from .calls import NamedActors, ask
 from .config import RayConfig
-from .direct_sync import DirectSending, Links
 from .messages import Canary
-from .sending import Sending
+from .sending import Links, Sending
 from .wire import lora_scales
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ class SyncReport:
     num_bytes: int
     """Written to the object store, once for all makers."""
     seconds: float
+    num_fallbacks: int
+    """Makers that got a part of it through the object store: all of them where there are no links."""
 
 
 class MakerSync:
@@ -75,6 +76,7 @@ class MakerSync:
         self._adapters = adapters
         self._sender = sender
         self._timeout_seconds = timeout_seconds
+        self._links: Links | None = None
 
     def send(
         self,
@@ -93,7 +95,10 @@ class MakerSync:
         `ActorLostError`, or `DeadlineError` when one does not take a part in time.
         """
         started = time.perf_counter()
-        sending = self._sending(list(names), version, kept)
+        timeout = self._timeout_seconds
+        sending = Sending(
+            self.makers, list(names), version=version, timeout_seconds=timeout, kept=kept, links=self._links
+        )
         common = {"fully_update": not adapter_only, "version": version, "sender": self._sender}
         sending.call({"chunk_start": True, **common})
         checksums: dict[str, str] = {}
@@ -111,7 +116,8 @@ class MakerSync:
             checksums[role] = checksum.hexdigest()
         sending.call({"chunk_end": True, "checksums": checksums, "canary": canary, **common})
         sending.wait_for_all()
-        self.report = SyncReport(version, len(sending.names), num_chunks, size, time.perf_counter() - started)
+        seconds, fallbacks = time.perf_counter() - started, len(sending.fallbacks)
+        self.report = SyncReport(version, len(sending.names), num_chunks, size, seconds, fallbacks)
         logger.debug("sent weights: %s", self.report)
 
     def repeat(self, calls: Sequence[Mapping[str, Any]], names: Iterable[str], version: int) -> None:
@@ -120,9 +126,6 @@ class MakerSync:
         for call in calls:
             sending.call(dict(call))
         sending.wait_for_all()
-
-    def _sending(self, names: list[str], version: int, kept: list[dict[str, Any]] | None) -> Sending:
-        return Sending(self.makers, names, version=version, timeout_seconds=self._timeout_seconds, kept=kept)
 
     def shards(self, role: str, max_shard_bytes: int, *, adapter_only: bool) -> Iterator[Mapping[str, Tensor]]:
         """The role's weights, or its adapter's, in parts of an object's size. Collective until exhausted."""
@@ -154,11 +157,9 @@ class RunSync(MakerSync):
         self._adapter_only = config.sync == "adapter"
         self._max_shard_bytes = config.max_shard_bytes if config.sync in ("chunked", "direct") else _EVERYTHING
         self._canary_prompts = list(canary_prompts)
-        self._links: Links | None = None
         if config.sync == "direct" and strategy.is_main:
             # Half, so that a link that fails leaves time for the other way.
             self._links = Links(strategy.device, timeout_seconds=timeout / 2)
-        self._fallbacks: set[str] = set()
 
     def publish(self, version: int) -> None:
         """Send `version` to all makers and release the prompts that wait for it. Raises like `send`."""
@@ -193,22 +194,12 @@ class RunSync(MakerSync):
         """
         if (last := self.report) is None:
             return {}
-        fallbacks = {} if self._links is None else {"sync/fallbacks": float(len(self._fallbacks))}
+        fallbacks = {} if self._links is None else {"sync/fallbacks": float(last.num_fallbacks)}
         return fallbacks | {
             "sync/bytes": float(last.num_bytes),
             "sync/seconds": last.seconds,
             "sync/makers": float(last.num_makers),
         }
-
-    def _sending(self, names: list[str], version: int, kept: list[dict[str, Any]] | None) -> Sending:
-        if self._links is None or kept is None:
-            return super()._sending(names, version, kept)
-        timeout = self._timeout_seconds
-        sending = DirectSending(
-            self.makers, names, version=version, timeout_seconds=timeout, kept=kept, links=self._links
-        )
-        self._fallbacks = sending.fallbacks
-        return sending
 
     def _canary(self) -> Canary | None:
         """The canary log-probs of the current weights. Collective, since a sharded model runs forward on all ranks."""

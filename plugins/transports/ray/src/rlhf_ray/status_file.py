@@ -1,4 +1,8 @@
-"""`ray.json` in the folder of a running detached run, for `rlhf ray status`, `scale` and `stop`."""
+"""Files of a running detached run, in its folder: `ray.json`, for `rlhf ray status`, `scale` and `stop`, and requests.
+
+`ray-scale.json` is what `rlhf ray scale` asks the driver for, who takes a regular file of its own user, and nothing but
+the values of `ScaleRequest`. Its answer is in `ray.json`. `actors.json` stays, for the report.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ import os
 import signal
 import socket
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,27 +23,139 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.util import is_own, write_json
 
 from .orphan_reaper import start_time
-from .scale_request import ScaleAnswer
 
 if TYPE_CHECKING:
-    from .actor_rows import ActorRows
+    from .actors import Actors
     from .fleet import Fleet
     from .messages import Overview
 
 logger = logging.getLogger("rlhf.ray")
 
-NAME = "ray.json"
-KEPT = "actors.json"
-"""Stays when the run has ended, for the report."""
+_STATUS = "ray.json"
+_KEPT = "actors.json"
+_REQUEST = "ray-scale.json"
+MOST_MAKERS = 1024
+_MAX_BYTES = 4096
+"""Most bytes of a request; longer files are none."""
 _WRITE_SECONDS = 1.0
 _KEEP_SECONDS = 10.0
+Row = Mapping[str, Any]
+"""An actor, with what it does and did: for `ray.json`, the report and Ray's metrics."""
+
+
+class ScaleRequest(BaseModel):
+    """The run is to have `makers` makers within `timeout_seconds`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    id: str = Field(max_length=100)
+    makers: int = Field(ge=1, le=MOST_MAKERS)
+    timeout_seconds: float = Field(gt=0, le=604800)
+
+
+class ScaleAnswer(BaseModel):
+    """How far the newest request is."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str
+    state: Literal["working", "done", "refused"]
+    text: str
+
+
+class ScaleRequests:
+    """The requests to one run, for sender and driver."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _REQUEST
+
+    def send(self, makers: int, timeout_seconds: float) -> ScaleRequest:
+        """Replaces a request that was not taken yet."""
+        name = f"{time.time_ns():020d}-{os.getpid()}"
+        request = ScaleRequest(id=name, makers=makers, timeout_seconds=timeout_seconds)
+        write_json(self._path, request.model_dump())
+        return request
+
+    def take(self) -> ScaleRequest | None:
+        """The newest request, once; what is none is removed, and said in the log."""
+        if not is_own(self._path):
+            return None
+        try:
+            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                text = file.read(_MAX_BYTES)
+            self._path.unlink(missing_ok=True)
+            return ScaleRequest.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            logger.warning("%s is no request and is removed: %s", self._path, first["msg"])
+        except OSError as error:
+            logger.warning("%s cannot be read: %s", self._path, error)
+        return None
+
+    def clear(self) -> None:
+        """Remove what was asked of an earlier driver, or is not wanted any more."""
+        if is_own(self._path):
+            self._path.unlink(missing_ok=True)
+
+
+class ActorRows:
+    """The newest rows; also of makers that are gone, for the report."""
+
+    def __init__(self) -> None:
+        self.makers: list[Row] = []
+        """Rows of those that are there, come or leave."""
+        self.trainers: list[Row] = []
+        self._ever: dict[str, Row] = {}
+        """Id of a maker -> its last row; one that was started anew has several ids."""
+        self._restarts: dict[str, int] = {}
+
+    def update(self, view: Overview, actors: Actors, fleet: Fleet) -> None:
+        """Take in the newest state."""
+        known = {str(row["name"]): row for row in view.makers}
+        self._ever |= known
+        self._restarts |= {maker.name: maker.attempt for maker in (*actors.makers, *fleet.leaving)}
+        rows = [
+            {**_bare(maker.id, "loads its models"), **known.get(maker.id, {}), "restarts": maker.attempt}
+            for maker in actors.makers
+        ]
+        for maker in fleet.leaving:
+            needed = view.owned.get(maker.id, 0)
+            bare = _bare(maker.id, f"has left; {needed} of its groups wait to be trained on")
+            rows.append({**bare, **known.get(maker.id, {}), "restarts": maker.attempt, "leaving": True})
+        self.makers = [*rows, *(_bare(name, "waits for room in the cluster") for name in fleet.waiting_for_room)]
+        self.trainers = [
+            {"name": t.name, "pid": t.pid, "node": t.node, **view.trainers.get(t.name, {})} for t in actors.trainers
+        ]
+
+    def over_the_run(self) -> list[dict[str, Any]]:
+        """A row for each actor that there ever was: where its time went, what it made, how often it was restarted."""
+        makers: dict[str, dict[str, Any]] = {}
+        for name, row in self._ever.items():
+            base = name.partition(".")[0]
+            sums = makers.setdefault(base, {"busy_s": 0.0, "groups": 0, "idle_s": defaultdict(float)})
+            sums["busy_s"] += row["busy_s"]
+            sums["groups"] += row["groups"]
+            sums["version"] = row["version"]
+            for why, seconds in row["idle_s"].items():
+                sums["idle_s"][why] += seconds
+        rows = [{"name": name, **sums, "restarts": self._restarts.get(name, 0)} for name, sums in makers.items()]
+        trainers: list[dict[str, Any]] = [
+            {"name": row["name"], "busy_s": row["busy_s"], "idle_s": {"waits for samples": row["waited_s"]}}
+            for row in self.trainers
+            if "busy_s" in row
+        ]
+        return [*trainers, *sorted(rows, key=lambda row: (len(row["name"]), row["name"]))]
+
+
+def _bare(name: str, doing: str) -> dict[str, Any]:
+    return {"name": name, "pid": None, "node": None, "doing": doing, "for_s": 0.0, "version": None, "restarts": 0}
 
 
 class StatusFile:
     """Written by the driver about every second; removed when the run ends."""
 
     def __init__(self, folder: Path, address: str, namespace: str) -> None:
-        self._path = folder / NAME
+        self._path = folder / _STATUS
         try:
             if (left := read_status(folder)) is not None:
                 logger.warning("the run's driver before this one (pid %d) was killed", left.driver_pid)
@@ -53,9 +171,11 @@ class StatusFile:
             "started": time.time(),
         }
         self._written = self._kept = float("-inf")
+        self.rows = ActorRows()
 
-    def write(self, view: Overview, rows: ActorRows, fleet: Fleet) -> bool:
-        """Write the newest state; False where the last write is recent."""
+    def write(self, view: Overview, actors: Actors, fleet: Fleet) -> bool:
+        """Take in and write the newest state; False where the last write is recent."""
+        self.rows.update(view, actors, fleet)
         if time.monotonic() - self._written < _WRITE_SECONDS:
             return False
         state = {
@@ -65,18 +185,18 @@ class StatusFile:
             "queue": view.queue,
             "sync_seconds": view.sync_seconds,
             "scaling": None if fleet.answer is None else fleet.answer.model_dump(),
-            "trainers": rows.trainers,
-            "makers": rows.makers,
+            "trainers": self.rows.trainers,
+            "makers": self.rows.makers,
         }
         write_json(self._path, {**self._fixed, "updated": time.time(), **state})
         self._written = time.monotonic()
         if time.monotonic() - self._kept >= _KEEP_SECONDS:
-            self.keep(rows)
+            self.keep()
         return True
 
-    def keep(self, rows: ActorRows) -> None:
+    def keep(self) -> None:
         """Write what stays when the run has ended."""
-        write_json(self._path.with_name(KEPT), {"actors": rows.over_the_run()})
+        write_json(self._path.with_name(_KEPT), {"actors": self.rows.over_the_run()})
         self._kept = time.monotonic()
 
     def remove(self) -> None:
@@ -183,7 +303,7 @@ class RunningJob:
 
 def read_status(folder: Path) -> RunningJob | None:
     """The status of a detached run in `folder`; None where there is none, or it has ended normally."""
-    path = folder / NAME
+    path = folder / _STATUS
     if not os.path.isdir(folder):
         raise UserInputError("there is no such folder", where=str(folder), hint="give the folder that --output named")
     if not os.path.lexists(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ import ray
 
 from rlhf_core.algorithm import Algorithm, RolloutAlgorithm
 from rlhf_core.build import TrainerModels, build_algorithm, build_run_prompts, build_strategy, build_trained_models
-from rlhf_core.config import ResolvedRun
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
 from rlhf_core.models import load_tokenizer
@@ -39,9 +38,7 @@ from .calls import ask, node_address
 from .maker_parts import trained_names
 from .messages import TakenEpisode
 from .ray_sync import RunSync
-from .reward_states import MakerRewardStates
-from .sample_store import StoredGroup, fetch_groups, store_groups
-from .stored_episode import StoredEpisode
+from .sample_store import StoredEpisode, StoredGroup, fetch_groups, store_groups
 
 
 class TrainerActor:
@@ -102,45 +99,33 @@ class TrainerActor:
             # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
             canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
             sync = sent = RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
-            timeout = config.episode_timeout_seconds
-            name, metrics = self._context.name, sent.metrics
-            channel = RayChannel(self._coordinator, name, strategy, resolved, timeout_seconds=timeout, metrics=metrics)
+            channel = RayChannel(self._context, strategy, sent.metrics)
         return SessionParts(
             channel=channel if isinstance(algorithm, RolloutAlgorithm) else None,
             prompts=prompts,
             sync=sync,
             evaluator=channel if resolved.evaluates else None,
             interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
-            rewards=MakerRewardStates(self._coordinator, strategy) if resolved.generates else None,
+            rewards=channel,
         )
 
 
 class RayChannel:
     """Episodes and evaluations; every rank fetches the episodes itself, rank 0 makes all other calls.
 
-    It is an `ExperienceChannel` and an `Evaluator`.
+    It is an `ExperienceChannel`, an `Evaluator`, and keeps the state of the makers' rewards over a resume.
     """
 
-    def __init__(
-        self,
-        coordinator: Any,
-        name: str,
-        strategy: Strategy,
-        resolved: ResolvedRun,
-        *,
-        timeout_seconds: float,
-        metrics: Callable[[], Mapping[str, float]],
-    ) -> None:
-        """name: the trainer's. timeout_seconds: longest wait for an episode, or for an evaluation.
-        metrics: further metrics to report with an episode (those of the sync before it).
-        """
-        self._coordinator = coordinator
-        self._name = name
+    def __init__(self, context: ActorContext, strategy: Strategy, metrics: Callable[[], Mapping[str, float]]) -> None:
+        """metrics: further metrics to report with an episode (those of the sync before it)."""
+        resolved = context.resolved
+        self._name = context.name
+        self._coordinator = context.spec.coordinator
+        self._timeout_seconds = context.config.episode_timeout_seconds
         self._strategy = strategy
         self._options = resolved.run.eval
         self._keeps_samples = resolved.run.logging.samples != "none"
         self._sets = [EvaluationSet(name, options) for name, options in resolved.evaluation_sets]
-        self._timeout_seconds = timeout_seconds
         self._metrics = metrics
 
     def episode(self, index: int) -> MadeEpisode:
@@ -197,6 +182,16 @@ class RayChannel:
         self._strategy.run_on_main(on_main)
         shared: dict[str, float] = self._strategy.broadcast_object(metrics)
         return shared
+
+    def states(self) -> list[dict[str, Any]]:
+        """What each maker's rewards keep, as it came with the maker's samples; on rank 0, the only one that saves."""
+        found: list[dict[str, Any]] = []
+        self._strategy.run_on_main(lambda: found.extend(ask(self._coordinator, "reward_states")))
+        return found
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Each maker takes its state before its next prompts; with another number of makers some share one."""
+        self._strategy.run_on_main(lambda: ask(self._coordinator, "give_reward_states", list(states)))
 
     def close(self) -> None:
         """Do nothing: the driver ends the coordinator."""

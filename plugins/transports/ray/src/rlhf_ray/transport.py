@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import ray
+from ray.util.metrics import Gauge
 
 from rlhf_core.errors import DeadlineError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.training import FitResult, RunRequest, Transport
 
-from .actor_rows import ActorRows
 from .actors import Actors, check
-from .calls import ActorLostError, ask, explain, first_cause
+from .calls import ANSWER_SECONDS, ActorLostError, ask, error_of, explain, first_cause
 from .cluster import Connection, connected
 from .config import RayConfig
 from .event_relay import replay
 from .fleet import Fleet
 from .messages import Overview
-from .ray_metrics import RayMetrics
 from .status_file import StatusFile
 
+_POLL_SECONDS = 0.5
+_GRACE_SECONDS = 2.0
+"""Time after a trainer's error for the others to report theirs, which may be the cause."""
 _OF_THE_DRIVER = frozenset({"transform_config", "run_start", "run_end"})
 """Events that happen in the driver itself."""
 
@@ -56,15 +58,6 @@ class RayTransport:
                 status.remove()
 
 
-logger = logging.getLogger("rlhf.ray")
-
-_POLL_SECONDS = 0.5
-_ANSWER_SECONDS = 60.0
-"""Longest wait for a result that is already available."""
-_GRACE_SECONDS = 2.0
-"""Time after a trainer's error for the others to report theirs, which may be the cause."""
-
-
 class Supervisor:
     """Supervises the actors until they end."""
 
@@ -82,7 +75,6 @@ class Supervisor:
         self._hooks = hooks
         self._status = status
         self._metrics = metrics
-        self._rows = ActorRows()
         self._connection = connection
         self._told_to_stop = False
         self._fleet = Fleet(actors, request.folder.path, nodes_may_go=not connection.processes)
@@ -104,15 +96,15 @@ class Supervisor:
             # Replay the actors' last events; the coordinator itself may be gone.
             with suppress(DeadlineError, ActorLostError):
                 self._look(0.0)
-            self._status.keep(self._rows)
+            self._status.keep()
 
     def _look(self, wait_seconds: float) -> Overview:
         actors = self._actors
         view: Overview = ask(actors.coordinator, "overview", wait_seconds, wait_seconds=wait_seconds)
         replay(view.events, self._hooks)
-        self._rows.update(view, actors, self._fleet)
-        if self._status.write(view, self._rows, self._fleet):
-            self._metrics.export(view, [*self._rows.trainers, *self._rows.makers], self._fleet.target)
+        if self._status.write(view, actors, self._fleet):
+            rows = self._status.rows
+            self._metrics.export(view, [*rows.trainers, *rows.makers], self._fleet.target)
         return view
 
     def _pass_interrupt_on(self) -> None:
@@ -136,16 +128,10 @@ class Supervisor:
             errors |= self._errors(late, fits)
         if errors:
             raise first_cause(errors)
-        return None if running else ray.get(next(iter(fits)), timeout=_ANSWER_SECONDS)
+        return None if running else ray.get(next(iter(fits)), timeout=ANSWER_SECONDS)
 
     def _errors(self, done: list[Any], fits: dict[Any, str]) -> dict[str, RlhfError]:
-        found: dict[str, RlhfError] = {}
-        for reference in done:
-            try:
-                ray.get(reference, timeout=_ANSWER_SECONDS)
-            except ray.exceptions.RayError as error:
-                found[fits[reference]] = explain(fits[reference], error)
-        return found
+        return {fits[each]: explain(fits[each], error) for each in done if (error := error_of(each)) is not None}
 
     def _watch_trainers(self, view: Overview, fits: dict[Any, str]) -> None:
         """End the run if a trainer's process is stopped: it cannot be replaced."""
@@ -158,3 +144,55 @@ class Supervisor:
                 hint="was its process stopped? continue with --resume auto; one that is only slow needs a larger "
                 "transport.heartbeat_seconds",
             )
+
+
+_RUN = {
+    "rlhf_policy_version": "Newest policy version that the trainer has published.",
+    "rlhf_makers": "Makers that take prompts.",
+    "rlhf_makers_wanted": "Makers that the run is to have.",
+    "rlhf_queue_groups": "Prompts whose samples are finished and wait to be trained on.",
+    "rlhf_sync_seconds": "Time that the last version took to all makers.",
+}
+_ACTOR = {
+    "rlhf_actor_busy": "Share of its time in which the actor worked.",
+    "rlhf_actor_restarts": "Times that the actor was started anew.",
+    "rlhf_maker_groups": "Prompts that the maker has finished, since it was last started.",
+    "rlhf_maker_making": "Prompts that the maker has in the making.",
+    "rlhf_maker_waiting_groups": "Finished prompts of the maker that wait to be trained on.",
+    "rlhf_maker_policy_version": "Policy version of the maker's weights.",
+}
+
+
+class RayMetrics:
+    """A run's figures on Ray's own metrics endpoints; a hook of the driver, which is told what each episode measured.
+
+    Ray serves them, with `ray_` before each name, on every node that has a metrics agent (`pip install
+    "ray[default]"`); without one they go nowhere and cost next to nothing. The names are in the README.
+    """
+
+    def __init__(self, run: str) -> None:
+        """run: name of the run folder; a tag of every figure."""
+        self._tags = {"run": run}
+        self._of_run = {name: Gauge(name, text, tag_keys=("run",)) for name, text in _RUN.items()}
+        self._of_actor = {name: Gauge(name, text, tag_keys=("run", "actor")) for name, text in _ACTOR.items()}
+        self._metric = Gauge("rlhf_metric", "A figure of metrics.jsonl, by name.", tag_keys=("run", "name"))
+
+    def rlhf_episode_end(self, metrics: Mapping[str, Any] | None) -> None:
+        """Export what an episode's line in `metrics.jsonl` says."""
+        for name, value in (metrics or {}).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self._metric.set(float(value), {**self._tags, "name": name})
+
+    def export(self, view: Overview, rows: Sequence[Mapping[str, Any]], wanted: int) -> None:
+        """Export the newest state of the run and of each actor. wanted: makers that the run is to have."""
+        there = sum(row["pid"] is not None and row["name"].startswith("maker") for row in rows)
+        values = (view.version, there, wanted, view.queue, view.sync_seconds)
+        for gauge, value in zip(self._of_run.values(), values, strict=True):
+            if value is not None:
+                gauge.set(float(value), self._tags)
+        for row in rows:
+            tags = {**self._tags, "actor": str(row["name"])}
+            keys = ("busy", "restarts", "groups", "making", "waiting", "version")
+            for gauge, key in zip(self._of_actor.values(), keys, strict=True):
+                if row.get(key) is not None:
+                    gauge.set(float(row[key]), tags)
