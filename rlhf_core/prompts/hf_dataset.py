@@ -29,11 +29,29 @@ class _Rows(Protocol):
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
-class MappedRows:
-    """The rows of a dataset with columns renamed to what core reads."""
+class _Renamed:
+    """Rows with columns renamed to what core reads."""
+
+    def __init__(self, columns: Mapping[str, str], name: str) -> None:
+        """`columns` maps our key to theirs."""
+        self._ours = {theirs: ours for ours, theirs in columns.items()}
+        self._name = name
+
+    def _renamed(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with our keys; a column is dropped if another was renamed to its name."""
+        changed = {self._ours[key]: value for key, value in row.items() if key in self._ours}
+        return {key: value for key, value in row.items() if key not in self._ours} | changed
+
+    def describe(self, index: int) -> str:
+        return f"{self._name}, row {index + 1}"
+
+
+class MappedRows(_Renamed):
+    """The rows of a dataset."""
 
     def __init__(self, rows: _Rows, columns: Mapping[str, str], name: str) -> None:
-        """`columns` maps our key to theirs. Raises `DataError` for a missing column or an empty dataset."""
+        """Raises `DataError` for a missing column or an empty dataset."""
+        super().__init__(columns, name)
         if len(rows) == 0:
             raise DataError("the dataset has no rows", where=name)
         present = list(rows[0])
@@ -44,40 +62,23 @@ class MappedRows:
                     where=f"{name}, prompts.columns",
                 )
         self._rows = rows
-        self._name = name
-        self._ours = {theirs: ours for ours, theirs in columns.items()}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return renamed(self._rows[index], self._ours)
-
-    def describe(self, index: int) -> str:
-        return f"{self._name}, row {index + 1}"
+        return self._renamed(self._rows[index])
 
 
-class StreamedRows:
-    """The rows of a dataset of unknown length, with columns renamed to what core reads."""
+class StreamedRows(_Renamed):
+    """The rows of a dataset of unknown length."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], name: str) -> None:
+        super().__init__(columns, name)
         self._rows = rows
-        self._columns = columns
-        self._name = name
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        ours = {theirs: ours for ours, theirs in self._columns.items()}
-        for row in self._rows:
-            yield renamed(row, ours)
-
-    def describe(self, index: int) -> str:
-        return f"{self._name}, row {index + 1}"
-
-
-def renamed(row: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
-    """A row with our keys; a column is dropped if another was renamed to its name. ours: their column -> our key."""
-    changed = {ours[key]: value for key, value in row.items() if key in ours}
-    return {key: value for key, value in row.items() if key not in ours} | changed
+        return map(self._renamed, self._rows)
 
 
 class TableRows:

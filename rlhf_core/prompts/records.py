@@ -53,6 +53,21 @@ class Selecting:
     skip_duplicates: bool = False
     keep: Callable[[Record], bool] | None = None
 
+    def refuses(self, record: Record, name: str, seen: set[bytes]) -> str | None:
+        """By which of `counts` the filters leave a record out; None where they keep it. seen: prompts so far.
+
+        Raises `DataError` where the filter fails on it.
+        """
+        if self.skip_duplicates:
+            known = len(seen)
+            seen.add(_fingerprint(record))
+            if len(seen) == known:
+                return "duplicates"
+        try:
+            return None if self.keep is None or self.keep(record) else "filtered"
+        except Exception as error:  # the user's function may raise anything
+            raise DataError(f"prompts.filter fails on it: {type(error).__name__}: {error}", where=name) from error
+
 
 @dataclass(frozen=True, slots=True)
 class Selected:
@@ -102,7 +117,7 @@ def select_records(source: PromptSource, selecting: Selecting) -> Selected:
             if check is not None:
                 check(record, "")
             if not own_digest:
-                digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+                digest.update(as_line(record))
             look_at(index, record)
         except DataError as error:
             choice.refuse(index, error)
@@ -116,8 +131,13 @@ def records_digest(source: PromptSource) -> str:
     digest = sha256()
     for record in scan(source):
         if not isinstance(record, DataError):
-            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+            digest.update(as_line(record))
     return digest.hexdigest()
+
+
+def as_line(record: Record) -> bytes:
+    """What a digest is taken of."""
+    return json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n"
 
 
 def scan(source: PromptSource) -> Iterator[Record | DataError]:
@@ -157,7 +177,9 @@ class _Choice:
 
     def look_at(self, index: int, record: Record) -> None:
         """Ask the filters, and now and then measure some."""
-        if self._filters and not self._passes(index, record):
+        name = record_name(self._source, index) if self._filters else ""
+        if self._filters and (reason := self._selecting.refuses(record, name, self._seen)):
+            self.counts[reason] += 1
             return
         self._usable.append(index)
         if index % self._stride == 0:
@@ -173,19 +195,6 @@ class _Choice:
         if not self._too_long:
             return self._usable
         return array("q", (index for index in self._usable if index not in self._too_long))
-
-    def _passes(self, index: int, record: Record) -> bool:
-        asked = self._selecting
-        if asked.skip_duplicates:
-            key = fingerprint(record)
-            if key in self._seen:
-                self.counts["duplicates"] += 1
-                return False
-            self._seen.add(key)
-        if asked.keep is not None and not is_kept(asked.keep, record, record_name(self._source, index)):
-            self.counts["filtered"] += 1
-            return False
-        return True
 
     def _measure(self) -> None:
         ask, records = self._selecting.fits, self._measured
@@ -206,15 +215,7 @@ class _Choice:
         self._measured = []
 
 
-def is_kept(keep: Callable[[Record], bool], record: Record, name: str) -> bool:
-    """Whether the filter keeps a record. Raises `DataError` where the filter fails on it."""
-    try:
-        return bool(keep(record))
-    except Exception as error:  # the user's function may raise anything
-        raise DataError(f"prompts.filter fails on it: {type(error).__name__}: {error}", where=name) from error
-
-
-def fingerprint(record: Record) -> bytes:
+def _fingerprint(record: Record) -> bytes:
     """Equal for records with the same prompt."""
     prompt = record.get("prompt", record.get("messages"))
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
