@@ -19,9 +19,9 @@ from typing import Any
 
 from ..distributed.child_process import START_SECONDS, ChildProcess, default_memory_limit_bytes
 from ..types import Rollout
-from .answers import BadAnswer, read_answer
 from .threads import DeadlinePassed
 from .values import BadScore, RewardFault
+from .worker import BadAnswer, read_answer
 
 _POLL_SECONDS = 0.05
 _MAX_ANSWER_BYTES = 64 << 20
@@ -109,12 +109,12 @@ class IsolatedReward:
             self._places.put(None)
 
 
-class _Worker:
+class _Worker(ChildProcess):
     """One process and the connection to it."""
 
     def __init__(self) -> None:
-        self._process = ChildProcess("rlhf_core.rewards.worker")
-        self._connection = Connection(self._process.connection.detach())
+        super().__init__("rlhf_core.rewards.worker")
+        self._connection = Connection(self.connection.detach())
 
     def build(self, recipe: bytes) -> None:
         """Have the process make its reward. Raises `RewardFault` where it cannot."""
@@ -132,7 +132,7 @@ class _Worker:
         except BlockingIOError:
             raise DeadlinePassed(f"did not take the samples within {timeout_seconds:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
-            raise RewardFault(self._process.death()) from None
+            raise RewardFault(self.death()) from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise RewardFault(f"cannot be sent these samples: {error}") from error
         return self._receive(len(rollouts), deadline, timeout_seconds, memory_limit_bytes)
@@ -150,7 +150,7 @@ class _Worker:
         except BlockingIOError:
             raise DeadlinePassed(f"stopped in the middle of an answer for {timeout_seconds:g} s") from None
         except (EOFError, ConnectionResetError):
-            raise RewardFault(self._process.death()) from None
+            raise RewardFault(self.death()) from None
         except (OSError, BadAnswer) as error:
             raise RewardFault(f"wrote what is no answer: {error}") from None
 
@@ -162,14 +162,6 @@ class _Worker:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 same.setsockopt(socket.SOL_SOCKET, option, limit)
 
-    def resident_bytes(self) -> int:
-        """Resident memory of the process; 0 where the system does not tell."""
-        return self._process.resident_bytes()
-
-    def kill(self) -> None:
-        self._process.kill()
-
     def end(self) -> None:
-        """Kill the process; it holds nothing that needs an orderly end."""
         self._connection.close()
-        self._process.end()
+        super().end()

@@ -16,7 +16,7 @@ from ..types import Rollout
 from ..util.printable import printable
 from .cache import ScoreCache, cache_key, reward_identity
 from .isolation import IsolatedReward
-from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
+from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed
 from .values import BadScore, RewardFault, fits, read_scores
 
 _FIRST_WAIT_SECONDS = 0.1
@@ -42,6 +42,10 @@ class RewardSpec:
     """Digest of the reward's code, where known: part of the cache's key."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Part of the cache's key."""
+
+    def __post_init__(self) -> None:
+        if self.function is None and self.recipe is None:
+            raise ValueError(f"reward {self.name!r} has neither function nor recipe")
 
 
 @dataclass(slots=True)
@@ -78,22 +82,15 @@ class RewardRunner:
         self._isolated: IsolatedReward | None = None
         if self._call_options.isolate:
             self._isolated = self._isolate(spec)
-        elif self._function is None:
-            if spec.recipe is None:
-                raise ValueError(f"reward {spec.name!r} has neither function nor recipe")
+        elif spec.function is None and spec.recipe is not None:
             self._function = spec.recipe()
         self._cache = cache if self._call_options.cache else None
         self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
 
     def _isolate(self, spec: RewardSpec) -> IsolatedReward:
-        build = spec.recipe
-        if build is None and spec.function is not None:
-            build = partial(_itself, spec.function)
-        if build is None:
-            raise ValueError(f"reward {spec.name!r} has neither function nor recipe")
         try:
             return IsolatedReward(
-                build,
+                spec.recipe or partial(_itself, spec.function),
                 num_processes=self._call_options.concurrency,
                 memory_limit_bytes=self._call_options.memory_limit_bytes,
             )
@@ -229,8 +226,6 @@ class RewardRunner:
     def _call_here(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
         function = self._function
         assert function is not None
-        if is_async(function):
-            return read_scores(self._loop.run(partial(function, batch), timeout), len(batch))
         deadline = time.monotonic() + timeout
 
         def call() -> object:
@@ -238,7 +233,7 @@ class RewardRunner:
             return answer if isinstance(answer, Awaitable) else read_scores(answer, len(batch))
 
         answer = self._on_call_thread(call)
-        if isinstance(answer, Awaitable):  # a plain function that returns a coroutine
+        if isinstance(answer, Awaitable):
             answer = read_scores(self._finish(answer, deadline), len(batch))
         return answer  # type: ignore[return-value]
 
@@ -303,5 +298,5 @@ class RewardRunner:
                 raise RewardError(f"{self.spec.plugin}: its close {passed}", where=self._where) from None
 
 
-def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
+def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
     return function
