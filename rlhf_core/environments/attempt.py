@@ -111,16 +111,10 @@ class CallClock(Protocol):
     def start(self) -> None: ...
 
 
-class Jobs(Protocol):
-    """Where plain functions run (`Workers`)."""
-
-    def submit(self, job: Callable[[], Any]) -> asyncio.Future[Any]: ...
-
-
 class Caller:
     """Calls a stranger's function, plain or async, under the episode's clock."""
 
-    def __init__(self, clock: CallClock, workers: Jobs) -> None:
+    def __init__(self, clock: CallClock, workers: Workers) -> None:
         self.clock = clock
         self._workers = workers
 
@@ -193,7 +187,7 @@ async def play_episode(
         clock = Clock(options.timeout_seconds)
         episode = open_episode(task, clock, record)
         try:
-            outcome = await _within(clock, run_environment(make, Caller(clock, workers), episode, clock))
+            outcome = await _within(clock, run_environment(make, Caller(clock, workers), episode))
             return _played(task, episode, outcome)
         except EpisodeLost:
             continue  # with the same record: what was sampled is not sampled again
@@ -260,13 +254,13 @@ def _forget(task: asyncio.Task[Outcome]) -> None:
         task.exception()
 
 
-async def run_environment(make: Make, call: Caller, episode: Playable, clock: CallClock) -> Outcome:
+async def run_environment(make: Make, call: Caller, episode: Playable) -> Outcome:
     """The outcome of an environment, checked. Raises what it raises, and `EnvironmentFault` for what none may do."""
     try:
         environment = await make(call)
         policy = episode.policy()
-        clock.doing = "run"
-        clock.start()
+        call.clock.doing = "run"
+        call.clock.start()
         outcome = await environment.run(episode.task, policy)
     except EpisodeTruncated:
         return Outcome(status="truncated")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..config.sections import EnvironmentConfig
 from ..errors import EpisodeError
@@ -15,11 +14,13 @@ from ..types import Completion, GenerationRequest, Message, SamplingParams, Tool
 from .chat import ChatFormat
 from .contract import Endpoint, EpisodeTruncated, Messages, Reply, Task, Tool
 from .conversations import Conversations
-from .endpoint import Answering
+from .endpoint import Endpoints
 from .row import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from .attempt import Clock
 
 Ask = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Completion]]
 """Have the engine sample one turn, which the given texts end besides the run's."""
@@ -29,20 +30,6 @@ OVER = "the episode is over"
 NO_FORK = "fork() comes after a turn: before the first, there is nothing to share"
 Record = dict[tuple[int, int], tuple[GenerationRequest, tuple[str, ...], Completion]]
 """Turns that were sampled, by branch and offset: an episode that is lost and made again is not sampled anew."""
-
-
-class Clock(Protocol):
-    """Rests while the policy answers: an environment's deadline is for its own time."""
-
-    def answering(self) -> AbstractContextManager[None]: ...
-
-
-class Opener(Protocol):
-    """Has the endpoints of the episodes that are played together."""
-
-    async def open(self, owner: Answering) -> Endpoint: ...
-
-    def end(self, endpoint: Endpoint) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +60,7 @@ class Episode:
         task: Task,
         ask: Ask,
         clock: Clock,
-        endpoints: Opener,
+        endpoints: Endpoints,
         record: Record | None = None,
     ) -> None:
         """record: what was sampled for it already, where it is made again; goes on to be kept. None keeps none."""

@@ -23,7 +23,7 @@ from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingP
 from .attempt import EPISODE_TASK, Clock, Make, Played, play_episode
 from .chat import ChatFormat
 from .contract import Task
-from .endpoints import Endpoints
+from .endpoint import Endpoints
 from .episode import Episode, Record, Rules
 from .idle import WatchedSelector
 from .isolation.host import IsolatedEnvironments, Sitting

@@ -8,14 +8,12 @@ import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 
 from ...distributed.child_process import default_memory_limit_bytes
 from ...errors import ConfigError
 from ...plugins.recipe import Recipe
 from ..attempt import Caller, Clock
-from ..contract import Environment, Outcome, Policy, Task
-from ..episode import EpisodePolicy
+from ..contract import Environment
 from ..workers import SPARE_THREADS
 from .flight import Flight
 from .process import EnvironmentProcess
@@ -102,7 +100,7 @@ class Sitting:
     async def make(self, call: Caller) -> Environment:
         """An environment for one try at an episode. `call` has the clock of it."""
         assert isinstance(call.clock, Clock)
-        return IsolatedEnvironment(self, call.clock)
+        return Flight(self, call.clock)
 
     @asynccontextmanager
     async def seat(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
@@ -165,20 +163,3 @@ def _is_ready(starting: asyncio.Task[EnvironmentProcess]) -> bool:
 
 def _is_gone(starting: asyncio.Task[EnvironmentProcess]) -> bool:
     return starting.exception() is not None or starting.result().is_over
-
-
-class IsolatedEnvironment:
-    """An environment in the form that core drives, which is somewhere else."""
-
-    def __init__(self, sitting: Sitting, clock: Clock) -> None:
-        self._sitting = sitting
-        self._clock = clock
-
-    async def run(self, task: Task, policy: Policy) -> Outcome:
-        """Play it in a process. The clock rests until there is one."""
-        assert isinstance(policy, EpisodePolicy)
-        self._clock.stop()
-        async with self._sitting.seat(task.sample_id) as process:
-            suspected = partial(self._sitting.suspect, task.sample_id)
-            flight = Flight(process, self._sitting.number(), self._clock, policy, suspected)
-            return await flight.outcome(task)

@@ -6,17 +6,15 @@ import asyncio
 import itertools
 import logging
 import tempfile
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...distributed.child_process import START_SECONDS, ChildProcess
 from ...errors import DeadlineError, PluginError
 from .messages import (
     MAX_MESSAGE_BYTES,
     BadMessage,
-    Broken,
     Command,
     Frames,
-    OfEpisode,
     Pong,
     Ready,
     read_from_child,
@@ -25,6 +23,9 @@ from .messages import (
 from .output import MAX_BYTES, WINDOW_SECONDS, OutputPipe
 from .slots import Slots
 
+if TYPE_CHECKING:
+    from .flight import Flight
+
 _LOOK_SECONDS = 0.1
 """Between two looks at its memory."""
 _PONG_SECONDS = 1.0
@@ -32,27 +33,7 @@ _PONG_SECONDS = 1.0
 _MAX_UNANSWERED = 100_000
 """Messages that it may write without being told anything."""
 
-
 logger = logging.getLogger(__name__)
-
-
-class Passenger(Protocol):
-    """An episode that is played in a process (`Flight`)."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its environment's time runs, and not the policy's."""
-        ...
-
-    def take(self, message: OfEpisode) -> None: ...
-
-    def blame(self, what: str) -> None:
-        """The process is gone, by the fault of this episode."""
-        ...
-
-    def lose(self, *, suspect: bool) -> None:
-        """The process is gone; suspect: it may have been this episode's fault, or another's."""
-        ...
 
 
 class EnvironmentProcess(asyncio.Protocol):
@@ -60,7 +41,7 @@ class EnvironmentProcess(asyncio.Protocol):
 
     def __init__(self, recipe: bytes, name: str, *, num_threads: int, memory_limit_bytes: int) -> None:
         """recipe: pickle of the `Recipe`; num_threads: most calls that it may run at once."""
-        self.passengers: dict[int, Passenger] = {}
+        self.passengers: dict[int, Flight] = {}
         """By number of the episode."""
         self.is_over = False
         self.num_left = 0
@@ -262,15 +243,15 @@ class EnvironmentProcess(asyncio.Protocol):
             raise BadMessage(f"wrote {_MAX_UNANSWERED:,} messages without an answer")
         message = read_from_child(frame)
         if self._ready is not None and not self._ready.done():
-            if isinstance(message, Ready):
+            if isinstance(message, Ready) and message.error is None:
                 self._ready.set_result(None)
-            elif isinstance(message, Broken):
+            elif isinstance(message, Ready):
                 self._ready.set_exception(message.error.error())
         elif isinstance(message, Pong):
             pong = self._pongs.get(message.ping)
             if pong is not None and not pong.done():
                 pong.set_result(None)
-        elif not isinstance(message, Ready | Broken):
+        elif not isinstance(message, Ready):
             # Of one that is not there any more, whatever it still says does not matter.
             passenger = self.passengers.get(message.episode)
             if passenger is not None:

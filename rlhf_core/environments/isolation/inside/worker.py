@@ -25,7 +25,6 @@ from ...workers import Workers
 from ..messages import (
     MAX_TEXT_CHARS,
     Answer,
-    Broken,
     Doing,
     Ended,
     ErrorTold,
@@ -40,14 +39,13 @@ from ..messages import (
 )
 from ..slots import Slots
 from .policy import RemoteEpisode
-from .running import EPISODE, MarkedJobs, mark_tasks
+from .running import EPISODE, MarkedWorkers, mark_tasks
 
 
 def main(descriptor: int, parent: int, slots: int) -> None:
     """Serve the connection behind `descriptor`. Ends when it closes or when the parent process is gone."""
     killed_with_parent(parent)
-    worker = Worker(slots)
-    worker.serve(socket.socket(fileno=descriptor))
+    Worker(slots).serve(socket.socket(fileno=descriptor))
 
 
 class Worker(asyncio.Protocol):
@@ -60,7 +58,7 @@ class Worker(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._told: list[bytes] = []
         self._make: Make | None = None
-        self._jobs: MarkedJobs | None = None
+        self._workers: Workers | None = None
         self._episodes: dict[int, RemoteEpisode] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -98,13 +96,13 @@ class Worker(asyncio.Protocol):
         try:
             build: Callable[[], Any] = pickle.loads(recipe).builder()  # noqa: S301 - as above
         except RlhfError as error:
-            return self._tell(Broken(error=ErrorTold.of(error)))
+            return self._tell(Ready(error=ErrorTold.of(error)))
         except BaseException as error:  # a stranger's module may raise anything
             told = PluginError(f"its process cannot import it: it {said(error)}"[:MAX_TEXT_CHARS])
-            return self._tell(Broken(error=ErrorTold.of(told)))
+            return self._tell(Ready(error=ErrorTold.of(told)))
         slots = Slots(self._slots_descriptor, num_threads + 1)
         mark_tasks(self._loop, slots)
-        self._jobs = MarkedJobs(Workers(self._loop, num_threads, "environment"), slots)
+        self._workers = MarkedWorkers(self._loop, num_threads, slots)
         self._make = partial(new_environment, build)
         self._tell(Ready())
 
@@ -117,10 +115,10 @@ class Worker(asyncio.Protocol):
         playing.add_done_callback(self._tasks.discard)
 
     async def _play(self, episode: RemoteEpisode) -> None:
-        assert self._make is not None and self._jobs is not None
+        assert self._make is not None and self._workers is not None
         clock = _ToldClock(episode.number, self._tell_now)
         try:
-            found = await run_environment(self._make, Caller(clock, self._jobs), episode, clock)
+            found = await run_environment(self._make, Caller(clock, self._workers), episode)
             told: OfEpisode = _ended(episode.number, found)
         except RlhfError as error:
             told = Failed(episode=episode.number, error=ErrorTold.of(error))
