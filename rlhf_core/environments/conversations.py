@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, DataError, EpisodeError
 from ..types import Message, ToolCall
-from .contract import EpisodeTruncated, Messages, Reply, Tool
+from .contract import EpisodeTruncated, Reply
 from .endpoint import Answer, Call, CallRefused, ChatMessage
 from .row import Mark, Row
 from .tool_calls import ToolFormat
@@ -29,25 +29,14 @@ class Answered:
     row: Row
     end: Mark
     """End of the reply."""
-    messages: tuple[ChatMessage, ...] = ()
-    """The call's, and the reply."""
-    text: str | None = None
-    """In place of messages."""
-
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        return self.row.tools
+    said: tuple[ChatMessage, ...] | str
+    """The call's messages, or its text, and the reply."""
 
     def begins(self, call: Call) -> bool:
         """Whether the call continues this one."""
-        if self.text is not None:
-            return call.text is not None and call.text.startswith(self.text)
-        return call.tools == self.tools and call.messages[: len(self.messages)] == self.messages
-
-    @property
-    def length(self) -> int:
-        """Length, by which the longer of two conversations that a call continues is chosen."""
-        return len(self.messages) if self.text is None else len(self.text)
+        said = call.messages if call.text is None else call.text
+        is_alike = isinstance(said, str) == isinstance(self.said, str) and call.tools == self.row.tools
+        return is_alike and said[: len(self.said)] == self.said
 
 
 class Conversations:
@@ -82,38 +71,27 @@ class Conversations:
 
     def _place(self, call: Call) -> tuple[Row, Mark]:
         """The row whose end the call is answered at, and where that stood before."""
-        earlier = self._earlier(call)
+        # Of those that it continues, the longest; of equals one that no other has continued yet.
+        found = [each for each in self._answered if each.begins(call)]
+        earlier = max(found, key=lambda each: (len(each.said), each.row.mark == each.end), default=None)
+        episode = self._episode
         try:
+            said: Sequence[Message] | str = call.text or ""
+            if call.text is None:
+                said = template_messages(call.messages, episode.chat.tool_format)
             if earlier is None:
-                row = self._open(call)
+                row = episode.open_text(said) if isinstance(said, str) else episode.open_chat(tuple(said), call.tools)
                 return row, row.mark
             row = earlier.row
             is_free = row.mark == earlier.end and not any(each is row for each in self._busy)
             if not is_free:
-                row = row.fork(len(self._episode.rows), earlier.end)
-            goes_on = self._episode.go_on(row, self._new(call, earlier))
+                row = row.fork(len(episode.rows), earlier.end)
+            goes_on = episode.go_on(row, said[len(earlier.said) :] or None)
             if goes_on is row and not is_free:
-                self._episode.add(row)
+                episode.add(row)
             return goes_on, earlier.end
         except (DataError, ConfigError, EpisodeError) as error:
             raise CallRefused(400, "invalid_request", error.message) from error
-
-    def _earlier(self, call: Call) -> Answered | None:
-        """The call that this one continues: the longest; of equals one that no other has continued yet."""
-        found = [each for each in self._answered if each.begins(call)]
-        return max(found, key=lambda each: (each.length, each.row.mark == each.end), default=None)
-
-    def _open(self, call: Call) -> Row:
-        if call.text is not None:
-            return self._episode.open_text(call.text)
-        messages = template_messages(call.messages, self._episode.chat.tool_format)
-        return self._episode.open_chat(tuple(messages), call.tools)
-
-    def _new(self, call: Call, earlier: Answered) -> Messages:
-        """The messages that the call adds to the conversation it continues."""
-        if call.text is not None:
-            return call.text[earlier.length :] or None
-        return template_messages(call.messages, self._episode.chat.tool_format)[earlier.length :] or None
 
     def _limit(self, row: Row, call: Call) -> int:
         try:
@@ -137,11 +115,8 @@ class Conversations:
     def _told(self, call: Call, row: Row, reply: Reply, num_prompt_tokens: int) -> Answer:
         """Remember the reply, and what its client is told of it."""
         message = reply_message(reply.text, reply.tool_calls, call.stop, self._episode.chat.tool_format)
-        if call.text is None:
-            answered = Answered(row=row, end=row.mark, messages=(*call.messages, message))
-        else:
-            answered = Answered(row=row, end=row.mark, text=call.text + before_stop(reply.text, call.stop))
-        self._answered.append(answered)
+        said = (*call.messages, message) if call.text is None else call.text + before_stop(reply.text, call.stop)
+        self._answered.append(Answered(row=row, end=row.mark, said=said))
         return Answer(
             text=message.content,
             tool_calls=message.tool_calls,

@@ -148,7 +148,6 @@ class Endpoints:
         self._keys = Keys()
         self._server: EndpointServer | None = None
         self._starting = asyncio.Lock()
-        self._closed = False
 
     async def open(self, owner: Answering) -> Endpoint:
         """An endpoint of his own. Raises `PluginError` where no server is installed."""

@@ -11,7 +11,7 @@ from ..config.sections import EnvironmentConfig
 from ..errors import EpisodeError
 from ..prompts.stream import PromptEncoder
 from ..types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
-from .chat import ChatFormat
+from .chat import ChatFormat, chat_format
 from .contract import Endpoint, EpisodeTruncated, Messages, Reply, Task, Tool
 from .conversations import Conversations
 from .endpoint import Endpoints
@@ -45,9 +45,12 @@ class Rules:
     """At which the engine ends a turn."""
     encoder: PromptEncoder = field(init=False)
     """Encoder of prompts, shared so that each is encoded once."""
+    chat: ChatFormat = field(init=False)
 
     def __post_init__(self) -> None:
+        """Raises what `chat_format` does."""
         object.__setattr__(self, "encoder", PromptEncoder(self.tokenizer))
+        object.__setattr__(self, "chat", chat_format(self.tokenizer, self.options, self.eos_token_ids))
 
 
 class Episode:
@@ -56,7 +59,6 @@ class Episode:
     def __init__(
         self,
         rules: Rules,
-        chat: ChatFormat,
         task: Task,
         ask: Ask,
         clock: Clock,
@@ -66,7 +68,7 @@ class Episode:
         """record: what was sampled for it already, where it is made again; goes on to be kept. None keeps none."""
         self._record = record
         self.rules = rules
-        self.chat = chat
+        self.chat = rules.chat
         self.task = task
         self._ask = ask
         self._clock = clock
@@ -83,25 +85,20 @@ class Episode:
         self._being_sampled = 0
         """Most tokens of the turns that are being sampled."""
         self._asking: set[asyncio.Future[Completion]] = set()
-        self._closed = False
+        self.is_over = False
 
     def close(self) -> None:
         """No turn is sampled any more: the episode is over, whether its environment knows or not."""
-        self._closed = True
+        self.is_over = True
         opened = self._endpoint
         if opened is not None and not (opened.cancel() or opened.cancelled() or opened.exception()):
             self._endpoints.end(opened.result())
         for asked in self._asking:
             asked.cancel()
 
-    @property
-    def is_over(self) -> bool:
-        """After `close`."""
-        return self._closed
-
     def check_open(self) -> None:
         """Raise `RuntimeError` after `close`."""
-        if self._closed:
+        if self.is_over:
             raise RuntimeError(OVER)
 
     async def endpoint(self) -> Endpoint:
@@ -278,10 +275,6 @@ class Episode:
         thinking = any(turn.role == "policy" and "</think>" in turn.text for turn in row.turns)
         return self.chat.check(row.tools).cuts(new, thinking=thinking)
 
-    def fork(self, row: Row) -> Row:
-        """A row that begins with all that stands in `row`."""
-        return self.add(row.fork(len(self.rows)))
-
 
 class EpisodePolicy:
     """The policy in one branch (`Policy`)."""
@@ -353,7 +346,7 @@ class EpisodePolicy:
         """See `Policy.fork`. Before the first turn there is nothing to share: both begin with the prompt."""
         if self._row is None or not self._answered:
             raise ValueError(NO_FORK)
-        return EpisodePolicy(self._episode, self._episode.fork(self._row))
+        return EpisodePolicy(self._episode, self._episode.add(self._row.fork(len(self._episode.rows))))
 
 
 def remaining_tokens(left: int | None, room: int | None, turns: int) -> int:

@@ -11,17 +11,15 @@ import asyncio
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config.sections import EnvironmentConfig
-from ..errors import ConfigError, EpisodeError, RlhfError
+from ..errors import EpisodeError, RlhfError
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
 from .attempt import EPISODE_TASK, Clock, Make, Played, play_episode
-from .chat import ChatFormat
 from .contract import Task
 from .endpoint import Endpoints
 from .episode import Episode, Record, Rules
@@ -75,7 +73,6 @@ class EnvironmentPlayer:
         self._name = name
         self._engine = engine
         self._task = task
-        self._chat = chat_format(rules.tokenizer, rules.options, rules.eos_token_ids)
         self._waits = False
         """Whether this environment's calls were found to take time."""
 
@@ -94,7 +91,7 @@ class EnvironmentPlayer:
 
         Raises `EpisodeError` where an episode fails and the run is to end by that, or the environment blocks.
         """
-        session = _Session(samples, self._rules, self._chat, self._make, self._task, self._name)
+        session = _Session(samples, self._rules, self._make, self._task, self._name)
         try:
             while not session.over:
                 yield from session.take_played()
@@ -121,32 +118,6 @@ class EnvironmentPlayer:
         for turn, completion in answers(self._engine, [(turn.request, turn) for turn in turns], sampling, times):
             session.answer(turn, completion)
         yield from session.take_played()
-
-
-def chat_format(
-    tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
-) -> ChatFormat:
-    """How conversations are written.
-
-    Raises `ConfigError` where `environment.tool_format` is unknown, or the template rewrites earlier turns in a way
-    that `environment.history` forbids.
-    """
-    chat = ChatFormat(tokenizer, tool_format=options.tool_format, eos_token_ids=eos_token_ids)
-    if tokenizer.chat_template:
-        _check_history(chat, options.history)
-    return chat
-
-
-def _check_history(chat: ChatFormat, history: str) -> None:
-    check = chat.check()
-    if check.error is not None and history != "branch":
-        raise check.error
-    if history == "error" and not check.prefix_preserving:
-        raise ConfigError(
-            f"this model's chat template rewrites earlier turns: {'; '.join(check.changes)}",
-            where="environment.history",
-            hint="say history: append to keep turns as they were sampled, or branch to train each turn by itself",
-        )
 
 
 def _by_stop(turns: Sequence[_Turn]) -> list[tuple[tuple[str, ...], list[_Turn]]]:
@@ -194,14 +165,12 @@ class _Session:
         self,
         samples: Sequence[tuple[Prompt, int]],
         rules: Rules,
-        chat: ChatFormat,
         make: Make | IsolatedEnvironments,
         task: Callable[[Prompt, int], Task],
         name: str,
     ) -> None:
         self._rules = rules
-        self._chat = chat
-        self._sitting: Sitting | None = make.open() if isinstance(make, IsolatedEnvironments) else None
+        self._sitting: Sitting | None = Sitting(make) if isinstance(make, IsolatedEnvironments) else None
         self._make: Make = make if self._sitting is None else self._sitting.make  # type: ignore[assignment]
         self._task = task
         self._name = name
@@ -350,7 +319,7 @@ class _Session:
 
     def _episode(self, task: Task, clock: Clock, record: Record) -> Episode:
         kept = record if self._sitting else None
-        return Episode(self._rules, self._chat, task, self._ask, clock, self._endpoints, kept)
+        return Episode(self._rules, task, self._ask, clock, self._endpoints, kept)
 
     async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())

@@ -83,7 +83,6 @@ class Selected:
 class Wrong:
     """Wrong records, collected so that all are told at once."""
 
-    source: object
     errors: dict[int, DataError] = field(default_factory=dict)
 
     def raise_if_any(self, total: int) -> None:
@@ -163,7 +162,7 @@ class _Choice:
         self._filters = selecting.skip_duplicates or selecting.keep is not None
         stride = 1 if selecting.measured is None else max(1, total // selecting.measured)
         self._stride = stride if selecting.fits is not None else total + 1
-        self._wrong = Wrong(source)
+        self._wrong = Wrong()
         self._seen: set[bytes] = set()
         self._usable = array("q")
         self._measured: list[tuple[int, Record]] = []

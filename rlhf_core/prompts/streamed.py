@@ -49,7 +49,7 @@ class StreamedRecords(_Unindexed):
         self._selecting = selecting
         self._num_held_out = held_out
         digest = sha256()
-        wrong = Wrong(source)
+        wrong = Wrong()
         count = 0
         for index, record in enumerate(islice(iter(source), held_out + _LOOKED_AT)):
             count += 1

@@ -91,7 +91,6 @@ class RewardRunner:
         try:
             return IsolatedReward(
                 spec.recipe or partial(_itself, spec.function),
-                num_processes=self._call_options.concurrency,
                 memory_limit_bytes=self._call_options.memory_limit_bytes,
             )
         except RewardFault as fault:
@@ -233,16 +232,14 @@ class RewardRunner:
             return answer if isinstance(answer, Awaitable) else read_scores(answer, len(batch))
 
         answer = self._on_call_thread(call)
-        if isinstance(answer, Awaitable):
-            answer = read_scores(self._finish(answer, deadline), len(batch))
-        return answer  # type: ignore[return-value]
-
-    def _finish(self, awaitable: Awaitable[Any], deadline: float) -> object:
-        """Await a call's awaitable within its remaining time."""
+        if not isinstance(answer, Awaitable):
+            return answer  # type: ignore[return-value]
+        awaitable: Awaitable[Any] = answer
         try:
-            return self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
+            scores = self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
         except DeadlinePassed:
-            raise DeadlinePassed(f"gave no answer within {self._call_options.timeout_seconds:g} s") from None
+            raise DeadlinePassed(f"gave no answer within {timeout:g} s") from None
+        return read_scores(scores, len(batch))
 
     def _on_call_thread(self, call: Callable[[], object]) -> object:
         with self._lock:

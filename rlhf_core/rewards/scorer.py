@@ -56,7 +56,7 @@ def reward_spec(
     if call_options.isolate is None:
         call_options = call_options.model_copy(update={"isolate": selected.component.isolate})
     return RewardSpec(
-        name=name or _short_name(selected),
+        name=name or selected.name.rpartition(":")[2] or selected.name,  # ./my_reward.py:brevity is called brevity
         weight=weight,
         call_options=call_options,
         function=None if call_options.isolate else resolve_build(selected)(config, context),
@@ -65,11 +65,6 @@ def reward_spec(
         source=_source_digest(selected),
         options=config.model_dump(mode="json"),
     )
-
-
-def _short_name(selected: Selected) -> str:
-    """`./my_reward.py:brevity` is called brevity."""
-    return selected.name.rpartition(":")[2] or selected.name
 
 
 def _source_digest(selected: Selected) -> str:

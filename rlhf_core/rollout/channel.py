@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from ..config.sections import CurriculumConfig
 from ..errors import RlhfError
-from ..protocols import ExperienceMaker
 from ..strategy import Strategy
-from ..types import MadeEpisode, PhaseTimes, Prompt, RolloutGroup
+from ..types import MadeEpisode, Prompt, RolloutGroup
 from .groups import coordinator_from_tree, coordinator_to_tree
 from .made import made_episode
 
 if TYPE_CHECKING:
     from .coordinator import RolloutCoordinator
+    from .maker import PolicyExperienceMaker
 
 
-class TimedMaker(ExperienceMaker, Protocol):
-    """A maker that measures its time."""
+def success_of(options: CurriculumConfig | None) -> Callable[[RolloutGroup], float | None]:
+    """For a group, the share of its samples whose score is a success; None without a curriculum, or a sample."""
 
-    def take_times(self) -> PhaseTimes: ...
+    def share(group: RolloutGroup) -> float | None:
+        samples = [item.rewards for item in group.items if item.branch == 0]
+        if options is None or not samples:
+            return None
+        name = options.reward or next(iter(samples[0]))
+        return sum(rewards[name] >= options.success_score for rewards in samples) / len(samples)
+
+    return share
 
 
 class LocalChannel:
@@ -33,7 +41,7 @@ class LocalChannel:
         *,
         coordinator: RolloutCoordinator[RolloutGroup],
         prompt: Callable[[int, int | None], Prompt],
-        maker: TimedMaker,
+        maker: PolicyExperienceMaker,
         strategy: Strategy,
         keep: Callable[[RolloutGroup], bool],
         success: Callable[[RolloutGroup], float | None] = lambda group: None,

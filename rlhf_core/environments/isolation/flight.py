@@ -41,7 +41,7 @@ class Flight:
         self._sitting = sitting
         self._clock = clock
         self._process: EnvironmentProcess
-        self._number = sitting.number()
+        self._number: int
         self._sample_id: int
         self._branches: dict[int, EpisodePolicy] = {}
         self._loop = asyncio.get_running_loop()
@@ -59,6 +59,7 @@ class Flight:
         self._sample_id = task.sample_id
         self._branches[0] = policy
         async with self._sitting.seat(task.sample_id) as self._process:
+            self._number = next(self._process.numbers)
             return await self._play(task, policy)
 
     async def _play(self, task: Task, policy: EpisodePolicy) -> Outcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -38,15 +37,9 @@ class IsolatedEnvironments:
         self._name = name
         self._num_threads = concurrency + SPARE_THREADS
         self._memory_limit_bytes = memory_limit_bytes or default_memory_limit_bytes()
-        self.numbers = itertools.count(1)
-        """Numbers of episodes."""
         self._lock = threading.Lock()
         self._idle: list[EnvironmentProcess] = []
         self._closed = False
-
-    def open(self) -> Sitting:
-        """For one `play`."""
-        return Sitting(self)
 
     def take_process(self) -> EnvironmentProcess:
         """One that is kept, or a new one; not attached."""
@@ -115,17 +108,13 @@ class Sitting:
             finally:
                 self._end(process)
 
-    def number(self) -> int:
-        """A new number for an episode, unique in its process."""
-        return next(self._environments.numbers)
-
     def suspect(self, sample_id: int) -> None:
         """From now on, play this sample in a process by itself."""
         self._alone.add(sample_id)
 
     async def _shared_process(self) -> EnvironmentProcess:
         starting = self._shared
-        if starting is None or (starting.done() and (starting.cancelled() or _is_gone(starting))):
+        if starting is None or (starting.done() and _alive(starting) is None):
             starting = self._shared = asyncio.ensure_future(self._attach(self._environments.take_process))
         return await asyncio.shield(starting)
 
@@ -146,10 +135,9 @@ class Sitting:
 
     def leave(self) -> None:
         """Let go of the loop: a process that is at rest is kept, any other ended."""
-        shared = self._shared
-        ready = shared.result() if shared is not None and _is_ready(shared) else None
+        shared = None if self._shared is None else _alive(self._shared)
         for process in [*self._processes]:
-            if process is ready and not process.is_over and not process.passengers:
+            if process is shared and not process.passengers:
                 process.detach()
                 if not process.is_over:
                     self._environments.keep(process)
@@ -157,9 +145,8 @@ class Sitting:
                 self._end(process)
 
 
-def _is_ready(starting: asyncio.Task[EnvironmentProcess]) -> bool:
-    return starting.done() and not starting.cancelled() and starting.exception() is None
-
-
-def _is_gone(starting: asyncio.Task[EnvironmentProcess]) -> bool:
-    return starting.exception() is not None or starting.result().is_over
+def _alive(starting: asyncio.Task[EnvironmentProcess]) -> EnvironmentProcess | None:
+    """The process that was started, as long as it lives."""
+    if not starting.done() or starting.cancelled() or starting.exception() is not None or starting.result().is_over:
+        return None
+    return starting.result()

@@ -41,6 +41,8 @@ class EnvironmentProcess(asyncio.Protocol):
 
     def __init__(self, recipe: bytes, name: str, *, num_threads: int, memory_limit_bytes: int) -> None:
         """recipe: pickle of the `Recipe`; num_threads: most calls that it may run at once."""
+        self.numbers = itertools.count(1)
+        """Numbers for episodes."""
         self.passengers: dict[int, Flight] = {}
         """By number of the episode."""
         self.is_over = False
@@ -243,10 +245,11 @@ class EnvironmentProcess(asyncio.Protocol):
             raise BadMessage(f"wrote {_MAX_UNANSWERED:,} messages without an answer")
         message = read_from_child(frame)
         if self._ready is not None and not self._ready.done():
-            if isinstance(message, Ready) and message.error is None:
-                self._ready.set_result(None)
-            elif isinstance(message, Ready):
-                self._ready.set_exception(message.error.error())
+            if isinstance(message, Ready):
+                if message.error is None:
+                    self._ready.set_result(None)
+                else:
+                    self._ready.set_exception(message.error.error())
         elif isinstance(message, Pong):
             pong = self._pongs.get(message.ping)
             if pong is not None and not pong.done():

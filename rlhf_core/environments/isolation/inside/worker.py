@@ -18,7 +18,7 @@ from typing import Any
 from ....distributed.parent_watch import killed_with_parent
 from ....errors import PluginError, RlhfError
 from ...attempt import Caller, EnvironmentFault, Make, run_environment, said
-from ...contract import Outcome, Task
+from ...contract import Task
 from ...idle import WatchedSelector
 from ...shapes import new_environment
 from ...workers import Workers
@@ -119,7 +119,13 @@ class Worker(asyncio.Protocol):
         clock = _ToldClock(episode.number, self._tell_now)
         try:
             found = await run_environment(self._make, Caller(clock, self._workers), episode)
-            told: OfEpisode = _ended(episode.number, found)
+            told: OfEpisode = Ended(
+                episode=episode.number,
+                reward=found.reward,
+                turn_rewards=[*found.turn_rewards.items()],
+                metrics=dict(found.metrics),
+                status=found.status,
+            )
         except RlhfError as error:
             told = Failed(episode=episode.number, error=ErrorTold.of(error))
         except EnvironmentFault as error:
@@ -157,16 +163,6 @@ class _ToldClock:
 
     def start(self) -> None:
         self._tell(Doing(episode=self._episode, call=self.doing[:MAX_TEXT_CHARS]))
-
-
-def _ended(number: int, outcome: Outcome) -> Ended:
-    return Ended(
-        episode=number,
-        reward=outcome.reward,
-        turn_rewards=[*outcome.turn_rewards.items()],
-        metrics=dict(outcome.metrics),
-        status=outcome.status,
-    )
 
 
 def _failed(episode: RemoteEpisode, fault: str) -> Failed:
