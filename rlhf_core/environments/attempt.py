@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,7 +57,8 @@ class Clock:
         """One for many calls: making one for each costs more than most calls do."""
         self._answering = 0
         """Turns that the policy is being asked for."""
-        self.passed = asyncio.Event()
+        self.passed: asyncio.Future[None] = self._loop.create_future()
+        """Done once its time is over."""
         self.doing = "run"
         """The last call to the environment, in words."""
         self.judge: Callable[[], Awaitable[bool]] | None = None
@@ -75,21 +76,19 @@ class Clock:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is the environment's time."""
         return self._until is not None
 
     def stop(self) -> None:
-        """It ends."""
         self._until = None
 
     def _look(self) -> None:
         self._timer = None
         if self._until is None:
             return
-        if self._loop.time() >= self._until:
-            self.passed.set()
-        else:
+        if self._loop.time() < self._until:
             self._timer = self._loop.call_at(self._until, self._look)
+        elif not self.passed.done():
+            self.passed.set_result(None)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -220,10 +219,15 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     A run that passes it is cancelled and left behind, whether it ends or not. Raises what it raises, and
     `EpisodeError` where it was too slow or ended by a cancellation that nobody here asked for.
     """
-    running = asyncio.get_running_loop().create_task(run, name=EPISODE_TASK)
+    loop = asyncio.get_running_loop()
+    running = loop.create_task(run, name=EPISODE_TASK)
+    either: Iterable[asyncio.Future[Any]] = (running, clock.passed)
     try:
-        while (too_slow := await _is_passed(clock, running)) and not (clock.judge is None or await clock.judge()):
-            clock.passed.clear()
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        while (too_slow := clock.passed.done()) and not (clock.judge is None or await clock.judge()):
+            clock.passed = loop.create_future()
+            either = (running, clock.passed)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
         running.cancel()
         running.add_done_callback(_forget)
@@ -236,16 +240,6 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     if running.cancelled():
         raise EnvironmentFault("was cancelled by itself")
     return running.result()
-
-
-async def _is_passed(clock: Clock, running: asyncio.Future[Outcome]) -> bool:
-    """Wait until the run ends or the clock has passed; whether it has."""
-    passed: asyncio.Future[Any] = asyncio.ensure_future(clock.passed.wait())
-    try:
-        await asyncio.wait({running, passed}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        passed.cancel()
-    return clock.passed.is_set()
 
 
 def _forget(task: asyncio.Task[Outcome]) -> None:

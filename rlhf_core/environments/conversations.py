@@ -49,7 +49,6 @@ class Conversations:
         """Rows in which the policy is taking a turn."""
 
     async def answer(self, call: Call) -> Answer:
-        """See `Answering`."""
         episode = self._episode
         if episode.is_over:
             raise _over()

@@ -102,7 +102,6 @@ class Episode:
             raise RuntimeError(OVER)
 
     async def endpoint(self) -> Endpoint:
-        """See `Policy.endpoint`."""
         self.check_open()
         if self._endpoint is None:
             self._endpoint = asyncio.ensure_future(self._endpoints.open(Conversations(self)))
@@ -314,7 +313,6 @@ class EpisodePolicy:
         return self._row is not None and self._answered
 
     async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
-        """See `Policy.turn`."""
         episode = self._episode
         episode.check_open()
         if not self._answered:
@@ -339,7 +337,6 @@ class EpisodePolicy:
         return reply
 
     async def endpoint(self) -> Endpoint:
-        """See `Policy.endpoint`."""
         return await self._episode.endpoint()
 
     def fork(self) -> EpisodePolicy:

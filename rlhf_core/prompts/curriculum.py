@@ -14,7 +14,8 @@ from typing import Any
 from ..config.sections import CurriculumConfig
 from ..errors import ConfigError
 from .order import RecordOrder
-from .stream import Records, RecordStream
+from .records import Records
+from .stream import RecordStream
 
 _LOOKED_AT = 4096
 """Records passed over for one draw before the one nearest to the gates is taken."""

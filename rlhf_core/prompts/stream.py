@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import DataError
 from ..protocols import PromptSource, StreamingPromptSource
@@ -20,45 +20,14 @@ from .encoder import Record as Record
 from .encoder import check_prompt, is_plain
 from .mixture import StreamedMixture
 from .order import Part, RecordOrder, order_of, shares
-from .records import Check, Selecting, record_name, records_digest, select_records
+from .records import Check, Records, Selected, Selecting, record_name, records_digest
 from .streamed import MixedRecords, StreamedRecords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Records(Protocol):
-    """Training records by position, and the held-out ones."""
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def counts(self) -> Mapping[str, int]: ...
-
-    def has_digest(self, digest: str) -> bool:
-        """Whether the records are those of a digest, also of one that an earlier version took."""
-        ...
-
-    @property
-    def epoch_size(self) -> int | None:
-        """Training records; None where their number is unknown."""
-        ...
-
-    def at(self, position: int) -> tuple[Record, str]:
-        """The training record at `position` (>= 0) of the endless stream, and what errors call it."""
-        ...
-
-    def at_index(self, index: int) -> tuple[Record, str]:
-        """The record at an index of the source."""
-        ...
-
-    def held_out(self) -> list[tuple[Record, str]]:
-        """The records that training never sees, always in the same order."""
-        ...
-
-
-class RecordStream:
+class RecordStream(Records):
     """An endless stream over the training records of a source, reshuffled each epoch; the rest is held out."""
 
     def __init__(
@@ -66,7 +35,7 @@ class RecordStream:
     ) -> None:
         """Read every record once. Raises `DataError` when one is wrong or no training record is left."""
         self._source = source
-        selected = select_records(source, selecting or Selecting())
+        selected = Selected(source, selecting or Selecting())
         self.digest, self.counts, usable = selected.digest, selected.counts, selected.usable
         if len(usable) <= held_out:
             skipped = self.counts["records"] - len(usable)

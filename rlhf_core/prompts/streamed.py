@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from ..errors import DataError
 from ..protocols import StreamingPromptSource
 from ..types import sum_by_key
 from .encoder import Record
 from .order import Turns
-from .records import Selecting, Wrong, as_line, record_name
-
-if TYPE_CHECKING:
-    from .stream import Records
+from .records import Records, Selecting, as_line, raise_wrong, record_name
 
 _LOOKED_AT = 1024
 """Records checked before a run begins, and hashed for the digest."""
@@ -24,19 +20,7 @@ _REMEMBERED = 4096
 """Newest records kept: a prompt that has to be made again is not read again."""
 
 
-class _Unindexed:
-    epoch_size: int | None = None
-    digest: str
-    counts: Mapping[str, int] = {}
-
-    def has_digest(self, digest: str) -> bool:
-        return digest == self.digest
-
-    def at_index(self, index: int) -> tuple[Record, str]:
-        raise TypeError("a streamed source has no index")
-
-
-class StreamedRecords(_Unindexed):
+class StreamedRecords(Records):
     """Records in the order of the source, which begins again where it ends; its first ones are held out.
 
     The cursor of a run is its position: a process that begins later, on a resume say, reads up to it, so a source must
@@ -48,8 +32,9 @@ class StreamedRecords(_Unindexed):
         self._source = source
         self._selecting = selecting
         self._num_held_out = held_out
+        self.counts = {}
         digest = sha256()
-        wrong = Wrong()
+        wrong: dict[int, DataError] = {}
         count = 0
         for index, record in enumerate(islice(iter(source), held_out + _LOOKED_AT)):
             count += 1
@@ -57,8 +42,8 @@ class StreamedRecords(_Unindexed):
             try:
                 self._usable(index, record, set())
             except DataError as error:
-                wrong.errors[index] = error
-        wrong.raise_if_any(count)
+                wrong[index] = error
+        raise_wrong(wrong, count)
         self.digest = digest.hexdigest()
         self._recent: OrderedDict[int, tuple[Record, str]] = OrderedDict()
         self._restart()
@@ -110,7 +95,7 @@ class StreamedRecords(_Unindexed):
         return not asked.refuses(record, name, seen) and (asked.fits is None or asked.fits([record], [name])[0])
 
 
-class MixedRecords(_Unindexed):
+class MixedRecords(Records):
     """Parts that take turns by their weights, of which some have no known length.
 
     A position says whose turn it is and how many that part had before, which is its cursor.

@@ -134,13 +134,8 @@ class RewardScorer:
         """
         metrics: dict[str, float] = {}
         for runner in self._runners:
-            counts = runner.take_counts()
-            for key in counts.__slots__:
-                value = float(getattr(counts, key))
+            for key, value in runner.take_counts().items():
                 if value or key in ("calls", "seconds"):
-                    metrics[f"reward_calls/{runner.spec.name}/{key}"] = value
-            for key, value in runner.take_own_counts().items():
-                if value:
                     metrics[f"reward_calls/{runner.spec.name}/{key}"] = value
         return metrics
 

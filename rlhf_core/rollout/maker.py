@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..environments.attempt import Played
 from ..hooks.relay import HookRelay
+from ..protocols import ExperienceMaker
 from ..rewards.scorer import RewardScorer, Scores
 from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
 from .samples import SampleRewards, item_of, rollout_of
@@ -66,7 +67,7 @@ _Scoring = tuple[list[_Finished], "Future[Scores]"]
 """Groups, and a score for each of their samples that has rows."""
 
 
-class PolicyExperienceMaker:
+class PolicyExperienceMaker(ExperienceMaker):
     """Makes whole prompt groups with one player, one scorer and, where needed, a reference and a critic.
 
     `number(prompt position, k)` numbers samples; the seed classes bring their own numbering.

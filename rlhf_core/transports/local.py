@@ -24,10 +24,9 @@ from ..models.loading import load_policy
 from ..prompts.stream import PromptStream
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer
-from ..rollout.channel import LocalChannel, success_of
+from ..rollout.channel import LocalChannel, RankedRewardStates, success_of
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
-from ..rollout.reward_states import RankedRewardStates
 from ..rollout.weight_sync import NoReceiver, build_engine_beside
 from ..strategy import Strategy
 from ..training.request import FitResult, RunRequest, SessionParts, Transport

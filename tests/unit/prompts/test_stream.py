@@ -138,10 +138,17 @@ class TestEncoding:
         with pytest.raises(DataError, match="no chat template"):
             PromptStream(records, tokenizer, seed=0)
 
-    def test_a_template_that_refuses(self, chat_tokenizer):
-        chat_tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    @pytest.mark.parametrize(
+        ("template", "says"),
+        [
+            ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+            ("{{ 1 + messages[0]['content'] }}", "unsupported operand"),  # a bare TypeError
+        ],
+    )
+    def test_a_template_that_refuses(self, chat_tokenizer, template, says):
+        chat_tokenizer.chat_template = template
         records = Records([{"prompt": [{"role": "user", "content": "hi"}]}])
-        with pytest.raises(DataError, match="roles must alternate"):
+        with pytest.raises(DataError, match=says):
             PromptStream(records, chat_tokenizer, seed=0)
 
     def test_a_source_without_describe_is_named_by_number(self, tokenizer):
