@@ -27,11 +27,11 @@ from .contexts import (
     strategy_context,
 )
 from .environments.attempt import Make
+from .environments.contract import make_task
 from .environments.episode import Rules
 from .environments.isolation.host import IsolatedEnvironments
 from .environments.play import EnvironmentPlayer
 from .environments.shapes import new_environment
-from .environments.task import make_task
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
 from .models.reference import Reference
 from .models.reference_pass import ReferencePass

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from ..config.sections import ModelConfig
 from ..environments.chat import ChatFormat
+from ..environments.conversations import reply_message, template_messages
 from ..environments.endpoint import Answer, Call, CallRefused
-from ..environments.endpoint_messages import reply_message, template_messages
 from ..errors import DataError, RlhfError, UserInputError
 from ..prompts.stream import PromptEncoder
 from ..protocols import RolloutEngine

@@ -261,7 +261,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     """
     from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
     from ..build import build_algorithm, build_curriculum, build_eval_prompts, build_run_prompts
-    from ..environments.play import chat_format
+    from ..environments.chat import chat_format
     from ..models.loading import load_tokenizer
     from ..models.teacher import check_teacher
 

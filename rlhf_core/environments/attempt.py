@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,7 +57,8 @@ class Clock:
         """One for many calls: making one for each costs more than most calls do."""
         self._answering = 0
         """Turns that the policy is being asked for."""
-        self.passed = asyncio.Event()
+        self.passed: asyncio.Future[None] = self._loop.create_future()
+        """Done once its time is over."""
         self.doing = "run"
         """The last call to the environment, in words."""
         self.judge: Callable[[], Awaitable[bool]] | None = None
@@ -75,21 +76,19 @@ class Clock:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is the environment's time."""
         return self._until is not None
 
     def stop(self) -> None:
-        """It ends."""
         self._until = None
 
     def _look(self) -> None:
         self._timer = None
         if self._until is None:
             return
-        if self._loop.time() >= self._until:
-            self.passed.set()
-        else:
+        if self._loop.time() < self._until:
             self._timer = self._loop.call_at(self._until, self._look)
+        elif not self.passed.done():
+            self.passed.set_result(None)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -111,16 +110,10 @@ class CallClock(Protocol):
     def start(self) -> None: ...
 
 
-class Jobs(Protocol):
-    """Where plain functions run (`Workers`)."""
-
-    def submit(self, job: Callable[[], Any]) -> asyncio.Future[Any]: ...
-
-
 class Caller:
     """Calls a stranger's function, plain or async, under the episode's clock."""
 
-    def __init__(self, clock: CallClock, workers: Jobs) -> None:
+    def __init__(self, clock: CallClock, workers: Workers) -> None:
         self.clock = clock
         self._workers = workers
 
@@ -193,7 +186,7 @@ async def play_episode(
         clock = Clock(options.timeout_seconds)
         episode = open_episode(task, clock, record)
         try:
-            outcome = await _within(clock, run_environment(make, Caller(clock, workers), episode, clock))
+            outcome = await _within(clock, run_environment(make, Caller(clock, workers), episode))
             return _played(task, episode, outcome)
         except EpisodeLost:
             continue  # with the same record: what was sampled is not sampled again
@@ -226,10 +219,15 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     A run that passes it is cancelled and left behind, whether it ends or not. Raises what it raises, and
     `EpisodeError` where it was too slow or ended by a cancellation that nobody here asked for.
     """
-    running = asyncio.get_running_loop().create_task(run, name=EPISODE_TASK)
+    loop = asyncio.get_running_loop()
+    running = loop.create_task(run, name=EPISODE_TASK)
+    either: Iterable[asyncio.Future[Any]] = (running, clock.passed)
     try:
-        while (too_slow := await _is_passed(clock, running)) and not (clock.judge is None or await clock.judge()):
-            clock.passed.clear()
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        while (too_slow := clock.passed.done()) and not (clock.judge is None or await clock.judge()):
+            clock.passed = loop.create_future()
+            either = (running, clock.passed)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
         running.cancel()
         running.add_done_callback(_forget)
@@ -244,29 +242,19 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     return running.result()
 
 
-async def _is_passed(clock: Clock, running: asyncio.Future[Outcome]) -> bool:
-    """Wait until the run ends or the clock has passed; whether it has."""
-    passed: asyncio.Future[Any] = asyncio.ensure_future(clock.passed.wait())
-    try:
-        await asyncio.wait({running, passed}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        passed.cancel()
-    return clock.passed.is_set()
-
-
 def _forget(task: asyncio.Task[Outcome]) -> None:
     """Take the error of a run that may have been left behind: what it raises after that is told to nobody."""
     if not task.cancelled():
         task.exception()
 
 
-async def run_environment(make: Make, call: Caller, episode: Playable, clock: CallClock) -> Outcome:
+async def run_environment(make: Make, call: Caller, episode: Playable) -> Outcome:
     """The outcome of an environment, checked. Raises what it raises, and `EnvironmentFault` for what none may do."""
     try:
         environment = await make(call)
         policy = episode.policy()
-        clock.doing = "run"
-        clock.start()
+        call.clock.doing = "run"
+        call.clock.start()
         outcome = await environment.run(episode.task, policy)
     except EpisodeTruncated:
         return Outcome(status="truncated")

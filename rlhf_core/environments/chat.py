@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from ..config.sections import EnvironmentConfig
 from ..errors import ConfigError, DataError
 from ..types import Message
 from .chat_template import USER, WHERE, ChatTemplate, shared_length
@@ -34,10 +35,6 @@ class HistoryCheck:
     """The same for replies that think (`<think>…</think>`) before they answer."""
     changes: tuple[str, ...]
     """Differences from the template's own rendering, in words: one for each role and kind of reply."""
-    trims: bool
-    """Blanks around a reply are left out of history. That alone does not count as cut."""
-    end_of_turn: str | None
-    """The token that ends a reply; None where the template writes none."""
     error: ConfigError | None
     """The error of `after_reply` where a row cannot grow with this template at all; it can only branch."""
 
@@ -260,8 +257,6 @@ class ChatFormat:
             cut_after=tuple(cut["plain"]),
             cut_thinking_after=tuple(cut["thinking"]),
             changes=tuple(changes),
-            trims=" Zq7Answer " not in self.open([USER, _reply(" Zq7Answer "), USER], tools)[0],
-            end_of_turn=None if self.end_of_turn_id is None else str(self._tokenizer.decode([self.end_of_turn_id])),
             error=broken,
         )
 
@@ -278,6 +273,27 @@ class ChatFormat:
             return None
         place = shared_length(row, whole)
         return f"{row[place:][:40]!r} becomes {whole[place:][:40]!r}"
+
+
+def chat_format(
+    tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
+) -> ChatFormat:
+    """How conversations are written.
+
+    Raises `ConfigError` where `environment.tool_format` is unknown, or the template rewrites earlier turns in a way
+    that `environment.history` forbids.
+    """
+    chat = ChatFormat(tokenizer, tool_format=options.tool_format, eos_token_ids=eos_token_ids)
+    check = chat.check() if tokenizer.chat_template else None
+    if check is not None and check.error is not None and options.history != "branch":
+        raise check.error
+    if check is not None and not check.prefix_preserving and options.history == "error":
+        raise ConfigError(
+            f"this model's chat template rewrites earlier turns: {'; '.join(check.changes)}",
+            where="environment.history",
+            hint="say history: append to keep turns as they were sampled, or branch to train each turn by itself",
+        )
+    return chat
 
 
 def _role(message: Message) -> object:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..errors import ConfigError, DataError, first_line
+from ..errors import ConfigError, DataError
+from ..prompts.encoder import Refusal, render_chat
 from ..types import Message, ToolCall
 from .contract import Tool
 from .tool_calls import ToolFormat, recognise
@@ -43,10 +44,6 @@ def shared_length(one: str, other: str) -> int:
     """How many characters two texts begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
-
-
-class Refusal(Exception):
-    """The template does not take these messages; the text is its reason."""
 
 
 class ChatTemplate:
@@ -130,26 +127,13 @@ class ChatTemplate:
         return None
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
-        from jinja2 import TemplateError
-
         if not self._tokenizer.chat_template:
             raise DataError(
                 "there is none, but the conversation is a list of chat messages",
                 where=WHERE,
                 hint="use a chat model, or write prompts and observations as text",
             )
-        given: Any = [dict(message) for message in messages]
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    given,
-                    tools=[dict(tool) for tool in tools] or None,
-                    tokenize=False,
-                    add_generation_prompt=prompt,
-                )
-            )
-        except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
-            raise Refusal(first_line(error)) from error
+        return render_chat(self._tokenizer, messages, tools, prompt=prompt)
 
     def _rest(self, text: str) -> str:
         """The text after the dummy reply."""

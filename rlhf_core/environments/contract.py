@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..types import FinishReason, Message, Prompt, ToolCall
+from ..util.rng import derive_seed
 
 Status = Literal["done", "truncated", "failed"]
 """How an episode ended: by itself; by a bound on turns or tokens; by an error of its environment."""
@@ -32,6 +33,16 @@ class Task:
     """From the run's seed and the prompt's position: the samples of one prompt face the same task."""
     sample_seed: int
     """From the run's seed and the sample id: for randomness that should differ from sample to sample."""
+
+
+def make_task(seed: int, purpose: str, prompt: Prompt, sample_id: int) -> Task:
+    """purpose: keeps the seeds of training and of evaluation apart."""
+    return Task(
+        prompt=prompt,
+        sample_id=sample_id,
+        seed=derive_seed(seed, purpose, prompt.position),
+        sample_seed=derive_seed(seed, purpose, "sample", sample_id),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,16 @@ text continues a text likewise.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, DataError, EpisodeError
-from .contract import EpisodeTruncated, Messages, Reply, Tool
+from ..types import Message, ToolCall
+from .contract import EpisodeTruncated, Reply
 from .endpoint import Answer, Call, CallRefused, ChatMessage
-from .endpoint_messages import before_stop, reply_message, template_messages
 from .row import Mark, Row
+from .tool_calls import ToolFormat
 
 if TYPE_CHECKING:
     from .episode import Episode
@@ -27,25 +29,14 @@ class Answered:
     row: Row
     end: Mark
     """End of the reply."""
-    messages: tuple[ChatMessage, ...] = ()
-    """The call's, and the reply."""
-    text: str | None = None
-    """In place of messages."""
-
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        return self.row.tools
+    said: tuple[ChatMessage, ...] | str
+    """The call's messages, or its text, and the reply."""
 
     def begins(self, call: Call) -> bool:
         """Whether the call continues this one."""
-        if self.text is not None:
-            return call.text is not None and call.text.startswith(self.text)
-        return call.tools == self.tools and call.messages[: len(self.messages)] == self.messages
-
-    @property
-    def length(self) -> int:
-        """Length, by which the longer of two conversations that a call continues is chosen."""
-        return len(self.messages) if self.text is None else len(self.text)
+        said = call.messages if call.text is None else call.text
+        is_alike = isinstance(said, str) == isinstance(self.said, str) and call.tools == self.row.tools
+        return is_alike and said[: len(self.said)] == self.said
 
 
 class Conversations:
@@ -58,7 +49,6 @@ class Conversations:
         """Rows in which the policy is taking a turn."""
 
     async def answer(self, call: Call) -> Answer:
-        """See `Answering`."""
         episode = self._episode
         if episode.is_over:
             raise _over()
@@ -80,38 +70,27 @@ class Conversations:
 
     def _place(self, call: Call) -> tuple[Row, Mark]:
         """The row whose end the call is answered at, and where that stood before."""
-        earlier = self._earlier(call)
+        # Of those that it continues, the longest; of equals one that no other has continued yet.
+        found = [each for each in self._answered if each.begins(call)]
+        earlier = max(found, key=lambda each: (len(each.said), each.row.mark == each.end), default=None)
+        episode = self._episode
         try:
+            said: Sequence[Message] | str = call.text or ""
+            if call.text is None:
+                said = template_messages(call.messages, episode.chat.tool_format)
             if earlier is None:
-                row = self._open(call)
+                row = episode.open_text(said) if isinstance(said, str) else episode.open_chat(tuple(said), call.tools)
                 return row, row.mark
             row = earlier.row
             is_free = row.mark == earlier.end and not any(each is row for each in self._busy)
             if not is_free:
-                row = row.fork(len(self._episode.rows), earlier.end)
-            goes_on = self._episode.go_on(row, self._new(call, earlier))
+                row = row.fork(len(episode.rows), earlier.end)
+            goes_on = episode.go_on(row, said[len(earlier.said) :] or None)
             if goes_on is row and not is_free:
-                self._episode.add(row)
+                episode.add(row)
             return goes_on, earlier.end
         except (DataError, ConfigError, EpisodeError) as error:
             raise CallRefused(400, "invalid_request", error.message) from error
-
-    def _earlier(self, call: Call) -> Answered | None:
-        """The call that this one continues: the longest; of equals one that no other has continued yet."""
-        found = [each for each in self._answered if each.begins(call)]
-        return max(found, key=lambda each: (each.length, each.row.mark == each.end), default=None)
-
-    def _open(self, call: Call) -> Row:
-        if call.text is not None:
-            return self._episode.open_text(call.text)
-        messages = template_messages(call.messages, self._episode.chat.tool_format)
-        return self._episode.open_chat(tuple(messages), call.tools)
-
-    def _new(self, call: Call, earlier: Answered) -> Messages:
-        """The messages that the call adds to the conversation it continues."""
-        if call.text is not None:
-            return call.text[earlier.length :] or None
-        return template_messages(call.messages, self._episode.chat.tool_format)[earlier.length :] or None
 
     def _limit(self, row: Row, call: Call) -> int:
         try:
@@ -135,11 +114,8 @@ class Conversations:
     def _told(self, call: Call, row: Row, reply: Reply, num_prompt_tokens: int) -> Answer:
         """Remember the reply, and what its client is told of it."""
         message = reply_message(reply.text, reply.tool_calls, call.stop, self._episode.chat.tool_format)
-        if call.text is None:
-            answered = Answered(row=row, end=row.mark, messages=(*call.messages, message))
-        else:
-            answered = Answered(row=row, end=row.mark, text=call.text + before_stop(reply.text, call.stop))
-        self._answered.append(answered)
+        said = (*call.messages, message) if call.text is None else call.text + before_stop(reply.text, call.stop)
+        self._answered.append(Answered(row=row, end=row.mark, said=said))
         return Answer(
             text=message.content,
             tool_calls=message.tool_calls,
@@ -153,3 +129,41 @@ class Conversations:
 
 def _over() -> CallRefused:
     return CallRefused(401, "invalid_api_key", "the episode of this key is over")
+
+
+def template_messages(messages: Sequence[ChatMessage], tool_format: Callable[[], ToolFormat]) -> list[Message]:
+    """As a chat template takes them: calls as the text that the model would have written."""
+    names = {
+        call_id: call.name
+        for message in messages
+        for call_id, call in zip(message.call_ids, message.tool_calls, strict=False)
+    }
+    found: list[Message] = []
+    for message in messages:
+        content = message.content
+        if message.tool_calls:
+            content = tool_format().write(content, message.tool_calls)
+        each = {"role": message.role, "content": content}
+        if message.tool_call_id is not None:
+            each["tool_call_id"] = message.tool_call_id
+            if message.tool_call_id in names:
+                each["name"] = names[message.tool_call_id]
+        found.append(each)
+    return found
+
+
+def reply_message(
+    text: str, calls: Sequence[ToolCall], stop: Sequence[str], tool_format: Callable[[], ToolFormat]
+) -> ChatMessage:
+    """The message that a client gets for a reply: its content and the calls that could be read.
+
+    text: as it was decoded. stop: of the call; the text that ended the reply is left out.
+    """
+    content = tool_format().content(text, calls) if calls else text
+    read = tuple(call for call in calls if call.error is None)
+    return ChatMessage(role="assistant", content=before_stop(content, stop), tool_calls=read)
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first of the texts that end it."""
+    return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]

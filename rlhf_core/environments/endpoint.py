@@ -1,22 +1,28 @@
 """The seam between core and the plugins of `rlhf.endpoints`: the types that a server of the policy takes and returns.
 
-A server reads HTTP into a `Call`, has it answered by whom its key belongs to, and writes the `Answer`. It knows nothing
-of tokens, episodes or engines.
+Episodes that are played together share one server (`Endpoints`), with a key for each. A server reads HTTP into a
+`Call`, has it answered by whom its key belongs to, and writes the `Answer`. It knows nothing of tokens, episodes or
+engines.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
+from ..errors import PluginError
+from ..plugins.discovery import find, import_target
 from ..types import FinishReason, ToolCall
 from ..util.servers import ServerLimits
-from .contract import Tool
+from .contract import Endpoint, Tool
 
 LOOPBACK = "127.0.0.1"
+SERVER = "openai"
+"""The protocol that is served; any distribution may bring its server."""
 _KEY_BYTES = 32
 
 
@@ -132,3 +138,41 @@ class Keys:
             if hmac.compare_digest(key.encode(), given.encode("utf-8", "surrogateescape")):
                 found = owner
         return found
+
+
+class Endpoints:
+    """On one event loop. The server starts with the first endpoint and ends with `close`."""
+
+    def __init__(self, *, max_connections: int) -> None:
+        self._limits = ServerLimits(max_connections=max_connections)
+        self._keys = Keys()
+        self._server: EndpointServer | None = None
+        self._starting = asyncio.Lock()
+
+    async def open(self, owner: Answering) -> Endpoint:
+        """An endpoint of his own. Raises `PluginError` where no server is installed."""
+        async with self._starting:
+            if self._server is None:
+                self._server = await find_server()(self._keys.find, host=LOOPBACK, port=0, limits=self._limits)
+        return Endpoint(base_url=self._server.base_url, api_key=self._keys.add(owner))
+
+    def end(self, endpoint: Endpoint) -> None:
+        """Its key opens nothing any more."""
+        self._keys.remove(endpoint.api_key)
+
+    def close(self) -> None:
+        """Nothing listens any more."""
+        if self._server is not None:
+            self._server.close()
+
+
+def find_server() -> StartServer:
+    """The function that starts the server. Raises `PluginError` saying what to install."""
+    try:
+        ref = find("endpoints", SERVER)
+    except PluginError as error:
+        raise PluginError(error.message, where="policy.endpoint()", hint=error.hint) from error
+    start = import_target(ref)
+    if not callable(start):
+        raise PluginError(f"{ref.target} is a {type(start).__name__}, which starts no server", where=ref.label)
+    return cast(StartServer, start)

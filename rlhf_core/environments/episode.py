@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..config.sections import EnvironmentConfig
 from ..errors import EpisodeError
 from ..prompts.stream import PromptEncoder
 from ..types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
-from .chat import ChatFormat
+from .chat import ChatFormat, chat_format
 from .contract import Endpoint, EpisodeTruncated, Messages, Reply, Task, Tool
 from .conversations import Conversations
-from .endpoint import Answering
+from .endpoint import Endpoints
 from .row import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from .attempt import Clock
 
 Ask = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Completion]]
 """Have the engine sample one turn, which the given texts end besides the run's."""
@@ -29,20 +30,6 @@ OVER = "the episode is over"
 NO_FORK = "fork() comes after a turn: before the first, there is nothing to share"
 Record = dict[tuple[int, int], tuple[GenerationRequest, tuple[str, ...], Completion]]
 """Turns that were sampled, by branch and offset: an episode that is lost and made again is not sampled anew."""
-
-
-class Clock(Protocol):
-    """Rests while the policy answers: an environment's deadline is for its own time."""
-
-    def answering(self) -> AbstractContextManager[None]: ...
-
-
-class Opener(Protocol):
-    """Has the endpoints of the episodes that are played together."""
-
-    async def open(self, owner: Answering) -> Endpoint: ...
-
-    def end(self, endpoint: Endpoint) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +45,12 @@ class Rules:
     """At which the engine ends a turn."""
     encoder: PromptEncoder = field(init=False)
     """Encoder of prompts, shared so that each is encoded once."""
+    chat: ChatFormat = field(init=False)
 
     def __post_init__(self) -> None:
+        """Raises what `chat_format` does."""
         object.__setattr__(self, "encoder", PromptEncoder(self.tokenizer))
+        object.__setattr__(self, "chat", chat_format(self.tokenizer, self.options, self.eos_token_ids))
 
 
 class Episode:
@@ -69,17 +59,16 @@ class Episode:
     def __init__(
         self,
         rules: Rules,
-        chat: ChatFormat,
         task: Task,
         ask: Ask,
         clock: Clock,
-        endpoints: Opener,
+        endpoints: Endpoints,
         record: Record | None = None,
     ) -> None:
         """record: what was sampled for it already, where it is made again; goes on to be kept. None keeps none."""
         self._record = record
         self.rules = rules
-        self.chat = chat
+        self.chat = rules.chat
         self.task = task
         self._ask = ask
         self._clock = clock
@@ -96,29 +85,23 @@ class Episode:
         self._being_sampled = 0
         """Most tokens of the turns that are being sampled."""
         self._asking: set[asyncio.Future[Completion]] = set()
-        self._closed = False
+        self.is_over = False
 
     def close(self) -> None:
         """No turn is sampled any more: the episode is over, whether its environment knows or not."""
-        self._closed = True
+        self.is_over = True
         opened = self._endpoint
         if opened is not None and not (opened.cancel() or opened.cancelled() or opened.exception()):
             self._endpoints.end(opened.result())
         for asked in self._asking:
             asked.cancel()
 
-    @property
-    def is_over(self) -> bool:
-        """After `close`."""
-        return self._closed
-
     def check_open(self) -> None:
         """Raise `RuntimeError` after `close`."""
-        if self._closed:
+        if self.is_over:
             raise RuntimeError(OVER)
 
     async def endpoint(self) -> Endpoint:
-        """See `Policy.endpoint`."""
         self.check_open()
         if self._endpoint is None:
             self._endpoint = asyncio.ensure_future(self._endpoints.open(Conversations(self)))
@@ -291,10 +274,6 @@ class Episode:
         thinking = any(turn.role == "policy" and "</think>" in turn.text for turn in row.turns)
         return self.chat.check(row.tools).cuts(new, thinking=thinking)
 
-    def fork(self, row: Row) -> Row:
-        """A row that begins with all that stands in `row`."""
-        return self.add(row.fork(len(self.rows)))
-
 
 class EpisodePolicy:
     """The policy in one branch (`Policy`)."""
@@ -334,7 +313,6 @@ class EpisodePolicy:
         return self._row is not None and self._answered
 
     async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
-        """See `Policy.turn`."""
         episode = self._episode
         episode.check_open()
         if not self._answered:
@@ -359,14 +337,13 @@ class EpisodePolicy:
         return reply
 
     async def endpoint(self) -> Endpoint:
-        """See `Policy.endpoint`."""
         return await self._episode.endpoint()
 
     def fork(self) -> EpisodePolicy:
         """See `Policy.fork`. Before the first turn there is nothing to share: both begin with the prompt."""
         if self._row is None or not self._answered:
             raise ValueError(NO_FORK)
-        return EpisodePolicy(self._episode, self._episode.fork(self._row))
+        return EpisodePolicy(self._episode, self._episode.add(self._row.fork(len(self._episode.rows))))
 
 
 def remaining_tokens(left: int | None, room: int | None, turns: int) -> int:

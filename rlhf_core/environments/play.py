@@ -11,19 +11,17 @@ import asyncio
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config.sections import EnvironmentConfig
-from ..errors import ConfigError, EpisodeError, RlhfError
+from ..errors import EpisodeError, RlhfError
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
 from .attempt import EPISODE_TASK, Clock, Make, Played, play_episode
-from .chat import ChatFormat
 from .contract import Task
-from .endpoints import Endpoints
+from .endpoint import Endpoints
 from .episode import Episode, Record, Rules
 from .idle import WatchedSelector
 from .isolation.host import IsolatedEnvironments, Sitting
@@ -51,10 +49,6 @@ class _Turn:
     stop: tuple[str, ...]
     answer: asyncio.Future[Completion]
 
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.request.sample_id, self.request.branch
-
 
 class EnvironmentPlayer:
     """Plays episodes of one environment with one engine."""
@@ -70,36 +64,36 @@ class EnvironmentPlayer:
     ) -> None:
         """make: makes environments here, or in a process of their own, which `close` ends; name: how errors call the
         environment; task: of a prompt and a sample id."""
-        self._make = make
-        self._rules = rules
-        self._name = name
+        self.make = make
+        self.rules = rules
+        self.name = name
+        self.task = task
         self._engine = engine
-        self._task = task
-        self._chat = chat_format(rules.tokenizer, rules.options, rules.eos_token_ids)
         self._waits = False
         """Whether this environment's calls were found to take time."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's."""
-        return self._rules.tokenizer
+        return self.rules.tokenizer
 
     def close(self) -> None:
         """End the process of its environments, where they have one. It may not be playing."""
-        if isinstance(self._make, IsolatedEnvironments):
-            self._make.close()
+        if isinstance(self.make, IsolatedEnvironments):
+            self.make.close()
 
     def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
         """Play an episode for each (prompt, sample id); yields them as they end. Adds to `times`.
 
         Raises `EpisodeError` where an episode fails and the run is to end by that, or the environment blocks.
         """
-        session = _Session(samples, self._rules, self._chat, self._make, self._task, self._name)
+        session = _Session(self, samples)
         try:
             while not session.over:
                 yield from session.take_played()
                 waited = time.perf_counter()
-                turns = self._next_round(session)
+                while not self._waits and not session.wait_for_all(PATIENCE_SECONDS):
+                    self._waits = not session.is_starting  # a process that starts says nothing of environments' calls
+                turns = session.take_turns(self.rules.options.timeout_seconds)
                 times.environment_s += time.perf_counter() - waited
                 for stop, part in _by_stop(turns):
                     yield from self._answer(session, part, stop, times)
@@ -107,52 +101,20 @@ class EnvironmentPlayer:
         finally:
             session.close()
 
-    def _next_round(self, session: _Session) -> list[_Turn]:
-        """The turns to sample next; none when all episodes have ended."""
-        while not self._waits and not session.wait_for_all(PATIENCE_SECONDS):
-            self._waits = not session.is_starting  # a process that starts says nothing of the environment's calls
-        return session.take_turns(self._rules.options.timeout_seconds)
-
     def _answer(
         self, session: _Session, turns: Sequence[_Turn], stop: tuple[str, ...], times: PhaseTimes
     ) -> Iterator[Played]:
-        sampling = self._rules.sampling
+        sampling = self.rules.sampling
         sampling = replace(sampling, stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
         for turn, completion in answers(self._engine, [(turn.request, turn) for turn in turns], sampling, times):
             session.answer(turn, completion)
         yield from session.take_played()
 
 
-def chat_format(
-    tokenizer: PreTrainedTokenizerBase, options: EnvironmentConfig, eos_token_ids: Iterable[int] = ()
-) -> ChatFormat:
-    """How conversations are written.
-
-    Raises `ConfigError` where `environment.tool_format` is unknown, or the template rewrites earlier turns in a way
-    that `environment.history` forbids.
-    """
-    chat = ChatFormat(tokenizer, tool_format=options.tool_format, eos_token_ids=eos_token_ids)
-    if tokenizer.chat_template:
-        _check_history(chat, options.history)
-    return chat
-
-
-def _check_history(chat: ChatFormat, history: str) -> None:
-    check = chat.check()
-    if check.error is not None and history != "branch":
-        raise check.error
-    if history == "error" and not check.prefix_preserving:
-        raise ConfigError(
-            f"this model's chat template rewrites earlier turns: {'; '.join(check.changes)}",
-            where="environment.history",
-            hint="say history: append to keep turns as they were sampled, or branch to train each turn by itself",
-        )
-
-
 def _by_stop(turns: Sequence[_Turn]) -> list[tuple[tuple[str, ...], list[_Turn]]]:
     """Turns that end by the same texts are sampled together."""
     groups: dict[tuple[str, ...], list[_Turn]] = defaultdict(list)
-    for turn in sorted(turns, key=lambda turn: turn.place):
+    for turn in sorted(turns, key=lambda turn: (turn.request.sample_id, turn.request.branch)):
         groups[turn.stop].append(turn)
     return sorted(groups.items())
 
@@ -190,25 +152,16 @@ def _engine_error(what: str) -> RlhfError:
 class _Session:
     """The episodes of one `play`: an event loop on a thread, and what it shares with the engine's thread."""
 
-    def __init__(
-        self,
-        samples: Sequence[tuple[Prompt, int]],
-        rules: Rules,
-        chat: ChatFormat,
-        make: Make | IsolatedEnvironments,
-        task: Callable[[Prompt, int], Task],
-        name: str,
-    ) -> None:
-        self._rules = rules
-        self._chat = chat
-        self._sitting: Sitting | None = make.open() if isinstance(make, IsolatedEnvironments) else None
+    def __init__(self, player: EnvironmentPlayer, samples: Sequence[tuple[Prompt, int]]) -> None:
+        self._player = player
+        self._options = options = player.rules.options
+        make = player.make
+        self._sitting = Sitting(make) if isinstance(make, IsolatedEnvironments) else None
         self._make: Make = make if self._sitting is None else self._sitting.make  # type: ignore[assignment]
-        self._task = task
-        self._name = name
         self._changed = threading.Condition()
         self._queue = deque(samples)
         self._plays: set[asyncio.Task[None]] = set()
-        self._open = min(rules.options.concurrency, len(samples))
+        self._open = min(options.concurrency, len(samples))
         self._asked: Counter[int] = Counter()
         """Sample id -> turns that its episode waits for; only of those that wait."""
         self._handed = self._received = 0
@@ -220,9 +173,10 @@ class _Session:
         self._played: list[Played] = []
         self._error: BaseException | None = None
         self._loop = asyncio.SelectorEventLoop(WatchedSelector(self._loop_waits))
-        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * rules.options.concurrency)
-        self._workers = Workers(self._loop, rules.options.concurrency + SPARE_THREADS, f"environment {name}")
-        self._thread = threading.Thread(target=self._serve, name=f"environment {name}", daemon=True)
+        self._endpoints = Endpoints(max_connections=_CONNECTIONS + _CONNECTIONS_EACH * options.concurrency)
+        name = f"environment {player.name}"
+        self._workers = Workers(self._loop, options.concurrency + SPARE_THREADS, name)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._hand(self._start, self._open)
         self._thread.start()
 
@@ -279,8 +233,8 @@ class _Session:
             self._changed.acquire()
         if blocked:
             raise EpisodeError(
-                f"blocks: a coroutine of it has not given way for {self._rules.options.timeout_seconds:g} s",
-                where=f"environment {self._name}",
+                f"blocks: a coroutine of it has not given way for {self._options.timeout_seconds:g} s",
+                where=f"environment {self._player.name}",
                 hint="await in it, or write its methods as plain functions, which run on threads",
             )
 
@@ -298,7 +252,6 @@ class _Session:
         self._loop.call_soon_threadsafe(self._receive, function, *args)
 
     def close(self) -> None:
-        """End what is still being played."""
         with self._changed:
             self._closing = True
         self._loop.call_soon_threadsafe(self._stop)
@@ -336,13 +289,14 @@ class _Session:
     def _start(self, count: int) -> None:
         for _ in range(count):
             prompt, sample_id = self._queue.popleft()
-            playing = self._loop.create_task(self._play(self._task(prompt, sample_id)))
+            playing = self._loop.create_task(self._play(self._player.task(prompt, sample_id)))
             self._plays.add(playing)
             playing.add_done_callback(self._plays.discard)
 
     async def _play(self, task: Task) -> None:
         try:
-            played = await play_episode(task, self._episode, self._make, self._rules.options, self._workers, self._name)
+            name = self._player.name
+            played = await play_episode(task, self._episode, self._make, self._options, self._workers, name)
         except BaseException as error:  # raised again where the episodes are awaited
             self._end(None, error)
         else:
@@ -350,7 +304,7 @@ class _Session:
 
     def _episode(self, task: Task, clock: Clock, record: Record) -> Episode:
         kept = record if self._sitting else None
-        return Episode(self._rules, self._chat, task, self._ask, clock, self._endpoints, kept)
+        return Episode(self._player.rules, task, self._ask, clock, self._endpoints, kept)
 
     async def _ask(self, request: GenerationRequest, stop: tuple[str, ...]) -> Completion:
         turn = _Turn(request, stop, self._loop.create_future())

@@ -127,7 +127,6 @@ class Row:
 
     @property
     def mark(self) -> Mark:
-        """Its end."""
         return Mark(
             num_ids=len(self.ids),
             num_turns=len(self.turns),

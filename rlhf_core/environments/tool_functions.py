@@ -23,6 +23,8 @@ from .contract import Tool
 
 _MAX_PROBLEMS = 5
 """Told of one call."""
+_NOT_SAID = ("title", "additionalProperties")
+"""Parts of a schema of which a model is not told."""
 
 
 class ToolFunction:
@@ -41,8 +43,13 @@ class ToolFunction:
             raise PluginError("it has no docstring", where=where, hint="say in one what it does: the model reads it")
         description, arguments = _split_docstring(doc)
         self._parameters = _parameters(function, where)
-        self._model = _arguments_model(self._parameters, arguments, where)
-        self.schema: Tool = _schema(self.name, description, self._model, where)
+        try:
+            self._model = _arguments_model(self._parameters, arguments)
+            parameters = _schema(self._model)
+        except (PydanticUserError, NameError, TypeError) as error:
+            raise PluginError(f"its types make no schema: {error}", where=where) from error
+        function_schema = {"name": self.name, "description": description, "parameters": parameters}
+        self.schema: Tool = {"type": "function", "function": function_schema}
         """For the chat template, or for a description in a system message."""
 
     def bind(self, call: ToolCall) -> dict[str, Any] | str:
@@ -103,9 +110,7 @@ def _parameters(function: Callable[..., Any], where: str) -> dict[str, tuple[Any
     return {name: (hints[name], each.default) for name, each in signature.items()}
 
 
-def _arguments_model(
-    parameters: dict[str, tuple[Any, Any]], descriptions: dict[str, str], where: str
-) -> type[BaseModel]:
+def _arguments_model(parameters: dict[str, tuple[Any, Any]], descriptions: dict[str, str]) -> type[BaseModel]:
     """Fields are a0, a1, …, so that a parameter may have any name; the parameters' names are their aliases."""
     fields: dict[str, Any] = {}
     for place, (name, (hint, default)) in enumerate(parameters.items()):
@@ -115,10 +120,7 @@ def _arguments_model(
             if isinstance(default, str | int | float | bool):
                 options["json_schema_extra"] = {"default": default}
         fields[f"a{place}"] = (hint, Field(**options))
-    try:
-        return create_model("Arguments", __config__=ConfigDict(extra="forbid", strict=True), **fields)
-    except (PydanticUserError, NameError, TypeError) as error:
-        raise PluginError(f"its types make no schema: {error}", where=where) from error
+    return create_model("Arguments", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
 class _Untitled(GenerateJsonSchema):
@@ -128,14 +130,10 @@ class _Untitled(GenerateJsonSchema):
         return False
 
 
-def _schema(name: str, description: str, model: type[BaseModel], where: str) -> dict[str, Any]:
-    try:
-        schema = model.model_json_schema(schema_generator=_Untitled)
-    except PydanticUserError as error:
-        raise PluginError(f"its types make no schema: {error}", where=where) from error
-    parameters = {key: value for key, value in schema.items() if key not in ("title", "additionalProperties")}
-    parameters.setdefault("properties", {})
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(schema_generator=_Untitled)
+    said = {key: value for key, value in schema.items() if key not in _NOT_SAID}
+    return said | {"properties": said.get("properties", {})}
 
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):\s*$")

@@ -8,13 +8,14 @@ what it has drawn depend on the groups of finished waves alone, in the order of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from ..config.sections import CurriculumConfig
 from ..errors import ConfigError
 from .order import RecordOrder
-from .stream import Records, RecordStream
+from .records import Records
+from .stream import RecordStream
 
 _LOOKED_AT = 4096
 """Records passed over for one draw before the one nearest to the gates is taken."""
@@ -81,14 +82,14 @@ class Curriculum:
         """Plain values: the cursor and what is known of records and pools."""
         return {
             "cursor": self._cursor,
-            "records": {str(index): _to_list(each) for index, each in self._records.items()},
-            "pools": {name: _to_list(each) for name, each in self._by_pool.items()},
+            "records": {str(index): list(astuple(each)) for index, each in self._records.items()},
+            "pools": {name: list(astuple(each)) for name, each in self._by_pool.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._cursor = int(state["cursor"])
-        self._records = {int(index): _from_list(values) for index, values in state["records"].items()}
-        self._by_pool = {name: _from_list(values) for name, values in state["pools"].items()}
+        self._records = {int(index): _Estimate(*values) for index, values in state["records"].items()}
+        self._by_pool = {name: _Estimate(*values) for name, values in state["pools"].items()}
         self._passed_over = 0
 
     def _draw_one(self, episode: int) -> int:
@@ -140,7 +141,7 @@ def make_curriculum(options: CurriculumConfig, records: Records) -> Curriculum:
         raise ConfigError("needs a source whose number of records is known", where="prompts.curriculum")
     pools: dict[int, str] = {}
     key = options.pool
-    for index in () if key is None else records.training_indices():
+    for index in () if key is None else records.training:
         assert key is not None
         record, name = records.at_index(index)
         if key not in record:
@@ -151,12 +152,3 @@ def make_curriculum(options: CurriculumConfig, records: Records) -> Curriculum:
         told = ", ".join(sorted(set(pools.values()))[:20])
         raise ConfigError(f'no record is of the pool "{unknown[0]}" (pools: {told})', where="prompts.curriculum.stages")
     return Curriculum(options, records.order, pools)
-
-
-def _to_list(each: _Estimate) -> list[float]:
-    return [each.rate, each.visits, each.perfect, each.passed_over]
-
-
-def _from_list(values: Sequence[float]) -> _Estimate:
-    rate, visits, perfect, passed_over = values
-    return _Estimate(float(rate), int(visits), int(perfect), int(passed_over))

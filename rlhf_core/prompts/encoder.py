@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError
+from ..errors import DataError, first_line
 from ..types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -17,6 +17,31 @@ _REMEMBERED = 1024
 """Texts whose ids an encoder caches."""
 
 Record = Mapping[str, Any]
+
+
+class Refusal(Exception):
+    """A chat template does not take these messages; the text is its reason."""
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    prompt: bool = True,
+) -> str:
+    """A conversation as the tokenizer's template writes it; with `prompt`, what makes the model answer ends it.
+
+    Raises `Refusal`: templates reject messages that the model was not trained on.
+    """
+    from jinja2 import TemplateError
+
+    given: Any = [dict(message) for message in messages]
+    described: Any = [dict(tool) for tool in tools] or None
+    try:
+        return str(tokenizer.apply_chat_template(given, tools=described, tokenize=False, add_generation_prompt=prompt))
+    except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
+        raise Refusal(first_line(error)) from error
 
 
 class PromptEncoder:
@@ -84,8 +109,6 @@ class PromptEncoder:
         return self._apply_template(messages, name), messages
 
     def _apply_template(self, messages: tuple[Message, ...], name: str) -> str:
-        from jinja2 import TemplateError
-
         if not self._tokenizer.chat_template:
             raise DataError(
                 "the prompt is a list of chat messages, but this model's tokenizer has no chat template",
@@ -93,12 +116,9 @@ class PromptEncoder:
                 hint="use a chat model, or write the prompts as text",
             )
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as error:  # templates reject messages that the model was not trained on
+            return render_chat(self._tokenizer, messages)
+        except Refusal as error:
             raise DataError(f"the tokenizer's chat template refuses the messages: {error}", where=name) from error
-        return str(text)
 
 
 def _before_last_answer(messages: object, name: str) -> object:

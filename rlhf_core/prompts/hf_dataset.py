@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..components import PromptsContext
 from ..errors import DataError, PluginError, first_line
@@ -23,17 +23,29 @@ _SPLITS = ("train", "validation", "valid", "dev", "test")
 _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
-class _Rows(Protocol):
-    def __len__(self) -> int: ...
+class _Renamed:
+    """Rows with columns renamed to what core reads."""
 
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+    def __init__(self, columns: Mapping[str, str], name: str) -> None:
+        """`columns` maps our key to theirs."""
+        self._ours = {theirs: ours for ours, theirs in columns.items()}
+        self._name = name
+
+    def _renamed(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with our keys; a column is dropped if another was renamed to its name."""
+        changed = {self._ours[key]: value for key, value in row.items() if key in self._ours}
+        return {key: value for key, value in row.items() if key not in self._ours} | changed
+
+    def describe(self, index: int) -> str:
+        return f"{self._name}, row {index + 1}"
 
 
-class MappedRows:
-    """The rows of a dataset with columns renamed to what core reads."""
+class MappedRows(_Renamed):
+    """The rows of a dataset."""
 
-    def __init__(self, rows: _Rows, columns: Mapping[str, str], name: str) -> None:
-        """`columns` maps our key to theirs. Raises `DataError` for a missing column or an empty dataset."""
+    def __init__(self, rows: PromptSource, columns: Mapping[str, str], name: str) -> None:
+        """Raises `DataError` for a missing column or an empty dataset."""
+        super().__init__(columns, name)
         if len(rows) == 0:
             raise DataError("the dataset has no rows", where=name)
         present = list(rows[0])
@@ -44,40 +56,23 @@ class MappedRows:
                     where=f"{name}, prompts.columns",
                 )
         self._rows = rows
-        self._name = name
-        self._ours = {theirs: ours for ours, theirs in columns.items()}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return renamed(self._rows[index], self._ours)
-
-    def describe(self, index: int) -> str:
-        return f"{self._name}, row {index + 1}"
+        return self._renamed(self._rows[index])
 
 
-class StreamedRows:
-    """The rows of a dataset of unknown length, with columns renamed to what core reads."""
+class StreamedRows(_Renamed):
+    """The rows of a dataset of unknown length."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], name: str) -> None:
+        super().__init__(columns, name)
         self._rows = rows
-        self._columns = columns
-        self._name = name
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        ours = {theirs: ours for ours, theirs in self._columns.items()}
-        for row in self._rows:
-            yield renamed(row, ours)
-
-    def describe(self, index: int) -> str:
-        return f"{self._name}, row {index + 1}"
-
-
-def renamed(row: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
-    """A row with our keys; a column is dropped if another was renamed to its name. ours: their column -> our key."""
-    changed = {ours[key]: value for key, value in row.items() if key in ours}
-    return {key: value for key, value in row.items() if key not in ours} | changed
+        return map(self._renamed, self._rows)
 
 
 class TableRows:
@@ -93,20 +88,6 @@ class TableRows:
         return dict(self._table.slice(index, 1).to_pylist()[0])
 
 
-class ChainedRows:
-    """Rows of several files, one after the other."""
-
-    def __init__(self, parts: Sequence[_Rows]) -> None:
-        self._places = [(part, index) for part in parts for index in range(len(part))]
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        part, inner = self._places[index]
-        return part[inner]
-
-
 def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | StreamingPromptSource:
     """The source of a `prompts` section."""
     if config.streaming:
@@ -117,7 +98,9 @@ def build(config: HfDatasetConfig, context: PromptsContext) -> PromptSource | St
     elif path.is_dir() and any((path / name).is_file() for name in _SAVED):
         rows = _load_saved(path, config.split)
     elif path.is_dir():
-        rows = ChainedRows([_read_file(file) for file in _files(path, config.split)])
+        from torch.utils.data import ConcatDataset
+
+        rows = ConcatDataset([_read_file(file) for file in _files(path, config.split)])  # type: ignore[misc]  # any rows
     elif _HUB_NAME.match(config.path) and Path(config.path).suffix not in _READERS:
         rows = _load_hub(config)
     else:
@@ -156,7 +139,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-_READERS: dict[str, Callable[[Path], _Rows]] = {
+_READERS: dict[str, Callable[[Path], PromptSource]] = {
     ".parquet": _read_parquet,
     ".jsonl": JsonlSource,
     ".json": JsonlSource,
@@ -164,7 +147,7 @@ _READERS: dict[str, Callable[[Path], _Rows]] = {
 }
 
 
-def _read_file(path: Path) -> _Rows:
+def _read_file(path: Path) -> PromptSource:
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise DataError(f'"{path.suffix}" is none of {", ".join(_READERS)}', where=str(path))
@@ -187,7 +170,7 @@ def _files(folder: Path, split: str) -> list[Path]:
     return chosen
 
 
-def _load_saved(path: Path, split: str) -> _Rows:
+def _load_saved(path: Path, split: str) -> PromptSource:
     datasets = _datasets(str(path))
     try:
         loaded = datasets.load_from_disk(str(path))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Protocol, runtime_checkable
 
@@ -36,6 +37,32 @@ class ScannedSource(Protocol):
         ...
 
 
+class Records(ABC):
+    """Training records by position, and the held-out ones."""
+
+    digest: str
+    counts: Mapping[str, int]
+    """See `Selected.counts`."""
+    epoch_size: int | None = None
+    """Training records; None where their number is unknown."""
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether the records are those of a digest, also of one that an earlier version took."""
+        return digest == self.digest
+
+    @abstractmethod
+    def at(self, position: int) -> tuple[Record, str]:
+        """The training record at `position` (>= 0) of the endless stream, and what errors call it."""
+
+    def at_index(self, index: int) -> tuple[Record, str]:
+        """The record at an index of the source, where it has one."""
+        raise TypeError("a streamed source has no index")
+
+    @abstractmethod
+    def held_out(self) -> list[tuple[Record, str]]:
+        """The records that training never sees, always in the same order."""
+
+
 def record_name(source: object, index: int) -> str:
     """A record's origin, for errors: the source's `describe(index)`, or its number."""
     describe = getattr(source, "describe", None)
@@ -53,62 +80,106 @@ class Selecting:
     skip_duplicates: bool = False
     keep: Callable[[Record], bool] | None = None
 
+    def refuses(self, record: Record, name: str, seen: set[bytes]) -> str | None:
+        """By which of `counts` the filters leave a record out; None where they keep it. seen: prompts so far.
 
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """The records of a source that are used."""
-
-    usable: Sequence[int]
-    digest: str
-    counts: Mapping[str, int]
-    """`records`, and those of them left out by reason: `too_long`, `duplicates`, `filtered`."""
-
-
-@dataclass(slots=True)
-class Wrong:
-    """Wrong records, collected so that all are told at once."""
-
-    source: object
-    errors: dict[int, DataError] = field(default_factory=dict)
-
-    def raise_if_any(self, total: int) -> None:
-        """Raise the one error, or one that gives the numbers of all."""
-        if not self.errors:
-            return
-        if len(self.errors) == 1:
-            raise next(iter(self.errors.values()))
-        found = [self.errors[index] for index in sorted(self.errors)]
-        told = "".join(f"\n  {error.where}: {error.message}" for error in found[:_TOLD_IN_FULL])
-        numbers = f"\n  all, counted from 1: {_ranges(sorted(self.errors))}" if len(found) > _TOLD_IN_FULL else ""
-        raise DataError(
-            f"{len(found)} of {total} records are wrong:{told}{numbers}",
-            where="prompts",
-            hint=found[0].hint,
-        )
-
-
-def select_records(source: PromptSource, selecting: Selecting) -> Selected:
-    """Read every record once. Raises one `DataError` that names all wrong records."""
-    own_digest = isinstance(source, ScannedSource)
-    digest = sha256()
-    total = len(source)
-    choice = _Choice(source, selecting, total)
-    # Records are let go of at once where they are not measured: to keep them takes longer than to parse them.
-    check, look_at = selecting.check, choice.look_at
-    for index, record in enumerate(scan(source)):
+        Raises `DataError` where the filter fails on it.
+        """
+        if self.skip_duplicates:
+            known = len(seen)
+            seen.add(_fingerprint(record))
+            if len(seen) == known:
+                return "duplicates"
         try:
-            if isinstance(record, DataError):
-                raise record
-            if check is not None:
-                check(record, "")
-            if not own_digest:
-                digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
-            look_at(index, record)
-        except DataError as error:
-            choice.refuse(index, error)
-    usable = choice.finish()
-    counts = {"records": total, **choice.counts}
-    return Selected(usable, source.digest() if isinstance(source, ScannedSource) else digest.hexdigest(), counts)
+            return None if self.keep is None or self.keep(record) else "filtered"
+        except Exception as error:  # the user's function may raise anything
+            raise DataError(f"prompts.filter fails on it: {type(error).__name__}: {error}", where=name) from error
+
+
+def raise_wrong(errors: Mapping[int, DataError], total: int) -> None:
+    """Raise the one error of a record, or one that gives the numbers of all; nothing where there is none."""
+    if len(errors) < 2:
+        for error in errors.values():
+            raise error
+        return
+    found = [errors[index] for index in sorted(errors)]
+    told = "".join(f"\n  {error.where}: {error.message}" for error in found[:_TOLD_IN_FULL])
+    numbers = f"\n  all, counted from 1: {_ranges(sorted(errors))}" if len(found) > _TOLD_IN_FULL else ""
+    raise DataError(
+        f"{len(found)} of {total} records are wrong:{told}{numbers}",
+        where="prompts",
+        hint=found[0].hint,
+    )
+
+
+class Selected:
+    """The records of a source that are used, found by reading every record once."""
+
+    def __init__(self, source: PromptSource, selecting: Selecting) -> None:
+        """Raises one `DataError` that names all wrong records."""
+        self._source = source
+        self._selecting = selecting
+        total = len(source)
+        stride = 1 if selecting.measured is None else max(1, total // selecting.measured)
+        self._stride = stride if selecting.fits is not None else total + 1
+        self._wrong: dict[int, DataError] = {}
+        self._measured: list[tuple[int, Record]] = []
+        self._too_long: set[int] = set()
+        self.counts = {"records": total, "too_long": 0, "duplicates": 0, "filtered": 0}
+        """`records`, and those of them left out by reason."""
+        self.usable: Sequence[int] = array("q", self._choose())
+        """Their indices in the source."""
+        self._measure()
+        raise_wrong(self._wrong, total)
+        if self._too_long:
+            self.counts["too_long"] = len(self._too_long)
+            self.usable = array("q", (index for index in self.usable if index not in self._too_long))
+
+    def _choose(self) -> Iterator[int]:
+        """The records that the filters keep; now and then some are measured."""
+        # Records are let go of at once where they are not measured: to keep them takes longer than to parse them.
+        source, selecting, seen = self._source, self._selecting, set[bytes]()
+        filters = selecting.skip_duplicates or selecting.keep is not None
+        check = selecting.check
+        scanned = source if isinstance(source, ScannedSource) else None
+        digest = sha256()
+        for index, record in enumerate(scan(source)):
+            try:
+                if isinstance(record, DataError):
+                    raise record
+                if check is not None:
+                    check(record, "")
+                if scanned is None:
+                    digest.update(as_line(record))
+                if filters and (reason := selecting.refuses(record, record_name(source, index), seen)):
+                    self.counts[reason] += 1
+                    continue
+                yield index
+                if index % self._stride == 0:
+                    self._measured.append((index, record))
+                    if len(self._measured) >= _CHUNK:
+                        self._measure()
+            except DataError as error:
+                self._wrong[index] = DataError(error.message, where=record_name(source, index), hint=error.hint)
+        self.digest = digest.hexdigest() if scanned is None else scanned.digest()
+
+    def _measure(self) -> None:
+        ask, records = self._selecting.fits, self._measured
+        if ask is None or not records:
+            return
+        names = [record_name(self._source, index) for index, _ in records]
+        try:
+            fits = list(ask([record for _, record in records], names))
+        except DataError:  # one by one, to find them all
+            fits = []
+            for name, (index, record) in zip(names, records, strict=True):
+                try:
+                    fits += ask([record], [name])
+                except DataError as error:
+                    self._wrong[index] = error
+                    fits.append(True)
+        self._too_long |= {index for (index, _), each in zip(records, fits, strict=True) if not each}
+        self._measured = []
 
 
 def records_digest(source: PromptSource) -> str:
@@ -116,8 +187,13 @@ def records_digest(source: PromptSource) -> str:
     digest = sha256()
     for record in scan(source):
         if not isinstance(record, DataError):
-            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+            digest.update(as_line(record))
     return digest.hexdigest()
+
+
+def as_line(record: Record) -> bytes:
+    """What a digest is taken of."""
+    return json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n"
 
 
 def scan(source: PromptSource) -> Iterator[Record | DataError]:
@@ -133,88 +209,7 @@ def _read_each(source: PromptSource) -> Iterator[Record | DataError]:
             yield error
 
 
-class _Choice:
-    """Decides on one record after the other, and counts why it left some out."""
-
-    def __init__(self, source: PromptSource, selecting: Selecting, total: int) -> None:
-        self._source = source
-        self._total = total
-        self._selecting = selecting
-        self._filters = selecting.skip_duplicates or selecting.keep is not None
-        stride = 1 if selecting.measured is None else max(1, total // selecting.measured)
-        self._stride = stride if selecting.fits is not None else total + 1
-        self._wrong = Wrong(source)
-        self._seen: set[bytes] = set()
-        self._usable = array("q")
-        self._measured: list[tuple[int, Record]] = []
-        self._too_long: set[int] = set()
-        self.counts = dict.fromkeys(("too_long", "duplicates", "filtered"), 0)
-
-    def refuse(self, index: int, error: DataError) -> None:
-        """Note a wrong record."""
-        name = record_name(self._source, index)
-        self._wrong.errors[index] = DataError(error.message, where=name, hint=error.hint)
-
-    def look_at(self, index: int, record: Record) -> None:
-        """Ask the filters, and now and then measure some."""
-        if self._filters and not self._passes(index, record):
-            return
-        self._usable.append(index)
-        if index % self._stride == 0:
-            self._measured.append((index, record))
-            if len(self._measured) >= _CHUNK:
-                self._measure()
-
-    def finish(self) -> Sequence[int]:
-        """The indices of the records to use. Raises `DataError` where some are wrong."""
-        self._measure()
-        self._wrong.raise_if_any(self._total)
-        self.counts["too_long"] = len(self._too_long)
-        if not self._too_long:
-            return self._usable
-        return array("q", (index for index in self._usable if index not in self._too_long))
-
-    def _passes(self, index: int, record: Record) -> bool:
-        asked = self._selecting
-        if asked.skip_duplicates:
-            key = fingerprint(record)
-            if key in self._seen:
-                self.counts["duplicates"] += 1
-                return False
-            self._seen.add(key)
-        if asked.keep is not None and not is_kept(asked.keep, record, record_name(self._source, index)):
-            self.counts["filtered"] += 1
-            return False
-        return True
-
-    def _measure(self) -> None:
-        ask, records = self._selecting.fits, self._measured
-        if ask is None or not records:
-            return
-        names = [record_name(self._source, index) for index, _ in records]
-        try:
-            fits = list(ask([record for _, record in records], names))
-        except DataError:  # one by one, to find them all
-            fits = []
-            for name, (index, record) in zip(names, records, strict=True):
-                try:
-                    fits += ask([record], [name])
-                except DataError as error:
-                    self._wrong.errors[index] = error
-                    fits.append(True)
-        self._too_long |= {index for (index, _), each in zip(records, fits, strict=True) if not each}
-        self._measured = []
-
-
-def is_kept(keep: Callable[[Record], bool], record: Record, name: str) -> bool:
-    """Whether the filter keeps a record. Raises `DataError` where the filter fails on it."""
-    try:
-        return bool(keep(record))
-    except Exception as error:  # the user's function may raise anything
-        raise DataError(f"prompts.filter fails on it: {type(error).__name__}: {error}", where=name) from error
-
-
-def fingerprint(record: Record) -> bytes:
+def _fingerprint(record: Record) -> bytes:
     """Equal for records with the same prompt."""
     prompt = record.get("prompt", record.get("messages"))
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)

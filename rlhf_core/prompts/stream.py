@@ -8,8 +8,8 @@ the seed and the options; with a curriculum, which record a position has is deci
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import DataError
 from ..protocols import PromptSource, StreamingPromptSource
@@ -18,48 +18,16 @@ from ..util.rng import permutation
 from .encoder import PromptEncoder as PromptEncoder
 from .encoder import Record as Record
 from .encoder import check_prompt, is_plain
-from .mixed import MixedRecords
 from .mixture import StreamedMixture
 from .order import Part, RecordOrder, order_of, shares
-from .records import Check, Selecting, record_name, records_digest, select_records
-from .streamed import StreamedRecords
+from .records import Check, Records, Selected, Selecting, record_name, records_digest
+from .streamed import MixedRecords, StreamedRecords
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Records(Protocol):
-    """Training records by position, and the held-out ones."""
-
-    @property
-    def digest(self) -> str: ...
-
-    @property
-    def counts(self) -> Mapping[str, int]: ...
-
-    def has_digest(self, digest: str) -> bool:
-        """Whether the records are those of a digest, also of one that an earlier version took."""
-        ...
-
-    @property
-    def epoch_size(self) -> int | None:
-        """Training records; None where their number is unknown."""
-        ...
-
-    def at(self, position: int) -> tuple[Record, str]:
-        """The training record at `position` (>= 0) of the endless stream, and what errors call it."""
-        ...
-
-    def at_index(self, index: int) -> tuple[Record, str]:
-        """The record at an index of the source."""
-        ...
-
-    def held_out(self) -> list[tuple[Record, str]]:
-        """The records that training never sees, always in the same order."""
-        ...
-
-
-class RecordStream:
+class RecordStream(Records):
     """An endless stream over the training records of a source, reshuffled each epoch; the rest is held out."""
 
     def __init__(
@@ -67,10 +35,11 @@ class RecordStream:
     ) -> None:
         """Read every record once. Raises `DataError` when one is wrong or no training record is left."""
         self._source = source
-        selected = select_records(source, selecting or Selecting())
+        selected = Selected(source, selecting or Selecting())
         self.digest, self.counts, usable = selected.digest, selected.counts, selected.usable
         if len(usable) <= held_out:
-            refused = f" ({self.skipped} more were refused)" if self.skipped else ""
+            skipped = self.counts["records"] - len(usable)
+            refused = f" ({skipped} more were refused)" if skipped else ""
             raise DataError(
                 f"{len(usable)} usable records{refused}, {held_out} of them to be held out: none is left to train on",
                 where="prompts",
@@ -79,53 +48,23 @@ class RecordStream:
         split = permutation(len(usable), seed, "held-out")[:held_out]
         self._held_out = [usable[i] for i in split]
         kept_back = set(self._held_out)
-        self._training = array("q", (index for index in usable if index not in kept_back)) if kept_back else usable
+        self.training: Sequence[int] = array("q", (i for i in usable if i not in kept_back)) if kept_back else usable
+        """Indices in the source, in its order."""
+        self.epoch_size = len(self.training)
         parts: Sequence[Part] = getattr(source, "parts", ())
-        self.order: RecordOrder = order_of(self._training, parts, seed)
-
-    @property
-    def skipped(self) -> int:
-        """Records left out, whatever the reason."""
-        return sum(count for reason, count in self.counts.items() if reason != "records")
-
-    def __len__(self) -> int:
-        """Training records: one epoch."""
-        return len(self._training)
-
-    @property
-    def epoch_size(self) -> int:
-        return len(self)
+        self.order: RecordOrder = order_of(self.training, parts, seed)
 
     def has_digest(self, digest: str) -> bool:
         return digest == self.digest or digest == records_digest(self._source)
 
-    def index(self, position: int) -> int:
-        """Index in the source of the record at `position` (>= 0) of the stream."""
-        return self.order.index(position)
-
     def at(self, position: int) -> tuple[Record, str]:
-        return self.at_index(self.index(position))
+        return self.at_index(self.order.index(position))
 
     def at_index(self, index: int) -> tuple[Record, str]:
         return self._source[index], record_name(self._source, index)
 
-    def training_indices(self) -> Sequence[int]:
-        """Indices in the source, in its order."""
-        return self._training
-
-    def record(self, position: int) -> Record:
-        """The training record at `position` of the endless stream."""
-        return self.at(position)[0]
-
-    def records(self, positions: Iterable[int]) -> list[Record]:
-        return [self.record(position) for position in positions]
-
     def held_out(self) -> list[tuple[Record, str]]:
         return [self.at_index(index) for index in self._held_out]
-
-    def held_out_records(self) -> list[Record]:
-        """The records that training never sees, always in the same order."""
-        return [record for record, _ in self.held_out()]
 
 
 class PromptStream:
@@ -207,7 +146,7 @@ class PromptStream:
 
     def first_prompts(self, most: int) -> list[Prompt]:
         """The training prompts of the first epoch, at most so many."""
-        return [self.prompt(position) for position in self._first(most)]
+        return [self.prompt(position) for position in range(min(most, self.records.epoch_size or most))]
 
     def evaluation_prompts(self) -> list[Prompt]:
         """The held-out prompts, numbered from 0 separately."""
@@ -221,11 +160,7 @@ class PromptStream:
 
     def first_records(self, most: int) -> list[Record]:
         """The records of the first epoch, at most so many."""
-        return [self.record(position) for position in self._first(most)]
-
-    def _first(self, most: int) -> range:
-        """Positions of the first epoch, at most so many."""
-        return range(min(most, self.records.epoch_size or most))
+        return [self.record(position) for position in range(min(most, self.records.epoch_size or most))]
 
     def _check_record(self, record: Record, name: str) -> None:
         if not is_plain(record.get("prompt")):

@@ -1,17 +1,18 @@
-"""Records of a source that is read from its beginning and whose length is unknown."""
+"""Records of sources whose length is unknown: of one that is read from its beginning, and of several in turn."""
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 
 from ..errors import DataError
 from ..protocols import StreamingPromptSource
+from ..types import sum_by_key
 from .encoder import Record
-from .records import Selecting, Wrong, fingerprint, is_kept, record_name
+from .order import Turns
+from .records import Records, Selecting, as_line, raise_wrong, record_name
 
 _LOOKED_AT = 1024
 """Records checked before a run begins, and hashed for the digest."""
@@ -19,7 +20,7 @@ _REMEMBERED = 4096
 """Newest records kept: a prompt that has to be made again is not read again."""
 
 
-class StreamedRecords:
+class StreamedRecords(Records):
     """Records in the order of the source, which begins again where it ends; its first ones are held out.
 
     The cursor of a run is its position: a process that begins later, on a resume say, reads up to it, so a source must
@@ -28,22 +29,21 @@ class StreamedRecords:
 
     def __init__(self, source: StreamingPromptSource, *, held_out: int, selecting: Selecting) -> None:
         """Read the held-out records and check the first ones. Raises `DataError` where one is wrong."""
-        self.epoch_size: int | None = None
         self._source = source
         self._selecting = selecting
         self._num_held_out = held_out
-        self.counts: Mapping[str, int] = {}
+        self.counts = {}
         digest = sha256()
-        wrong = Wrong(source)
+        wrong: dict[int, DataError] = {}
         count = 0
         for index, record in enumerate(islice(iter(source), held_out + _LOOKED_AT)):
             count += 1
-            digest.update(json.dumps(dict(record), sort_keys=True, default=str).encode() + b"\n")
+            digest.update(as_line(record))
             try:
                 self._usable(index, record, set())
             except DataError as error:
-                wrong.errors[index] = error
-        wrong.raise_if_any(count)
+                wrong[index] = error
+        raise_wrong(wrong, count)
         self.digest = digest.hexdigest()
         self._recent: OrderedDict[int, tuple[Record, str]] = OrderedDict()
         self._restart()
@@ -51,9 +51,6 @@ class StreamedRecords:
         if len(self._held_out) < held_out:
             raise DataError(f"{len(self._held_out)} usable records, {held_out} to be held out", where="prompts")
         self.at(0)
-
-    def has_digest(self, digest: str) -> bool:
-        return digest == self.digest
 
     def at(self, position: int) -> tuple[Record, str]:
         if position in self._recent:
@@ -66,9 +63,6 @@ class StreamedRecords:
             if len(self._recent) > _REMEMBERED:
                 self._recent.popitem(last=False)
         return self._recent[position]
-
-    def at_index(self, index: int) -> tuple[Record, str]:
-        raise TypeError("a streamed source has no index")
 
     def held_out(self) -> list[tuple[Record, str]]:
         return list(self._held_out)
@@ -98,11 +92,26 @@ class StreamedRecords:
         asked, name = self._selecting, record_name(self._source, index)
         if asked.check is not None:
             asked.check(record, name)
-        if asked.skip_duplicates:
-            key = fingerprint(record)
-            if key in seen:
-                return False
-            seen.add(key)
-        if asked.keep is not None and not is_kept(asked.keep, record, name):
-            return False
-        return asked.fits is None or asked.fits([record], [name])[0]
+        return not asked.refuses(record, name, seen) and (asked.fits is None or asked.fits([record], [name])[0])
+
+
+class MixedRecords(Records):
+    """Parts that take turns by their weights, of which some have no known length.
+
+    A position says whose turn it is and how many that part had before, which is its cursor.
+    """
+
+    def __init__(self, parts: Sequence[tuple[float, Records]], *, seed: int) -> None:
+        """parts: weight and records of each."""
+        self._parts = [records for _, records in parts]
+        self._turns = Turns(seed, [weight for weight, _ in parts])
+        self.digest = sha256("".join(part.digest for part in self._parts).encode()).hexdigest()
+        counts = sum_by_key([part.counts for part in self._parts])
+        self.counts = {reason: int(count) for reason, count in counts.items()}
+
+    def at(self, position: int) -> tuple[Record, str]:
+        part, turn = self._turns.at(position)
+        return self._parts[part].at(turn)
+
+    def held_out(self) -> list[tuple[Record, str]]:
+        return [found for part in self._parts for found in part.held_out()]

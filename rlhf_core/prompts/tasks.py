@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..components import PromptsContext
 from ..protocols import PromptSource
 from .config import TasksConfig
 
 
-class Tasks:
-    """`size` empty records."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
-        return {"prompt": ""}
-
-
 def build(config: TasksConfig, context: PromptsContext) -> PromptSource:
-    """Build the prompt source `tasks`."""
-    return Tasks(config.size)
+    """Build the prompt source `tasks`: `size` empty records."""
+    return [{"prompt": ""}] * config.size

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -65,59 +66,50 @@ class ScoreCache:
         self._path = path
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with self._explained(), ExitStack() as undo:
             # isolation_level None: every statement is its own transaction, so no lock outlives it.
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
-        except sqlite3.Error as error:
-            raise self._broken(error) from error
-        try:
+            undo.callback(self._connection.close)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, score REAL NOT NULL)")
-        except sqlite3.Error as error:
-            self._connection.close()
-            raise self._broken(error) from error
+            undo.pop_all()
 
     def get(self, keys: Iterable[str]) -> dict[str, float]:
         """The cached scores, by key."""
         wanted = list(keys)
         found: dict[str, float] = {}
-        with self._lock:
+        with self._lock, self._explained():
             for start in range(0, len(wanted), _KEYS_A_QUERY):
                 part = wanted[start : start + _KEYS_A_QUERY]
                 marks = ",".join("?" * len(part))
-                try:
-                    rows = self._connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part)
-                    found.update((key, _score(kept)) for key, kept in rows)
-                except sqlite3.Error as error:
-                    raise self._broken(error) from error
+                rows = self._connection.execute(f"SELECT key, score FROM scores WHERE key IN ({marks})", part)
+                found.update((key, _score(kept)) for key, kept in rows)
         return found
 
     def put(self, scores: Mapping[str, float]) -> None:
         """Store scores; an existing key keeps its score."""
         rows = [(key, _kept(score)) for key, score in scores.items()]
-        with self._lock:
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                self._connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", rows)
-                self._connection.execute("COMMIT")
-            except sqlite3.Error as error:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise self._broken(error) from error
+        with self._lock, self._explained(), self._connection:  # which commits, or rolls back
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?)", rows)
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
 
-    def _broken(self, error: sqlite3.Error) -> RewardError:
-        return RewardError(
-            f"the reward cache {self._path.name} cannot be used: {error}",
-            where="rewards",
-            hint=f"delete {self._path}, or set cache: false",
-        )
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RewardError(
+                f"the reward cache {self._path.name} cannot be used: {error}",
+                where="rewards",
+                hint=f"delete {self._path}, or set cache: false",
+            ) from error
 
 
 def _kept(score: float) -> float | str:

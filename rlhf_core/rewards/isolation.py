@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
 import socket
 import struct
 import threading
@@ -19,17 +18,16 @@ from typing import Any
 
 from ..distributed.child_process import START_SECONDS, ChildProcess, default_memory_limit_bytes
 from ..types import Rollout
-from .answers import BadAnswer, read_answer
 from .threads import DeadlinePassed
 from .values import BadScore, RewardFault
+from .worker import BadAnswer, read_answer
 
 _POLL_SECONDS = 0.05
 _MAX_ANSWER_BYTES = 64 << 20
-_END_SECONDS = 2.0
 
 
 class IsolatedReward:
-    """Up to `num_processes` worker processes that score batches; safe between threads.
+    """Worker processes that score batches, one for each call at a time; safe between threads.
 
     `build` is a picklable callable without arguments that makes the reward inside the worker.
     `memory_limit_bytes` bounds a worker's resident memory where /proc tells it (Linux): beyond it during a
@@ -37,47 +35,41 @@ class IsolatedReward:
     there is.
     """
 
-    def __init__(self, build: Callable[[], Any], *, num_processes: int, memory_limit_bytes: int | None) -> None:
+    def __init__(self, build: Callable[[], Any], *, memory_limit_bytes: int | None) -> None:
         try:
             self._recipe = pickle.dumps(build)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise RewardFault(f"cannot be run in a process of its own: {error}") from error
         self._memory_limit_bytes = memory_limit_bytes or default_memory_limit_bytes()
-        self._num_processes = num_processes
-        # Places for processes: an empty place is filled when it is used. Last in, first out keeps few alive.
-        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(num_processes):
-            self._places.put(None)
         self._lock = threading.Lock()
         self._alive: set[_Worker] = set()
+        self._free: list[_Worker] = []
+        """Those that score nothing now; the last one is taken first, which keeps few alive."""
         self._closed = False
 
     def score(self, rollouts: Sequence[Rollout], timeout_seconds: float) -> list[float | BadScore]:
         """Scores of one batch. Raises `RewardFault`: it raised, hung, died, or took too much memory."""
+        worker = self._take()
+        keep = False
         try:
-            worker = self._places.get(timeout=START_SECONDS + timeout_seconds)
-        except queue.Empty:
-            raise DeadlinePassed("no process became free to score in") from None
-        try:
-            worker = worker or self._start()
             kind, answer = worker.ask(rollouts, timeout_seconds, self._memory_limit_bytes)
-            if worker.resident_bytes() > self._memory_limit_bytes:
-                self._end(worker)
-                worker = None
-        except RewardFault:
-            self._end(worker)
-            worker = None
-            raise
+            with self._lock:
+                keep = not self._closed and worker.resident_bytes() <= self._memory_limit_bytes
+                if keep:
+                    self._free.append(worker)
         finally:
-            self._places.put(worker)
+            if not keep:
+                self._end(worker)
         if kind == "failed":
             raise RewardFault(str(answer))
         return answer  # type: ignore[no-any-return]
 
-    def _start(self) -> _Worker:
+    def _take(self) -> _Worker:
         with self._lock:
             if self._closed:
                 raise RewardFault("is closed: the run is ending")
+            if self._free:
+                return self._free.pop()
             worker = _Worker()
             self._alive.add(worker)
         try:
@@ -87,34 +79,29 @@ class IsolatedReward:
             raise
         return worker
 
-    def _end(self, worker: _Worker | None) -> None:
-        if worker is not None:
-            with self._lock:
-                self._alive.discard(worker)
-            worker.end()
+    def _end(self, worker: _Worker) -> None:
+        with self._lock:
+            self._alive.discard(worker)
+        worker.end()
 
     def close(self) -> None:
         """End every process. Calls that still run fail; later ones too."""
         with self._lock:
             self._closed = True
-            alive = list(self._alive)
+            alive, free = list(self._alive), self._free
+            self._free = []
         for worker in alive:
             worker.kill()  # a call in flight sees its connection close, and ends the worker itself
-        for _ in range(self._num_processes):
-            try:
-                self._end(self._places.get(timeout=_END_SECONDS))
-            except queue.Empty:
-                break
-        for _ in range(self._num_processes):
-            self._places.put(None)
+        for worker in free:
+            self._end(worker)
 
 
-class _Worker:
+class _Worker(ChildProcess):
     """One process and the connection to it."""
 
     def __init__(self) -> None:
-        self._process = ChildProcess("rlhf_core.rewards.worker")
-        self._connection = Connection(self._process.connection.detach())
+        super().__init__("rlhf_core.rewards.worker")
+        self._connection = Connection(self.connection.detach())
 
     def build(self, recipe: bytes) -> None:
         """Have the process make its reward. Raises `RewardFault` where it cannot."""
@@ -132,7 +119,7 @@ class _Worker:
         except BlockingIOError:
             raise DeadlinePassed(f"did not take the samples within {timeout_seconds:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
-            raise RewardFault(self._process.death()) from None
+            raise RewardFault(self.death()) from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise RewardFault(f"cannot be sent these samples: {error}") from error
         return self._receive(len(rollouts), deadline, timeout_seconds, memory_limit_bytes)
@@ -150,7 +137,7 @@ class _Worker:
         except BlockingIOError:
             raise DeadlinePassed(f"stopped in the middle of an answer for {timeout_seconds:g} s") from None
         except (EOFError, ConnectionResetError):
-            raise RewardFault(self._process.death()) from None
+            raise RewardFault(self.death()) from None
         except (OSError, BadAnswer) as error:
             raise RewardFault(f"wrote what is no answer: {error}") from None
 
@@ -162,14 +149,6 @@ class _Worker:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 same.setsockopt(socket.SOL_SOCKET, option, limit)
 
-    def resident_bytes(self) -> int:
-        """Resident memory of the process; 0 where the system does not tell."""
-        return self._process.resident_bytes()
-
-    def kill(self) -> None:
-        self._process.kill()
-
     def end(self) -> None:
-        """Kill the process; it holds nothing that needs an orderly end."""
         self._connection.close()
-        self._process.end()
+        super().end()

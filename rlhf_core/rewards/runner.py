@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from ..types import Rollout
 from ..util.printable import printable
 from .cache import ScoreCache, cache_key, reward_identity
 from .isolation import IsolatedReward
-from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed, is_async
+from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed
 from .values import BadScore, RewardFault, fits, read_scores
 
 _FIRST_WAIT_SECONDS = 0.1
@@ -43,20 +44,9 @@ class RewardSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Part of the cache's key."""
 
-
-@dataclass(slots=True)
-class RewardCounts:
-    """Cost of one reward since the counts were last taken."""
-
-    calls: int = 0
-    seconds: float = 0.0
-    """Time inside calls, summed over concurrent ones."""
-    failures: int = 0
-    """Failed calls, retried ones included, and invalid scores."""
-    retries: int = 0
-    cache_hits: int = 0
-    zeroed: int = 0
-    dropped: int = 0
+    def __post_init__(self) -> None:
+        if self.function is None and self.recipe is None:
+            raise ValueError(f"reward {self.name!r} has neither function nor recipe")
 
 
 Outcome = float | BadScore | RewardFault
@@ -68,7 +58,9 @@ class RewardRunner:
     def __init__(self, spec: RewardSpec, cache: ScoreCache | None) -> None:
         self.spec = spec
         self._call_options = spec.call_options
-        self._counts = RewardCounts()
+        self._counts: Counter[str] = Counter()
+        """Costs since they were last taken: `calls`, `seconds` (in calls, summed over concurrent ones), `failures`
+        (failed calls, retried ones included, and invalid scores), `retries`, `cache_hits`, `zeroed`, `dropped`."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._pool = DaemonPool(self._call_options.concurrency, self._where)
@@ -78,23 +70,15 @@ class RewardRunner:
         self._isolated: IsolatedReward | None = None
         if self._call_options.isolate:
             self._isolated = self._isolate(spec)
-        elif self._function is None:
-            if spec.recipe is None:
-                raise ValueError(f"reward {spec.name!r} has neither function nor recipe")
+        elif spec.function is None and spec.recipe is not None:
             self._function = spec.recipe()
         self._cache = cache if self._call_options.cache else None
         self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
 
     def _isolate(self, spec: RewardSpec) -> IsolatedReward:
-        build = spec.recipe
-        if build is None and spec.function is not None:
-            build = partial(_itself, spec.function)
-        if build is None:
-            raise ValueError(f"reward {spec.name!r} has neither function nor recipe")
         try:
             return IsolatedReward(
-                build,
-                num_processes=self._call_options.concurrency,
+                spec.recipe or partial(_itself, spec.function),
                 memory_limit_bytes=self._call_options.memory_limit_bytes,
             )
         except RewardFault as fault:
@@ -109,8 +93,7 @@ class RewardRunner:
         """
         keys = self._keys(rollouts)
         known = self._cache.get(key for key in keys if key is not None) if self._cache else {}
-        with self._lock:
-            self._counts.cache_hits += sum(key in known for key in keys)
+        self._count(cache_hits=sum(key in known for key in keys))
         # Of samples with equal keys only the first is scored, so that equal samples get equal scores.
         first: dict[str | int, int] = {}
         for index, key in enumerate(keys):
@@ -159,12 +142,16 @@ class RewardRunner:
                 where=self._where,
                 hint=self._hint(outcome),
             ) from cause
+        if self._call_options.on_failure == "zero":
+            self._count(zeroed=1)
+            return 0.0
+        self._count(dropped=1)
+        return None
+
+    def _count(self, **more: float) -> None:
         with self._lock:
-            if self._call_options.on_failure == "zero":
-                self._counts.zeroed += 1
-                return 0.0
-            self._counts.dropped += 1
-            return None
+            for name, number in more.items():
+                self._counts[name] += number  # type: ignore[assignment]  # seconds are not whole
 
     def _hint(self, outcome: Outcome) -> str:
         if isinstance(outcome, DeadlinePassed):
@@ -180,16 +167,14 @@ class RewardRunner:
         outcomes: list[Outcome] = []
         for attempt in range(self._call_options.retries + 1):
             if attempt:
-                with self._lock:
-                    self._counts.retries += 1
+                self._count(retries=1)
                 wait = min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), _LONGEST_WAIT_SECONDS)
                 if self._closing.wait(wait):
                     break
             outcomes = self._attempt(batch)
             num_bad = sum(isinstance(outcome, BadScore) for outcome in outcomes)
             failures = num_bad or int(any(isinstance(outcome, RewardFault) for outcome in outcomes))
-            with self._lock:
-                self._counts.failures += failures
+            self._count(failures=failures)
             if not failures:
                 break
         return outcomes
@@ -206,9 +191,7 @@ class RewardRunner:
             raised.__cause__ = error
             return [raised] * len(batch)
         finally:
-            with self._lock:
-                self._counts.calls += 1
-                self._counts.seconds += time.perf_counter() - started
+            self._count(calls=1, seconds=time.perf_counter() - started)
 
     def _call(self, batch: Sequence[Rollout]) -> Sequence[float | BadScore]:
         timeout = self._call_options.timeout_seconds
@@ -229,8 +212,6 @@ class RewardRunner:
     def _call_here(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
         function = self._function
         assert function is not None
-        if is_async(function):
-            return read_scores(self._loop.run(partial(function, batch), timeout), len(batch))
         deadline = time.monotonic() + timeout
 
         def call() -> object:
@@ -238,16 +219,14 @@ class RewardRunner:
             return answer if isinstance(answer, Awaitable) else read_scores(answer, len(batch))
 
         answer = self._on_call_thread(call)
-        if isinstance(answer, Awaitable):  # a plain function that returns a coroutine
-            answer = read_scores(self._finish(answer, deadline), len(batch))
-        return answer  # type: ignore[return-value]
-
-    def _finish(self, awaitable: Awaitable[Any], deadline: float) -> object:
-        """Await a call's awaitable within its remaining time."""
+        if not isinstance(answer, Awaitable):
+            return answer  # type: ignore[return-value]
+        awaitable: Awaitable[Any] = answer
         try:
-            return self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
+            scores = self._loop.run(lambda: awaitable, max(deadline - time.monotonic(), 0.0))
         except DeadlinePassed:
-            raise DeadlinePassed(f"gave no answer within {self._call_options.timeout_seconds:g} s") from None
+            raise DeadlinePassed(f"gave no answer within {timeout:g} s") from None
+        return read_scores(scores, len(batch))
 
     def _on_call_thread(self, call: Callable[[], object]) -> object:
         with self._lock:
@@ -270,16 +249,13 @@ class RewardRunner:
         """The reward in this process, options bound; None where it has processes of its own."""
         return self._function
 
-    def take_counts(self) -> RewardCounts:
-        """Return the counts and reset them."""
+    def take_counts(self) -> dict[str, float]:
+        """Costs since the last call, and the reward's own, where it is an object with `take_counts()`."""
         with self._lock:
-            taken, self._counts = self._counts, RewardCounts()
-        return taken
-
-    def take_own_counts(self) -> dict[str, float]:
-        """Take the reward's own counts since the last call, where it is an object with `take_counts()`."""
+            taken, self._counts = self._counts, Counter()
         take = getattr(self._function, "take_counts", None)
-        return {str(name): float(value) for name, value in take().items()} if callable(take) else {}
+        found = {"calls": 0.0, "seconds": 0.0, **taken, **(take() if callable(take) else {})}
+        return {str(name): float(value) for name, value in found.items()}
 
     def close(self) -> None:
         """Cancel pending calls, close the reward, and end processes, event loop and threads."""
@@ -303,5 +279,5 @@ class RewardRunner:
                 raise RewardError(f"{self.spec.plugin}: its close {passed}", where=self._where) from None
 
 
-def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
+def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
     return function

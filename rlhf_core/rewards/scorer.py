@@ -56,7 +56,7 @@ def reward_spec(
     if call_options.isolate is None:
         call_options = call_options.model_copy(update={"isolate": selected.component.isolate})
     return RewardSpec(
-        name=name or _short_name(selected),
+        name=name or selected.name.rpartition(":")[2] or selected.name,  # ./my_reward.py:brevity is called brevity
         weight=weight,
         call_options=call_options,
         function=None if call_options.isolate else resolve_build(selected)(config, context),
@@ -65,11 +65,6 @@ def reward_spec(
         source=_source_digest(selected),
         options=config.model_dump(mode="json"),
     )
-
-
-def _short_name(selected: Selected) -> str:
-    """`./my_reward.py:brevity` is called brevity."""
-    return selected.name.rpartition(":")[2] or selected.name
 
 
 def _source_digest(selected: Selected) -> str:
@@ -139,13 +134,8 @@ class RewardScorer:
         """
         metrics: dict[str, float] = {}
         for runner in self._runners:
-            counts = runner.take_counts()
-            for key in counts.__slots__:
-                value = float(getattr(counts, key))
+            for key, value in runner.take_counts().items():
                 if value or key in ("calls", "seconds"):
-                    metrics[f"reward_calls/{runner.spec.name}/{key}"] = value
-            for key, value in runner.take_own_counts().items():
-                if value:
                     metrics[f"reward_calls/{runner.spec.name}/{key}"] = value
         return metrics
 

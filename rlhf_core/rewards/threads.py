@@ -7,13 +7,11 @@ abandoned; with `isolate` a reward runs in a process, which can be stopped.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import queue
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ..errors import RewardError
@@ -187,12 +185,3 @@ async def _cancel_all() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function` gives a coroutine."""
-    while isinstance(function, partial):
-        function = function.func
-    if inspect.iscoroutinefunction(function):
-        return True
-    return not inspect.isroutine(function) and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -1,11 +1,13 @@
 """The process an isolated reward runs in: `python -m rlhf_core.rewards.worker FD PARENT`.
 
-It reads what to build from the connection, then answers batches of rollouts until the other side is gone.
+It reads what to build from the connection, then answers batches of rollouts until the other side is gone. Its answers
+are JSON: `["ready"]`, `["failed", why]`, `["scores", [...]]`; `read_answer` is for the other side.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,8 +16,9 @@ from typing import Any
 
 from ..distributed.parent_watch import killed_with_parent
 from ..types import Rollout
-from .answers import failed, ready, scored
-from .values import RewardFault, read_scores
+from .values import BadScore, RewardFault, TurnScores, read_scores
+
+_MAX_REASON_CHARS = 10_000
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -57,6 +60,57 @@ def _score(reward: Callable[..., Any], rollouts: Sequence[Rollout], loop: asynci
         return failed(str(fault))
     except BaseException as error:  # a stranger's function may raise anything, KeyboardInterrupt included
         return failed(f"raised {type(error).__name__}: {error}")
+
+
+class BadAnswer(ValueError):
+    """The process sent something else; the message says why it is none of these."""
+
+
+def ready() -> bytes:
+    """The reward is built."""
+    return json.dumps(["ready"]).encode()
+
+
+def failed(reason: str) -> bytes:
+    """It could not be built, or the call failed."""
+    return json.dumps(["failed", reason[:_MAX_REASON_CHARS]]).encode()
+
+
+def scored(scores: Sequence[float | BadScore]) -> bytes:
+    """A number for each sample, or why there is none."""
+    return json.dumps(["scores", [_plain(each) for each in scores]]).encode()
+
+
+def _plain(score: float | BadScore) -> Any:
+    """A number, a text that says why there is none, or pairs of turns and numbers."""
+    if isinstance(score, TurnScores):
+        return list(score.turns.items())
+    return score.reason if isinstance(score, BadScore) else score
+
+
+def read_answer(data: bytes, count: int) -> tuple[str, Any]:
+    """Kind and content of an answer about `count` samples. Raises `BadAnswer`."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer(f"it cannot be read as JSON ({type(error).__name__})") from None
+    match found:
+        case ["ready"]:
+            return "ready", None
+        case ["failed", str(reason)]:
+            return "failed", reason
+        case ["scores", list(values)]:
+            return "scores", _scores(values, count)
+    raise BadAnswer("it is JSON of another form")
+
+
+def _scores(values: list[Any], count: int) -> list[float | BadScore]:
+    try:
+        given = [0.0 if isinstance(each, str) else dict(each) if isinstance(each, list) else each for each in values]
+        numbers = read_scores(given, count)
+    except (RewardFault, TypeError, ValueError) as fault:
+        raise BadAnswer(str(fault)) from None
+    return [BadScore(each) if isinstance(each, str) else number for each, number in zip(values, numbers, strict=True)]
 
 
 if __name__ == "__main__":

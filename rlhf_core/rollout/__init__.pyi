@@ -1,4 +1,5 @@
 from .buffer import BatchBuffer as BatchBuffer
+from .channel import success_of as success_of
 from .coordinator import RolloutCoordinator as RolloutCoordinator
 from .coordinator import Sampler as Sampler
 from .eval_metrics import EvaluationRow as EvaluationRow
@@ -17,7 +18,6 @@ from .maker import GroupPass as GroupPass
 from .maker import Player as Player
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .single_answer import SingleAnswers as SingleAnswers
-from .success import success_of as success_of
 from .weight_sync import Checksum as Checksum
 from .weight_sync import CopiedWeights as CopiedWeights
 from .weight_sync import ModuleReceiver as ModuleReceiver

@@ -1,25 +1,34 @@
-"""The in-process experience channel: the trainer's own process makes its rollouts."""
+"""The in-process experience channel: the trainer's own process makes its rollouts, every rank its share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from ..config.sections import CurriculumConfig
 from ..errors import RlhfError
-from ..protocols import ExperienceMaker
+from ..rewards.scorer import RewardScorer
 from ..strategy import Strategy
-from ..types import MadeEpisode, PhaseTimes, Prompt, RolloutGroup
+from ..types import MadeEpisode, Prompt, RolloutGroup
 from .groups import coordinator_from_tree, coordinator_to_tree
 from .made import made_episode
 
 if TYPE_CHECKING:
     from .coordinator import RolloutCoordinator
+    from .maker import PolicyExperienceMaker
 
 
-class TimedMaker(ExperienceMaker, Protocol):
-    """A maker that measures its time."""
+def success_of(options: CurriculumConfig | None) -> Callable[[RolloutGroup], float | None]:
+    """For a group, the share of its samples whose score is a success; None without a curriculum, or a sample."""
 
-    def take_times(self) -> PhaseTimes: ...
+    def share(group: RolloutGroup) -> float | None:
+        samples = [item.rewards for item in group.items if item.branch == 0]
+        if options is None or not samples:
+            return None
+        name = options.reward or next(iter(samples[0]))
+        return sum(rewards[name] >= options.success_score for rewards in samples) / len(samples)
+
+    return share
 
 
 class LocalChannel:
@@ -33,7 +42,7 @@ class LocalChannel:
         *,
         coordinator: RolloutCoordinator[RolloutGroup],
         prompt: Callable[[int, int | None], Prompt],
-        maker: TimedMaker,
+        maker: PolicyExperienceMaker,
         strategy: Strategy,
         keep: Callable[[RolloutGroup], bool],
         success: Callable[[RolloutGroup], float | None] = lambda group: None,
@@ -56,7 +65,8 @@ class LocalChannel:
                 raise RlhfError(f"episode {index} cannot go on: {self._coordinator.progress(index)}", where="rollout")
             mine = leases[self._strategy.rank :: self._strategy.world_size]
             made = list(self._maker.make([self._prompt(lease.position, lease.record) for lease in mine]))
-            for group in sorted(self._exchange(made), key=lambda g: g.position):
+            gathered = [group for part in self._strategy.all_gather_objects(made) for group in part]
+            for group in sorted(gathered, key=lambda g: g.position):
                 keep = not group.is_empty and self._keep(group)
                 self._coordinator.submit(group, keep=keep, success=self._success(group))
         groups = self._coordinator.take(index)
@@ -79,5 +89,17 @@ class LocalChannel:
     def close(self) -> None:
         """Do nothing: no resource is held."""
 
-    def _exchange(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        return [group for part in self._strategy.all_gather_objects(groups) for group in part]
+
+class RankedRewardStates:
+    """The states of all ranks' rewards. After a resume with another number of ranks, some start from the same one."""
+
+    def __init__(self, scorer: RewardScorer, strategy: Strategy) -> None:
+        self._scorer = scorer
+        self._strategy = strategy
+
+    def states(self) -> list[dict[str, Any]]:
+        states: list[dict[str, Any]] = self._strategy.all_gather_objects(self._scorer.state_dict())
+        return states if any(states) else []
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        self._scorer.load_state_dict(states[self._strategy.rank % len(states)])

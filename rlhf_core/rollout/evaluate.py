@@ -6,29 +6,17 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Protocol
 
 from ..config.sections import EvalSetOptions
 from ..hooks.relay import HookRelay
 from ..rewards.scorer import RewardScorer
+from ..strategy import Strategy
 from ..types import BufferItem, Prompt, RolloutGroup, SamplingParams
 from .eval_metrics import EvaluationRow, EvaluationSet, evaluation_metrics, final_answer
 from .maker import Player, PolicyExperienceMaker
 
 FIRST_SAMPLE_ID = 1 << 62
 """Evaluation draws from noise of its own, far from the ids of training samples."""
-
-
-class Ranks(Protocol):
-    """The part of a `Strategy` that says how the prompts are shared."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def world_size(self) -> int: ...
-
-    def all_gather_objects(self, value: Any) -> list[Any]: ...
 
 
 class EvaluatedSet:
@@ -81,7 +69,7 @@ class EvaluatedSet:
 class PolicyEvaluator:
     """Evaluates one set of prompts after the other. Collective: the ranks share the prompts."""
 
-    def __init__(self, sets: Sequence[EvaluatedSet], *, batch_size: int, strategy: Ranks) -> None:
+    def __init__(self, sets: Sequence[EvaluatedSet], *, batch_size: int, strategy: Strategy) -> None:
         self._sets = sets
         self._batch_size = batch_size
         self._strategy = strategy

@@ -13,7 +13,9 @@ def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
     """A group as nested dicts, lists and tensors. Metadata must be JSON values."""
     return {
         "position": group.position,
-        "rollouts": [_rollout_tree(rollout) for rollout in group.rollouts],
+        "rollouts": [
+            {**_shallow(rollout), "turns": [turn.to_mapping() for turn in rollout.turns]} for rollout in group.rollouts
+        ],
         "items": [_shallow(item) for item in group.items],
     }
 
@@ -44,10 +46,6 @@ def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
         for index, saved in state["open"].items()
     }
     return {**state, "open": opened}
-
-
-def _rollout_tree(rollout: Rollout) -> dict[str, Any]:
-    return {**_shallow(rollout), "turns": [turn.to_mapping() for turn in rollout.turns]}
 
 
 def _rollout(tree: Mapping[str, Any]) -> Rollout:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..environments.attempt import Played
 from ..hooks.relay import HookRelay
+from ..protocols import ExperienceMaker
 from ..rewards.scorer import RewardScorer, Scores
 from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
 from .samples import SampleRewards, item_of, rollout_of
@@ -62,16 +63,11 @@ class _Finished:
     """One a row of each sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scoring:
-    """Groups whose rewards are being computed."""
-
-    groups: list[_Finished]
-    scores: Future[Scores]
-    """One a sample that has rows."""
+_Scoring = tuple[list[_Finished], "Future[Scores]"]
+"""Groups, and a score for each of their samples that has rows."""
 
 
-class PolicyExperienceMaker:
+class PolicyExperienceMaker(ExperienceMaker):
     """Makes whole prompt groups with one player, one scorer and, where needed, a reference and a critic.
 
     `number(prompt position, k)` numbers samples; the seed classes bring their own numbering.
@@ -125,7 +121,7 @@ class PolicyExperienceMaker:
             scoring = self._generate(prompts)
             started = time.perf_counter()
             with self._hooks.span("reward", num_samples=num_samples):
-                scored = [(part, part.scores.result()) for part in scoring]
+                scored = [(part, scores.result()) for part, scores in scoring]
             self.times.reward_s += time.perf_counter() - started
             groups = [group for part, scores in scored for group in self._groups(part, scores)]
             started = time.perf_counter()
@@ -163,15 +159,15 @@ class PolicyExperienceMaker:
 
     def _submit(self, groups: list[_Finished]) -> _Scoring:
         judged = [rows[-1] for group in groups for rows in group.rollouts if rows]
-        return _Scoring(groups, self._scorer.submit(judged))
+        return groups, self._scorer.submit(judged)
 
-    def _groups(self, scoring: _Scoring, scores: Scores) -> Iterator[RolloutGroup]:
+    def _groups(self, finished: list[_Finished], scores: Scores) -> Iterator[RolloutGroup]:
         """Rollouts with their items; samples that a reward's or the environment's policy drops are left out.
 
         So are all samples of a prompt whose greedy answer is dropped.
         """
         found = iter(scores)
-        for group in scoring.groups:
+        for group in finished:
             rewarded = [next(found) if rows else None for rows in group.rollouts]
             samples = list(zip(group.samples, group.rollouts, rewarded, strict=True))
             greedy = None

@@ -40,7 +40,7 @@ def rollout_of(row: Row, sample: Played) -> Rollout:
         group_id=prompt.position,
         branch=row.branch,
         turns=tuple(turns),
-        policy_versions=_token_versions(row),
+        policy_versions=tuple(row.versions) if set(row.versions) - {-1, row.policy_version} else (),
     )
 
 
@@ -97,10 +97,6 @@ def item_of(
         environment=sample.measured if plays and row is sample.rows[0] else {},
         policy_versions=torch.tensor(rollout.policy_versions, dtype=torch.int32) if rollout.policy_versions else None,
     )
-
-
-def _token_versions(row: Row) -> tuple[int, ...]:
-    return tuple(row.versions) if set(row.versions) - {-1, row.policy_version} else ()
 
 
 def _turn_rewards(row: Row, turns: Sequence[Mapping[int, float]]) -> Tensor:

@@ -9,7 +9,7 @@ from ..environments.attempt import Played
 from ..environments.play import answers
 from ..environments.row import Row
 from ..protocols import RolloutEngine
-from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
+from ..types import GenerationRequest, PhaseTimes, Prompt, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,11 +30,8 @@ class SingleAnswers:
         """Yield what was answered for each (prompt, sample id), each as soon as it is done. Adds to `times`."""
         asked = [(GenerationRequest(sample_id=i, prompt_ids=prompt.prompt_ids), prompt) for prompt, i in samples]
         for prompt, completion in answers(self._engine, asked, self._sampling, times):
-            yield Played(prompt, completion.sample_id, (self._row(prompt, completion),))
-
-    def _row(self, prompt: Prompt, completion: Completion) -> Row:
-        row = Row(branch=0, text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
-        text = self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
-        assert isinstance(text, str)
-        row.sample(completion, text, (), 0)
-        return row
+            row = Row(branch=0, text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
+            text = self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
+            assert isinstance(text, str)
+            row.sample(completion, text, (), 0)
+            yield Played(prompt, completion.sample_id, (row,))

@@ -8,7 +8,7 @@ sees mixed weights.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import SyncError
@@ -67,13 +67,6 @@ def _tensor_digest(tensor: Tensor) -> bytes:
     digest.update(torch.cat(sums).cpu().numpy().tobytes())
     digest.update(data[num_rows * 8 * _ROW :].cpu().numpy().tobytes())
     return digest.digest()
-
-
-def with_checksum(shards: Iterable[Mapping[str, Tensor]], checksum: Checksum) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the shards, adding each to `checksum`."""
-    for shard in shards:
-        checksum.add(shard)
-        yield shard
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:

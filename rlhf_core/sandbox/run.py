@@ -83,13 +83,19 @@ def run_program(
     with ExitStack() as stack:
         if mode == "landlock":  # the other mode's folder is in the namespace's memory
             job["folder"] = stack.enter_context(private_folder(source, stdin))
-        process, read = _start(json.dumps(job).encode())
+        process, status = _start(json.dumps(job).encode())
+        assert process.stdout is not None and process.stderr is not None
         try:
-            return _Conversation(process, read, limits).result()
+            return _result(
+                process,
+                {"status": status, "output": process.stdout.fileno(), "error_output": process.stderr.fileno()},
+                limits,
+            )
         finally:
             _end(process)
-            for descriptor in read.values():
-                os.close(descriptor)
+            os.close(status)
+            process.stdout.close()
+            process.stderr.close()
 
 
 @lru_cache
@@ -104,34 +110,31 @@ def missing(mode: Mode = "namespaces") -> str | None:
     return None
 
 
-def _start(job: bytes) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
-    """Start the child; returns it and our ends of its pipes."""
+def _start(job: bytes) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the child; returns it and our end of the pipe for its status."""
     job_fd = os.memfd_create("job")
-    ends = {name: os.pipe() for name in ("status", "output", "error_output")}
+    read, status = os.pipe()
     try:
         with os.fdopen(os.dup(job_fd), "wb") as file:
             file.write(job)
         os.lseek(job_fd, 0, os.SEEK_SET)
-        status = ends["status"][1]
         arguments = [str(Path(__file__).parent), str(job_fd), str(status)]
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, *arguments],
             stdin=subprocess.DEVNULL,
-            stdout=ends["output"][1],
-            stderr=ends["error_output"][1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=[job_fd, status],
             env={},
             start_new_session=True,
         )
     except BaseException:
-        for read, _ in ends.values():
-            os.close(read)
+        os.close(read)
         raise
     finally:
         os.close(job_fd)
-        for _, write in ends.values():
-            os.close(write)
-    return process, {name: read for name, (read, _) in ends.items()}
+        os.close(status)
+    return process, read
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -146,56 +149,40 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_END_SECONDS)
 
 
-class _Conversation:
-    """Reads the output of child and program until both are done or the time is over."""
-
-    def __init__(self, process: subprocess.Popen[bytes], read: dict[str, int], limits: Limits) -> None:
-        self._process = process
-        self._limits = limits
-        self._said = {name: bytearray() for name in read}
-        self._open = selectors.DefaultSelector()
+def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limits) -> ProgramResult:
+    """Read until child and program are done, write too much or take too long. Raises `SandboxError` where none ran."""
+    said = {name: bytearray() for name in read}
+    is_ready = too_long = False
+    deadline = time.monotonic() + _START_SECONDS
+    with selectors.DefaultSelector() as pipes:
         for name, descriptor in read.items():
             os.set_blocking(descriptor, False)
-            self._open.register(descriptor, selectors.EVENT_READ, name)
-        self._ready = False
-
-    def result(self) -> ProgramResult:
-        """How the program ended. Raises `SandboxError` where it never ran."""
-        with self._open:
-            too_long = self._listen()
-        status: dict[str, Any] = {}
-        for line in self._said["status"].splitlines():
-            status |= json.loads(line)
-        if "missing" in status:
-            raise SandboxError(f"this machine cannot run programs in the sandbox, it lacks: {status['missing']}")
-        if not self._ready:
-            said = bytes(self._said["error_output"][-500:]).decode(errors="replace")
-            raise SandboxError(f"the sandbox did not start (exit code {self._process.poll()}): {said}")
-        longest = self._limits.max_output_bytes
-        return ProgramResult(
-            exit_code=status.get("exit_code", 128 + signal.SIGKILL),
-            output=bytes(self._said["output"][:longest]).decode(errors="replace"),
-            error_output=bytes(self._said["error_output"][:longest]).decode(errors="replace"),
-            stopped_for="output" if too_long else status.get("stopped_for", "time"),
-        )
-
-    def _listen(self) -> bool:
-        """Read until all pipes are closed; returns whether the program wrote too much."""
-        deadline = time.monotonic() + _START_SECONDS
-        while self._open.get_map():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            for key, _ in self._open.select(left):
-                said = self._said[key.data]
+            pipes.register(descriptor, selectors.EVENT_READ, name)
+        while pipes.get_map() and not too_long and (left := deadline - time.monotonic()) > 0:
+            for key, _ in pipes.select(left):
                 chunk = os.read(key.fd, 65536)
                 if not chunk:
-                    self._open.unregister(key.fd)
-                said += chunk
-                if key.data == "status":
-                    if not self._ready and b'"ready"' in said:
-                        self._ready = True
-                        deadline = time.monotonic() + self._limits.timeout_seconds + _GRACE_SECONDS
-                elif len(said) > self._limits.max_output_bytes:
-                    return True
-        return False
+                    pipes.unregister(key.fd)
+                said[key.data] += chunk
+                if key.data != "status":
+                    too_long |= len(said[key.data]) > limits.max_output_bytes
+                elif not is_ready and b'"ready"' in said["status"]:
+                    is_ready = True
+                    deadline = time.monotonic() + limits.timeout_seconds + _GRACE_SECONDS
+    status: dict[str, Any] = {}
+    for line in said["status"].splitlines():
+        status |= json.loads(line)
+    if "missing" in status:
+        raise SandboxError(f"this machine cannot run programs in the sandbox, it lacks: {status['missing']}")
+    if not is_ready:
+        words = bytes(said["error_output"][-500:]).decode(errors="replace")
+        raise SandboxError(f"the sandbox did not start (exit code {process.poll()}): {words}")
+    output, error_output = (
+        bytes(said[name][: limits.max_output_bytes]).decode(errors="replace") for name in ("output", "error_output")
+    )
+    return ProgramResult(
+        exit_code=status.get("exit_code", 128 + signal.SIGKILL),
+        output=output,
+        error_output=error_output,
+        stopped_for="output" if too_long else status.get("stopped_for", "time"),
+    )

@@ -94,9 +94,8 @@ def play_episodes(
     """
     from ..build import build_environment_player
     from ..prompts.stream import PromptStream
-    from ..prompts.tasks import Tasks
 
-    stream = PromptStream(records or Tasks(num_prompts), tokenizer, seed=seed, may_be_empty=True)
+    stream = PromptStream(records or [{"prompt": ""}] * num_prompts, tokenizer, seed=seed, may_be_empty=True)
     engine = ScriptedEngine(tokenizer, replies, seed=seed)
     player = build_environment_player(
         environment,

@@ -23,11 +23,9 @@ from ..config.resolve import ResolvedRun
 from ..models.loading import load_policy
 from ..protocols import RolloutEngine, WeightSync
 from ..rewards.scorer import RewardScorer
-from ..rollout.channel import LocalChannel
+from ..rollout.channel import LocalChannel, RankedRewardStates, success_of
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
-from ..rollout.reward_states import RankedRewardStates
-from ..rollout.success import success_of
 from ..rollout.weight_sync import NoReceiver, build_engine_beside
 from ..strategy import Strategy
 from ..training.request import FitResult, RunRequest, SessionParts, Transport

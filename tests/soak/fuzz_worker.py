@@ -187,7 +187,7 @@ def _with_content(problem: str | None, path: Path) -> str | None:
 @cache
 def _rule(name: str) -> IsolatedReward:
     """In a process of its own, as where a run trains: one that hangs there is ended."""
-    return IsolatedReward(partial(loaded, name), num_processes=1, memory_limit_bytes=None)
+    return IsolatedReward(partial(loaded, name), memory_limit_bytes=None)
 
 
 def loaded(name: str) -> Callable[[Any], Any]:

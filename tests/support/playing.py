@@ -8,10 +8,10 @@ from typing import Any
 
 from rlhf_core.config.sections import EnvironmentConfig
 from rlhf_core.environments.attempt import Played
+from rlhf_core.environments.contract import make_task
 from rlhf_core.environments.episode import Rules
 from rlhf_core.environments.play import EnvironmentPlayer
 from rlhf_core.environments.shapes import new_environment
-from rlhf_core.environments.task import make_task
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer

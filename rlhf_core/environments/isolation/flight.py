@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
 
 from ...errors import EpisodeError, RlhfError
 from ...util.printable import printable
 from ..attempt import Clock, EnvironmentFault, EpisodeLost
-from ..contract import Outcome, Task
+from ..contract import Outcome, Policy, Task
 from ..episode import EpisodePolicy
 from .messages import (
     Answer,
@@ -26,40 +27,44 @@ from .messages import (
 )
 from .process import EnvironmentProcess
 
+if TYPE_CHECKING:
+    from .host import Sitting
+
 MAX_BRANCHES = 10_000
 """An environment that forks more often has run wild."""
 
 
 class Flight:
-    """An episode on its way through a process (`Passenger`)."""
+    """An environment in the form that core drives, which plays its episode in another process."""
 
-    def __init__(
-        self,
-        process: EnvironmentProcess,
-        number: int,
-        clock: Clock,
-        policy: EpisodePolicy,
-        suspected: Callable[[], None],
-    ) -> None:
-        """suspected: called where the process ends, perhaps by the fault of this episode."""
-        self._process = process
-        self._number = number
+    def __init__(self, sitting: Sitting, clock: Clock) -> None:
+        self._sitting = sitting
         self._clock = clock
-        self._branches = {0: policy}
-        self._suspected = suspected
+        self._process: EnvironmentProcess
+        self._number: int
+        self._sample_id: int
+        self._branches: dict[int, EpisodePolicy] = {}
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._turns: dict[int, asyncio.Task[None]] = {}
 
-    async def outcome(self, task: Task) -> Outcome:
-        """Have the environment run.
+    async def run(self, task: Task, policy: Policy) -> Outcome:
+        """Have the environment run. The clock rests until there is a process.
 
         Raises `EnvironmentFault` or an `RlhfError` as its environment does, `EpisodeLost` where its process ended and
         it is to be made again.
         """
+        assert isinstance(policy, EpisodePolicy)
+        self._clock.stop()
+        self._sample_id = task.sample_id
+        self._branches[0] = policy
+        async with self._sitting.seat(task.sample_id) as self._process:
+            self._number = next(self._process.numbers)
+            return await self._play(task, policy)
+
+    async def _play(self, task: Task, policy: EpisodePolicy) -> Outcome:
         if self._process.is_over:  # it ended while this one was on its way to it
             raise EpisodeLost
-        policy = self._branches[0]
         opening = Opening(policy.remaining_turns, policy.max_new_tokens, policy.left, policy.room)
         try:
             self._process.send("play", self._number, task, opening)
@@ -95,7 +100,7 @@ class Flight:
             return False
         running = process.running()
         if is_alone or can_go_on or running == {self._number}:
-            self._suspected()
+            self._sitting.suspect(self._sample_id)
             process.passengers.pop(self._number, None)  # it hears of this from whoever asked
             process.end_for(self._number)
             return True
@@ -107,15 +112,18 @@ class Flight:
 
     @property
     def is_running(self) -> bool:
+        """Whether its environment's time runs, and not the policy's."""
         return self._clock.is_running
 
     def blame(self, what: str) -> None:
-        self._suspected()
+        """The process is gone, by the fault of this episode."""
+        self._sitting.suspect(self._sample_id)
         self._end(EnvironmentFault(what))
 
     def lose(self, *, suspect: bool) -> None:
+        """The process is gone; suspect: it may have been this episode's fault, or another's."""
         if suspect:
-            self._suspected()
+            self._sitting.suspect(self._sample_id)
         self._end(EpisodeLost())
 
     def _end(self, how: Outcome | Exception) -> None:

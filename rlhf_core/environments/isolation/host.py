@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 
 from ...distributed.child_process import default_memory_limit_bytes
 from ...errors import ConfigError
 from ...plugins.recipe import Recipe
 from ..attempt import Caller, Clock
-from ..contract import Environment, Outcome, Policy, Task
-from ..episode import EpisodePolicy
+from ..contract import Environment
 from ..workers import SPARE_THREADS
 from .flight import Flight
 from .process import EnvironmentProcess
@@ -40,15 +37,9 @@ class IsolatedEnvironments:
         self._name = name
         self._num_threads = concurrency + SPARE_THREADS
         self._memory_limit_bytes = memory_limit_bytes or default_memory_limit_bytes()
-        self.numbers = itertools.count(1)
-        """Numbers of episodes."""
         self._lock = threading.Lock()
         self._idle: list[EnvironmentProcess] = []
         self._closed = False
-
-    def open(self) -> Sitting:
-        """For one `play`."""
-        return Sitting(self)
 
     def take_process(self) -> EnvironmentProcess:
         """One that is kept, or a new one; not attached."""
@@ -102,7 +93,7 @@ class Sitting:
     async def make(self, call: Caller) -> Environment:
         """An environment for one try at an episode. `call` has the clock of it."""
         assert isinstance(call.clock, Clock)
-        return IsolatedEnvironment(self, call.clock)
+        return Flight(self, call.clock)
 
     @asynccontextmanager
     async def seat(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
@@ -117,17 +108,13 @@ class Sitting:
             finally:
                 self._end(process)
 
-    def number(self) -> int:
-        """A new number for an episode, unique in its process."""
-        return next(self._environments.numbers)
-
     def suspect(self, sample_id: int) -> None:
         """From now on, play this sample in a process by itself."""
         self._alone.add(sample_id)
 
     async def _shared_process(self) -> EnvironmentProcess:
         starting = self._shared
-        if starting is None or (starting.done() and (starting.cancelled() or _is_gone(starting))):
+        if starting is None or (starting.done() and _alive(starting) is None):
             starting = self._shared = asyncio.ensure_future(self._attach(self._environments.take_process))
         return await asyncio.shield(starting)
 
@@ -148,10 +135,9 @@ class Sitting:
 
     def leave(self) -> None:
         """Let go of the loop: a process that is at rest is kept, any other ended."""
-        shared = self._shared
-        ready = shared.result() if shared is not None and _is_ready(shared) else None
+        shared = None if self._shared is None else _alive(self._shared)
         for process in [*self._processes]:
-            if process is ready and not process.is_over and not process.passengers:
+            if process is shared and not process.passengers:
                 process.detach()
                 if not process.is_over:
                     self._environments.keep(process)
@@ -159,26 +145,8 @@ class Sitting:
                 self._end(process)
 
 
-def _is_ready(starting: asyncio.Task[EnvironmentProcess]) -> bool:
-    return starting.done() and not starting.cancelled() and starting.exception() is None
-
-
-def _is_gone(starting: asyncio.Task[EnvironmentProcess]) -> bool:
-    return starting.exception() is not None or starting.result().is_over
-
-
-class IsolatedEnvironment:
-    """An environment in the form that core drives, which is somewhere else."""
-
-    def __init__(self, sitting: Sitting, clock: Clock) -> None:
-        self._sitting = sitting
-        self._clock = clock
-
-    async def run(self, task: Task, policy: Policy) -> Outcome:
-        """Play it in a process. The clock rests until there is one."""
-        assert isinstance(policy, EpisodePolicy)
-        self._clock.stop()
-        async with self._sitting.seat(task.sample_id) as process:
-            suspected = partial(self._sitting.suspect, task.sample_id)
-            flight = Flight(process, self._sitting.number(), self._clock, policy, suspected)
-            return await flight.outcome(task)
+def _alive(starting: asyncio.Task[EnvironmentProcess]) -> EnvironmentProcess | None:
+    """The process that was started, as long as it lives."""
+    if not starting.done() or starting.cancelled() or starting.exception() is not None or starting.result().is_over:
+        return None
+    return starting.result()

@@ -58,16 +58,10 @@ class ErrorTold(_Message):
 
 
 class Ready(_Message):
-    """The environment's code is imported."""
+    """The environment's code is imported, or cannot be."""
 
     say: Literal["ready"] = "ready"
-
-
-class Broken(_Message):
-    """It cannot be."""
-
-    say: Literal["broken"] = "broken"
-    error: ErrorTold
+    error: ErrorTold | None = None
 
 
 class Pong(_Message):
@@ -146,8 +140,8 @@ class Failed(_Message):
 
 
 OfEpisode = Doing | TurnAsked | EndpointAsked | TurnLeft | ForkAsked | Ended | Failed
-FromChild = Annotated[Ready | Broken | Pong | OfEpisode, Field(discriminator="say")]
-_FROM_CHILD: TypeAdapter[Ready | Broken | Pong | OfEpisode] = TypeAdapter(FromChild)
+FromChild = Ready | Pong | OfEpisode
+_FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(discriminator="say")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +205,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{value!r:.100} is no value of JSON, as messages of an isolated environment have to be")
 
 
-def read_from_child(data: bytes) -> Ready | Broken | Pong | OfEpisode:
+def read_from_child(data: bytes) -> FromChild:
     """Parse a message from the process. Raises `BadMessage`."""
     try:
         return _FROM_CHILD.validate_json(data)

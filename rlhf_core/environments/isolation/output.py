@@ -22,16 +22,13 @@ class OutputPipe:
     """A pipe for a child's stdout and stderr, read on a thread until the child and all it started have closed it."""
 
     def __init__(self, name: str, flooded: Callable[[], None]) -> None:
-        """flooded: called on the thread, once; what comes after that is read and left out."""
+        """flooded: called on the thread, once; what comes after that is read and left out. `write_end` is for the child
+        and is to be closed here once it has its copy."""
         self._read_end, self.write_end = os.pipe()
         self._name = name
         self._flooded = flooded
         self._thread = threading.Thread(target=self._pass_on, name=f"output of {name}", daemon=True)
         self._thread.start()
-
-    def close_write_end(self) -> None:
-        """Once the child has its copy."""
-        os.close(self.write_end)
 
     def _pass_on(self) -> None:
         since, count, flooded = time.monotonic(), 0, False

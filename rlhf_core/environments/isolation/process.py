@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import tempfile
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...distributed.child_process import START_SECONDS, ChildProcess
 from ...errors import DeadlineError, PluginError
 from .messages import (
     MAX_MESSAGE_BYTES,
     BadMessage,
-    Broken,
     Command,
     Frames,
-    OfEpisode,
     Pong,
     Ready,
     read_from_child,
@@ -25,6 +24,9 @@ from .messages import (
 from .output import MAX_BYTES, WINDOW_SECONDS, OutputPipe
 from .slots import Slots
 
+if TYPE_CHECKING:
+    from .flight import Flight
+
 _LOOK_SECONDS = 0.1
 """Between two looks at its memory."""
 _PONG_SECONDS = 1.0
@@ -32,27 +34,7 @@ _PONG_SECONDS = 1.0
 _MAX_UNANSWERED = 100_000
 """Messages that it may write without being told anything."""
 
-
 logger = logging.getLogger(__name__)
-
-
-class Passenger(Protocol):
-    """An episode that is played in a process (`Flight`)."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its environment's time runs, and not the policy's."""
-        ...
-
-    def take(self, message: OfEpisode) -> None: ...
-
-    def blame(self, what: str) -> None:
-        """The process is gone, by the fault of this episode."""
-        ...
-
-    def lose(self, *, suspect: bool) -> None:
-        """The process is gone; suspect: it may have been this episode's fault, or another's."""
-        ...
 
 
 class EnvironmentProcess(asyncio.Protocol):
@@ -60,7 +42,9 @@ class EnvironmentProcess(asyncio.Protocol):
 
     def __init__(self, recipe: bytes, name: str, *, num_threads: int, memory_limit_bytes: int) -> None:
         """recipe: pickle of the `Recipe`; num_threads: most calls that it may run at once."""
-        self.passengers: dict[int, Passenger] = {}
+        self.numbers = itertools.count(1)
+        """Numbers for episodes."""
+        self.passengers: dict[int, Flight] = {}
         """By number of the episode."""
         self.is_over = False
         self.num_left = 0
@@ -75,7 +59,6 @@ class EnvironmentProcess(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._ready: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._waiting: list[bytes] = []
         self._flood = ""
         """Why it was killed for flooding; empty where it was not."""
         output = OutputPipe(f"environment {name}", self._flooded)
@@ -89,8 +72,9 @@ class EnvironmentProcess(asyncio.Protocol):
                     output=output.write_end,
                 )
             finally:
-                output.close_write_end()
-        self._first: bytes | None = to_child("make", recipe, num_threads)
+                os.close(output.write_end)
+        self._waiting = [to_child("make", recipe, num_threads)]
+        self._was_ready = False
 
     async def attach(self) -> None:
         """Go on with the running loop; at first, wait until the environment's code is imported there.
@@ -101,27 +85,24 @@ class EnvironmentProcess(asyncio.Protocol):
         same = self._child.connection.dup()
         same.setblocking(False)
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=same)
-        if self._first is not None:
-            self._ready = loop.create_future()
-            self._write(self._first)
-            self._first = None
-            self._look()
-            try:
-                await asyncio.wait_for(self._ready, START_SECONDS)
-            except asyncio.TimeoutError:
+        self._ready = None if self._was_ready else loop.create_future()
+        self._look()
+        if self._ready is None:
+            return
+        self._flush()
+        try:
+            await asyncio.wait_for(self._ready, START_SECONDS)
+            self._was_ready = True
+        except asyncio.TimeoutError:
+            raise DeadlineError(
+                f"its process was not ready within {START_SECONDS:g} s",
+                where=f"environment {self._name}",
+                hint="see what its module does when it is imported, or say environment.isolate: false",
+            ) from None
+        finally:
+            self._ready = None
+            if not self._was_ready:
                 self.end()
-                raise DeadlineError(
-                    f"its process was not ready within {START_SECONDS:g} s",
-                    where=f"environment {self._name}",
-                    hint="see what its module does when it is imported, or say environment.isolate: false",
-                ) from None
-            except BaseException:
-                self.end()
-                raise
-            finally:
-                self._ready = None
-        else:
-            self._look()
 
     def detach(self) -> None:
         """Let go of the loop; it has no passengers. What it says from now on waits."""
@@ -170,6 +151,13 @@ class EnvironmentProcess(asyncio.Protocol):
         """
         if self.is_over:
             return
+        if self._ready is not None and not self._ready.done():
+            error = PluginError(
+                f"when it was imported in a process of its own, it {what}",
+                where=f"environment {self._name}",
+                hint="see what its module does when it is imported, or say environment.isolate: false",
+            )
+            return self._ready.set_exception(error)
         suspects = self.running()
         if not suspects and not (may_be_a_leak and self.num_left):
             suspects = {number for number, each in self.passengers.items() if each.is_running} or {*self.passengers}
@@ -213,19 +201,16 @@ class EnvironmentProcess(asyncio.Protocol):
         self._watch = self._transport = self._loop = None
         self._waiting.clear()
 
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self._write(b"".join(waiting))
+        if self._transport is not None:
+            self._transport.write(b"".join(waiting))
 
     def _look(self) -> None:
         if self._loop is None:
             return
         if (used := self._child.resident_bytes()) > self._limit:
-            self._failed(f"took {used:,} bytes of memory, more than its limit of {self._limit:,}", may_be_a_leak=True)
+            self.fail(f"took {used:,} bytes of memory, more than its limit of {self._limit:,}", may_be_a_leak=True)
             return
         self._watch = self._loop.call_later(_LOOK_SECONDS, self._look)
 
@@ -241,20 +226,7 @@ class EnvironmentProcess(asyncio.Protocol):
             for frame in self._frames.feed(data):
                 self._take(frame)
         except BadMessage as error:
-            self._failed(str(error))
-
-    def _failed(self, what: str, *, may_be_a_leak: bool = False) -> None:
-        """While its code is imported, or an episode's code runs."""
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(
-                PluginError(
-                    f"when it was imported in a process of its own, it {what}",
-                    where=f"environment {self._name}",
-                    hint="see what its module does when it is imported, or say environment.isolate: false",
-                )
-            )
-        else:
-            self.fail(what, may_be_a_leak=may_be_a_leak)
+            self.fail(str(error))
 
     def _take(self, frame: bytes) -> None:
         self._unanswered += 1
@@ -263,14 +235,15 @@ class EnvironmentProcess(asyncio.Protocol):
         message = read_from_child(frame)
         if self._ready is not None and not self._ready.done():
             if isinstance(message, Ready):
-                self._ready.set_result(None)
-            elif isinstance(message, Broken):
-                self._ready.set_exception(message.error.error())
+                if message.error is None:
+                    self._ready.set_result(None)
+                else:
+                    self._ready.set_exception(message.error.error())
         elif isinstance(message, Pong):
             pong = self._pongs.get(message.ping)
             if pong is not None and not pong.done():
                 pong.set_result(None)
-        elif not isinstance(message, Ready | Broken):
+        elif not isinstance(message, Ready):
             # Of one that is not there any more, whatever it still says does not matter.
             passenger = self.passengers.get(message.episode)
             if passenger is not None:
@@ -282,4 +255,4 @@ class EnvironmentProcess(asyncio.Protocol):
 
     def _died(self) -> None:
         if not self.is_over:
-            self._failed(self._flood or self._child.death())
+            self.fail(self._flood or self._child.death())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_NUMBER = struct.Struct("@q")
+_NUMBER_BYTES = 8
 LOOP = 0
 """The slot of the event loop; each thread has one of the others."""
 
@@ -18,30 +17,26 @@ class Slots:
 
     def __init__(self, descriptor: int, count: int) -> None:
         """descriptor: of a file, which both processes map."""
-        if os.fstat(descriptor).st_size < count * _NUMBER.size:
-            os.truncate(descriptor, count * _NUMBER.size)
-        self._count = count
-        self._memory = mmap.mmap(descriptor, count * _NUMBER.size)
+        size = count * _NUMBER_BYTES
+        if os.fstat(descriptor).st_size < size:
+            os.truncate(descriptor, size)
+        self._numbers = memoryview(mmap.mmap(descriptor, size)).cast("q")
 
     @contextmanager
     def running(self, slot: int, episode: int) -> Iterator[None]:
         """Mark the episode while the block runs."""
-        before = self._set(slot, episode)
+        if slot >= len(self._numbers):
+            yield
+            return
+        before, self._numbers[slot] = self._numbers[slot], episode
         try:
             yield
         finally:
-            self._set(slot, before)
-
-    def _set(self, slot: int, episode: int) -> int:
-        if slot >= self._count:
-            return 0
-        (before,) = _NUMBER.unpack_from(self._memory, slot * _NUMBER.size)
-        _NUMBER.pack_into(self._memory, slot * _NUMBER.size, episode)
-        return int(before)
+            self._numbers[slot] = before
 
     def read(self) -> set[int]:
         """The episodes. The process may have written anything."""
-        return {number for (number,) in _NUMBER.iter_unpack(self._memory) if number}
+        return {number for number in self._numbers if number}
 
     def close(self) -> None:
-        self._memory.close()
+        self._numbers.release()

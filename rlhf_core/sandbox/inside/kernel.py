@@ -18,8 +18,9 @@ _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _SIGCHLD = 17
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
-_NUMBERS = {"x86_64": (56, 155), "aarch64": (220, 41)}
-"""Numbers of clone and pivot_root; those above 423, used below, are equal on all architectures."""
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+"""Which of two numbers a system call has there, and the architecture's own; calls above 423 have one number."""
+CLONE, _PIVOT_ROOT = (56, 220), (155, 41)
 _MOUNT_SETATTR = 442
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,17 +43,17 @@ def syscall(number: int, *arguments: object) -> int:
     return int(_libc.syscall(ctypes.c_long(number), *converted))
 
 
-def numbers() -> tuple[int, int]:
-    """Numbers of clone and pivot_root on this machine. Raises `Unavailable` on an unknown architecture."""
-    machine = platform.machine()
-    if machine not in _NUMBERS:
-        raise Unavailable(f"system calls of {machine} processors are not known")
-    return _NUMBERS[machine]
+def machine() -> tuple[int, int]:
+    """This machine's entry in `_MACHINES`. Raises `Unavailable` on an unknown architecture."""
+    name = platform.machine()
+    if name not in _MACHINES:
+        raise Unavailable(f"system calls of {name} processors are not known")
+    return _MACHINES[name]
 
 
 def clone(flags: int) -> int:
     """Fork into new namespaces: 0 in the child, its process id in the parent."""
-    return checked(syscall(numbers()[0], flags | _SIGCHLD, 0, 0, 0, 0), "user namespaces")
+    return checked(syscall(CLONE[machine()[0]], flags | _SIGCHLD, 0, 0, 0, 0), "user namespaces")
 
 
 def prctl(option: int, value: int) -> int:
@@ -83,7 +84,7 @@ def make_read_only(path: str, *, recursive: bool) -> None:
 def enter_root(path: str) -> None:
     """Make the mount `path` the root and unmount the old one."""
     os.chdir(path)
-    checked(syscall(numbers()[1], b".", b"."), "changing the root")
+    checked(syscall(_PIVOT_ROOT[machine()[0]], b".", b"."), "changing the root")
     checked(int(_libc.umount2(b".", MNT_DETACH)), "leaving the old root")
     os.chdir("/")
 

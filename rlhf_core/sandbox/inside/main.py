@@ -12,7 +12,6 @@ import os
 import resource
 import select
 import signal
-import sys
 from typing import Any, NoReturn
 
 from . import kernel, landlock, syscall_filter, system, view, watch
@@ -175,7 +174,3 @@ def _limit(job: dict[str, Any], num_processes: int) -> None:
 
 def _say(status_fd: int, what: dict[str, Any]) -> None:
     os.write(status_fd, json.dumps(what).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

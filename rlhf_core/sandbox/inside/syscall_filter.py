@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import platform
 import struct
 
-from .kernel import NAMESPACES, Unavailable, checked, syscall
+from .kernel import CLONE, NAMESPACES, checked, machine, syscall
 
 _DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
     "socket": (41, 198),
@@ -77,7 +76,6 @@ _DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }
-_CLONE = (56, 220)
 _CLONE3 = 435
 """A filter cannot follow the pointer to its flags; without clone3 the C library falls back to clone."""
 _SIGNALLING = {
@@ -94,7 +92,6 @@ _OWNER_BY_FCNTL = (8, 10, 15)
 _OWNER_BY_IOCTL = (0x8901, 0x8902)
 """FIOSETOWN and SIOCSPGRP."""
 _SECCOMP = (317, 277)
-_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32_BIT = 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
@@ -115,13 +112,13 @@ def install(signals_to: int | None = None) -> None:
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
     described = Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    column, _ = _machine()
+    column, _ = machine()
     checked(syscall(_SECCOMP[column], _SET_MODE_FILTER, 0, ctypes.byref(described)), "seccomp filters")
 
 
 def filter_program(signals_to: int | None = None) -> bytes:
     """The filter as BPF instructions of eight bytes."""
-    column, architecture = _machine()
+    column, architecture = machine()
 
     def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
         return struct.pack("=HBBI", code, if_true, if_false, value)
@@ -157,17 +154,10 @@ def filter_program(signals_to: int | None = None) -> bytes:
         lines += unless(_FCNTL[column], _ARGUMENT_1, _OWNER_BY_FCNTL, refused, _ALLOW)
         lines += unless(_IOCTL[column], _ARGUMENT_1, _OWNER_BY_IOCTL, refused, _ALLOW)
     lines += [
-        instruction(_EQUAL, _CLONE[column], 0, 3),
+        instruction(_EQUAL, CLONE[column], 0, 3),
         instruction(_LOAD, _ARGUMENT_0),
         instruction(_ANY_BIT, NAMESPACES, 0, 1),
         instruction(_RETURN, _ERROR | errno.EPERM),
         instruction(_RETURN, _ALLOW),
     ]
     return b"".join(lines)
-
-
-def _machine() -> tuple[int, int]:
-    machine = platform.machine()
-    if machine not in _MACHINES:
-        raise Unavailable(f"system calls of {machine} processors are not known")
-    return _MACHINES[machine]

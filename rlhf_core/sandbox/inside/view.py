@@ -6,6 +6,7 @@ The new root starts empty, readable paths are bind-mounted into it, and the old 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from .kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC, enter_root, make_read_only, mount
 from .system import DEVICES, FILES, FOLDERS, interpreter_paths, is_below, links_to
@@ -17,15 +18,14 @@ _BASE = "/tmp"  # any folder that is always there: the new root is mounted over 
 _ROOT_FILES = 4096
 
 
-def enter(job: dict[str, object], user: int) -> None:
+def enter(job: dict[str, Any], user: int) -> None:
     """Build the view and make it the root. `user` owns the private folder. Raises `Unavailable` or `OSError`."""
-    prefixes, executable = _strings(job["prefixes"]), str(job["executable"])
-    source, given = str(job["source"]).encode(errors="replace"), str(job["stdin"]).encode(errors="replace")
+    source, given = job["source"].encode(errors="replace"), job["stdin"].encode(errors="replace")
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    readable = [*FOLDERS, *FILES, *interpreter_paths(prefixes)]
+    readable = [*FOLDERS, *FILES, *interpreter_paths(job["prefixes"])]
     opened = {path: os.open(path, os.O_PATH) for path in (*readable, *DEVICES) if _is_there(path)}
     links = {path: os.readlink(path) for path in FOLDERS if os.path.islink(path)}
-    links |= {path: target for path, target in links_to(executable) if not is_below(path, readable)}
+    links |= {path: target for path, target in links_to(job["executable"]) if not is_below(path, readable)}
     size = 2**20 + len(source) + len(given)
     mount("root", _BASE, "tmpfs", MS_NOSUID, f"size={size},nr_inodes={_ROOT_FILES},mode=0755")
     for path, descriptor in opened.items():
@@ -40,10 +40,6 @@ def enter(job: dict[str, object], user: int) -> None:
         os.chmod(_BASE + path, 0o444)
     enter_root(_BASE)
     make_read_only("/", recursive=False)
-
-
-def _strings(value: object) -> list[str]:
-    return [str(each) for each in value] if isinstance(value, list) else []
 
 
 def _is_there(path: str) -> bool:
@@ -69,12 +65,10 @@ def _link(path: str, target: str) -> None:
         os.symlink(target, _BASE + path)
 
 
-def _own_places(job: dict[str, object], user: int) -> None:
+def _own_places(job: dict[str, Any], user: int) -> None:
     """Make the private folder, `/proc` of its own processes, and the links that programs expect."""
     os.mkdir(_BASE + PRIVATE)
-    options = (
-        f"size={job['max_folder_bytes']},nr_inodes={int(str(job['max_files'])) + 1},mode=0700,uid={user},gid={user}"
-    )
+    options = f"size={job['max_folder_bytes']},nr_inodes={job['max_files'] + 1},mode=0700,uid={user},gid={user}"
     mount("private", _BASE + PRIVATE, "tmpfs", MS_NOSUID | MS_NODEV, options)
     os.mkdir(_BASE + "/proc")
     mount("proc", _BASE + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid")

@@ -185,22 +185,22 @@ def test_what_a_tool_writes_is_only_content():
 
 
 @pytest.mark.parametrize(
-    ("family", "cut", "cut_thinking", "trims"),
+    ("family", "cut", "cut_thinking"),
     [
-        ("chatml", (), (), False),
-        ("qwen2", (), (), False),
-        ("qwen3", (), ("user",), False),
-        ("qwen3-no-thinking", ("user", "tool"), ("user", "tool"), False),
-        ("llama3", (), (), True),
-        ("gemma", (), (), True),
-        ("no-end", (), (), False),
+        ("chatml", (), ()),
+        ("qwen2", (), ()),
+        ("qwen3", (), ("user",)),
+        ("qwen3-no-thinking", ("user", "tool"), ("user", "tool")),
+        ("llama3", (), ()),
+        ("gemma", (), ()),
+        ("no-end", (), ()),
     ],
 )
-def test_the_check_says_what_is_cut(family, cut, cut_thinking, trims):
+def test_the_check_says_what_is_cut(family, cut, cut_thinking):
     chat = ChatFormat(chat_tokenizer(family))
     found = chat.check([ADD])
     assert chat.check([ADD]) is found  # it is asked at each turn
-    assert (found.cut_after, found.cut_thinking_after, found.trims) == (cut, cut_thinking, trims)
+    assert (found.cut_after, found.cut_thinking_after) == (cut, cut_thinking)
     assert found.prefix_preserving == (not cut_thinking) and found.error is None
     assert len(found.changes) == len(cut) + len(cut_thinking)
     assert found.cuts([user("a")], thinking=True) == bool(cut_thinking)

@@ -25,7 +25,7 @@ def learn_all(made, rates):
 
 def test_all_open_it_is_the_stream_itself():
     made = curriculum()
-    order = RecordStream([{"prompt": str(index)} for index in range(10)], seed=0)
+    order = RecordStream([{"prompt": str(index)} for index in range(10)], seed=0).order
     assert made.draw(30, 0) == [order.index(position) for position in range(30)]
 
 

@@ -23,7 +23,8 @@ def source(name, count):
 
 def test_shares_hold_and_a_small_source_repeats():
     mixture = Mixture([("a", 3.0, source("a", 500)), ("b", 1.0, source("b", 10))])
-    drawn = RecordStream(mixture, seed=0).records(range(2000))
+    stream = RecordStream(mixture, seed=0)
+    drawn = [stream.at(position)[0] for position in range(2000)]
     assert [sum(record["source"] == name for record in drawn) for name in "ab"] == [1500, 500]
     b = [record["prompt"] for record in drawn if record["source"] == "b"]
     for start in range(0, 500, 10):
@@ -48,7 +49,7 @@ def test_a_position_does_not_depend_on_what_was_asked_before(sizes, weights, see
 
 def test_a_source_alone_is_shuffled_as_without_a_mixture():
     alone, mixed = RecordStream(source("a", 20), seed=3), RecordStream(Mixture([("a", 1.0, source("a", 20))]), seed=3)
-    assert [alone.index(p) for p in range(50)] == [mixed.index(p) for p in range(50)]
+    assert [alone.order.index(p) for p in range(50)] == [mixed.order.index(p) for p in range(50)]
 
 
 def test_a_run_file_names_sources_and_their_options(tmp_path):

@@ -39,16 +39,17 @@ class TestOrder:
     def test_every_epoch_takes_every_training_record_once(self, count, seed, epoch):
         held_out = count // 3
         stream = RecordStream(numbered(count), seed=seed, held_out=held_out)
-        assert len(stream) == count - held_out
-        taken = [stream.record(epoch * len(stream) + place)["prompt"] for place in range(len(stream))]
-        kept_back = [record["prompt"] for record in stream.held_out_records()]
+        size = stream.epoch_size
+        assert size == count - held_out
+        taken = [stream.at(epoch * size + place)[0]["prompt"] for place in range(size)]
+        kept_back = [record["prompt"] for record, _ in stream.held_out()]
         assert len(kept_back) == held_out
         assert sorted(taken + kept_back) == sorted(record["prompt"] for record in numbered(count))
 
     def test_epochs_and_seeds_differ_and_repeat(self):
         def order(seed, epoch):
             stream = RecordStream(numbered(20), seed=seed)
-            return [record["prompt"] for record in stream.records(range(20 * epoch, 20 * epoch + 20))]
+            return [stream.at(position)[0]["prompt"] for position in range(20 * epoch, 20 * epoch + 20)]
 
         assert order(0, 0) == order(0, 0)
         assert order(0, 0) != order(0, 1) != order(1, 1)
@@ -56,12 +57,13 @@ class TestOrder:
     def test_a_position_does_not_depend_on_what_was_asked_before(self):
         fresh = RecordStream(numbered(7), seed=3)
         used = RecordStream(numbered(7), seed=3)
-        used.records(range(50))
-        assert fresh.index(23) == used.index(23)
+        for position in range(50):
+            used.at(position)
+        assert fresh.at(23) == used.at(23)
 
     def test_fewer_held_out_records_are_a_prefix_of_more(self):
-        few = RecordStream(numbered(30), seed=1, held_out=4).held_out_records()
-        more = RecordStream(numbered(30), seed=1, held_out=9).held_out_records()
+        few = RecordStream(numbered(30), seed=1, held_out=4).held_out()
+        more = RecordStream(numbered(30), seed=1, held_out=9).held_out()
         assert more[:4] == few
 
     def test_digest_is_of_the_records(self):
@@ -136,10 +138,17 @@ class TestEncoding:
         with pytest.raises(DataError, match="no chat template"):
             PromptStream(records, tokenizer, seed=0)
 
-    def test_a_template_that_refuses(self, chat_tokenizer):
-        chat_tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    @pytest.mark.parametrize(
+        ("template", "says"),
+        [
+            ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+            ("{{ 1 + messages[0]['content'] }}", "unsupported operand"),  # a bare TypeError
+        ],
+    )
+    def test_a_template_that_refuses(self, chat_tokenizer, template, says):
+        chat_tokenizer.chat_template = template
         records = Records([{"prompt": [{"role": "user", "content": "hi"}]}])
-        with pytest.raises(DataError, match="roles must alternate"):
+        with pytest.raises(DataError, match=says):
             PromptStream(records, chat_tokenizer, seed=0)
 
     def test_a_source_without_describe_is_named_by_number(self, tokenizer):

@@ -7,8 +7,8 @@ import faulty_rewards as faulty
 import pytest
 
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards.answers import BadAnswer, failed, read_answer, scored
 from rlhf_core.rewards.values import BadScore
+from rlhf_core.rewards.worker import BadAnswer, failed, read_answer, scored
 
 PATH = Path(faulty.__file__)
 MEGABYTE = 10**6

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.rewards.answers import BadAnswer, read_answer, scored
 from rlhf_core.rewards.values import LARGEST, BadScore, RewardFault, TurnScores, fits, read_scores
+from rlhf_core.rewards.worker import BadAnswer, read_answer, scored
 
 
 @given(st.lists(st.floats(-LARGEST, LARGEST) | st.integers(-(2**80), 2**80) | st.booleans()))

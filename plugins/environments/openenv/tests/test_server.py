@@ -17,7 +17,6 @@ from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.functions import run_file
 from rlhf_core.prompts.stream import PromptStream
-from rlhf_core.prompts.tasks import Tasks
 from rlhf_core.testing.contracts import EnvironmentContract
 from rlhf_core.testing.episodes import episode_tokenizer
 from rlhf_core.testing.runs import tiny_run
@@ -60,7 +59,7 @@ def play(address, *replies, samples=1, **options):
     tokenizer = episode_tokenizer(chat=False)
     sampling = SamplingParams(max_new_tokens=60)
     player = build_environment_player(environment, Reworded(tokenizer, replies), tokenizer, sampling=sampling, seed=0)
-    stream = PromptStream(Tasks(samples), tokenizer, seed=0, may_be_empty=True)
+    stream = PromptStream([{"prompt": ""}] * samples, tokenizer, seed=0, may_be_empty=True)
     return list(player.play([(stream.prompt(place), place) for place in range(samples)], PhaseTimes()))
 
 

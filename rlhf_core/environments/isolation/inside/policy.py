@@ -126,7 +126,6 @@ class RemotePolicy:
         return remaining_tokens(self._episode.left, self._room, turns)
 
     async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
-        """See `Policy.turn`."""
         self._episode.check_open()
         could_fork, self._can_fork = self._can_fork, False
         try:
@@ -141,11 +140,9 @@ class RemotePolicy:
         raise error_as_told(answer.reply)
 
     async def endpoint(self) -> Endpoint:
-        """See `Policy.endpoint`."""
         return await self._episode.endpoint()
 
     def fork(self) -> RemotePolicy:
-        """See `Policy.fork`."""
         if not self._can_fork:
             raise ValueError(NO_FORK)
         new = next(self._episode.branches)

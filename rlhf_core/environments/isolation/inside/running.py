@@ -10,27 +10,26 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from ...attempt import Jobs
+from ...workers import Workers
 from ..slots import LOOP, Slots
 
 EPISODE: ContextVar[int] = ContextVar("episode", default=0)
 """Number of the episode that a task belongs to; tasks that it makes inherit it."""
 
 
-class MarkedJobs:
-    """`Workers` whose jobs are marked (`Jobs`)."""
+class MarkedWorkers(Workers):
+    """`Workers` whose jobs are marked."""
 
-    def __init__(self, jobs: Jobs, slots: Slots) -> None:
-        self._jobs = jobs
+    def __init__(self, loop: asyncio.AbstractEventLoop, size: int, slots: Slots) -> None:
+        super().__init__(loop, size, "environment")
         self._slots = slots
         self._places = itertools.count(LOOP + 1)
         self._own = threading.local()
 
     def submit(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
-        """See `Workers.submit`."""
-        return self._jobs.submit(partial(self._run, EPISODE.get(), job))
+        return super().submit(partial(self._marked, EPISODE.get(), job))
 
-    def _run(self, episode: int, job: Callable[[], Any]) -> Any:
+    def _marked(self, episode: int, job: Callable[[], Any]) -> Any:
         place = getattr(self._own, "place", None)
         if place is None:
             place = self._own.place = next(self._places)

@@ -18,14 +18,13 @@ from typing import Any
 from ....distributed.parent_watch import killed_with_parent
 from ....errors import PluginError, RlhfError
 from ...attempt import Caller, EnvironmentFault, Make, run_environment, said
-from ...contract import Outcome, Task
+from ...contract import Task
 from ...idle import WatchedSelector
 from ...shapes import new_environment
 from ...workers import Workers
 from ..messages import (
     MAX_TEXT_CHARS,
     Answer,
-    Broken,
     Doing,
     Ended,
     ErrorTold,
@@ -40,14 +39,13 @@ from ..messages import (
 )
 from ..slots import Slots
 from .policy import RemoteEpisode
-from .running import EPISODE, MarkedJobs, mark_tasks
+from .running import EPISODE, MarkedWorkers, mark_tasks
 
 
 def main(descriptor: int, parent: int, slots: int) -> None:
     """Serve the connection behind `descriptor`. Ends when it closes or when the parent process is gone."""
     killed_with_parent(parent)
-    worker = Worker(slots)
-    worker.serve(socket.socket(fileno=descriptor))
+    Worker(slots).serve(socket.socket(fileno=descriptor))
 
 
 class Worker(asyncio.Protocol):
@@ -60,7 +58,7 @@ class Worker(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._told: list[bytes] = []
         self._make: Make | None = None
-        self._jobs: MarkedJobs | None = None
+        self._workers: Workers | None = None
         self._episodes: dict[int, RemoteEpisode] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -98,13 +96,13 @@ class Worker(asyncio.Protocol):
         try:
             build: Callable[[], Any] = pickle.loads(recipe).builder()  # noqa: S301 - as above
         except RlhfError as error:
-            return self._tell(Broken(error=ErrorTold.of(error)))
+            return self._tell(Ready(error=ErrorTold.of(error)))
         except BaseException as error:  # a stranger's module may raise anything
             told = PluginError(f"its process cannot import it: it {said(error)}"[:MAX_TEXT_CHARS])
-            return self._tell(Broken(error=ErrorTold.of(told)))
+            return self._tell(Ready(error=ErrorTold.of(told)))
         slots = Slots(self._slots_descriptor, num_threads + 1)
         mark_tasks(self._loop, slots)
-        self._jobs = MarkedJobs(Workers(self._loop, num_threads, "environment"), slots)
+        self._workers = MarkedWorkers(self._loop, num_threads, slots)
         self._make = partial(new_environment, build)
         self._tell(Ready())
 
@@ -117,11 +115,17 @@ class Worker(asyncio.Protocol):
         playing.add_done_callback(self._tasks.discard)
 
     async def _play(self, episode: RemoteEpisode) -> None:
-        assert self._make is not None and self._jobs is not None
+        assert self._make is not None and self._workers is not None
         clock = _ToldClock(episode.number, self._tell_now)
         try:
-            found = await run_environment(self._make, Caller(clock, self._jobs), episode, clock)
-            told: OfEpisode = _ended(episode.number, found)
+            found = await run_environment(self._make, Caller(clock, self._workers), episode)
+            told: OfEpisode = Ended(
+                episode=episode.number,
+                reward=found.reward,
+                turn_rewards=[*found.turn_rewards.items()],
+                metrics=dict(found.metrics),
+                status=found.status,
+            )
         except RlhfError as error:
             told = Failed(episode=episode.number, error=ErrorTold.of(error))
         except EnvironmentFault as error:
@@ -159,16 +163,6 @@ class _ToldClock:
 
     def start(self) -> None:
         self._tell(Doing(episode=self._episode, call=self.doing[:MAX_TEXT_CHARS]))
-
-
-def _ended(number: int, outcome: Outcome) -> Ended:
-    return Ended(
-        episode=number,
-        reward=outcome.reward,
-        turn_rewards=[*outcome.turn_rewards.items()],
-        metrics=dict(outcome.metrics),
-        status=outcome.status,
-    )
 
 
 def _failed(episode: RemoteEpisode, fault: str) -> Failed:
