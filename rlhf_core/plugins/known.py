@@ -9,20 +9,23 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-distill": {"algorithms": "distill"},
     "rlhf-group": {
         "algorithms": "grpo rloo reinforce++",
-        "advantages": "group-normalised group-whitened leave-one-out reward-to-go gdpo pass-at-k",
+        "advantages": "group-normalised group-whitened leave-one-out reward-to-go gdpo pass-at-k remax",
         "policy_losses": "gspo cispo sapo gmpo dppo clip-cov kl-cov",
     },
     "rlhf-offline": {"algorithms": "sft reward-model process-reward-model dpo kto orpo simpo"},
     "rlhf-torch": {"strategies": "single fsdp"},
     "rlhf-colossalai": {"strategies": "ddp gemini low-level-zero"},
-    "rlhf-reward-rules": {"rewards": "exact-match regex length"},
+    "rlhf-reward-rules": {
+        "rewards": "exact-match regex length format-tags json-schema math-equivalence overlong-penalty "
+        "repetition-penalty code-execution"
+    },
     "rlhf-reward-model": {"rewards": "model"},
     "rlhf-reward-http": {"rewards": "http", "commands": "serve-reward"},
     "rlhf-reward-judge": {"rewards": "judge"},
     "rlhf-reasoning-gym": {"rewards": "reasoning-gym", "prompts": "reasoning-gym"},
     "rlhf-core": {
         "transports": "local",
-        "prompts": "jsonl hf-dataset sort-digits tasks",
+        "prompts": "jsonl hf-dataset sort-digits tasks mixture",
         "hooks": "early-stop",
         "policy_losses": "clip",
     },
