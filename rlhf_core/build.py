@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from .algorithm import Algorithm, RolloutAlgorithm
 from .components import EnvironmentContext
 from .config.resolve import ResolvedRun
+from .config.resolved import Configured, SelectedEnvironment, SelectedReward
 from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
-from .config.selected import Configured, SelectedEnvironment, SelectedReward
 from .contexts import (
     algorithm_context,
     engine_context,

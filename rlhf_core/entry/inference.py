@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..build import build_environment_player
+from ..config.resolved import SelectedEnvironment
 from ..config.sections import ModelConfig
-from ..config.selected import SelectedEnvironment
 from ..contexts import engine_context, own_device
 from ..models.loading import check_model, load_policy, load_tokenizer
 from ..plugins.discovery import load, resolve_build

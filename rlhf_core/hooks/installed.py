@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..components import Component, HookContext
-from ..config.selected import Configured
+from ..config.resolved import Configured
 from ..errors import PluginError
 from ..plugins.discovery import check_clash, discover, import_target, resolve_build
 from ..util.did_you_mean import fold

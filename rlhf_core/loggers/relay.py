@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..components import LoggerContext
-from ..config.selected import Configured
+from ..config.resolved import Configured
 from ..hooks.relay import HookRelay
 from ..hookspecs import Metrics, hookimpl
 from ..plugins.discovery import load, resolve_build

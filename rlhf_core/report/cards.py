@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ..config.score_name import score_name
+from ..config.evaluation import score_name
 from .data import Run
 from .known import is_number
 

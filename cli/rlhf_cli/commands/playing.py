@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rlhf_core.config.selected import SelectedEnvironment
+    from rlhf_core.config.resolved import SelectedEnvironment
 
 _OPTIONS = (
     click.option("--environment", metavar="NAME", help="Play episodes of this environment: NAME or FILE.py:CLASS."),
