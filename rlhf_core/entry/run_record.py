@@ -23,8 +23,7 @@ from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
 from ..runfolder.manifest import collect_manifest, full_command
-from ..training.finish import finished_by, keys_of
-from ..training.guard_runner import ROLLBACK
+from ..training.guard_runner import ROLLBACK, finished_by, keys_of
 from ..util.held_signals import held_signals
 from ..util.jsonl import write_json
 from ..util.redact import redact_mapping
