@@ -32,7 +32,7 @@ GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "
 """Kinds of plugins; the entry-point group is `rlhf.` and this."""
 
 _PREFIX = "rlhf."
-_SINGULAR = {
+SINGULAR = {
     "algorithms": "algorithm",
     "strategies": "strategy",
     "rewards": "reward",
@@ -47,6 +47,7 @@ _SINGULAR = {
     "endpoints": "endpoint server",
     "commands": "command",
 }
+"""How errors call one plugin of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class PluginRef:
     @property
     def label(self) -> str:
         """How errors call it: `algorithm "ppo" (rlhf-ppo 0.1.0)`."""
-        return f'{_SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
+        return f'{SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,14 @@ class Selected:
 
     @property
     def label(self) -> str:
-        return f'{_SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
+        return f'{SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
 
 
 def as_kind(name: str) -> str:
     """`algorithm`, `Algorithms` -> `algorithms`; also `hooks` and `commands`. Raises `PluginError`."""
     folded = fold(name)
     for kind in GROUPS:
-        spoken = _SINGULAR[kind].replace(" ", "-")
+        spoken = SINGULAR[kind].replace(" ", "-")
         if folded in (fold(kind), fold(spoken), kind.removesuffix("s")):
             return kind
     raise PluginError(f'no plugin kind "{name}"{suggestion(name, GROUPS)}', hint=f"kinds: {', '.join(GROUPS)}")
@@ -171,7 +172,7 @@ def check_clash(ref: PluginRef) -> None:
         return
     owners = [f"{each.distribution} {each.version} ({each.target})" for each in (ref, *ref.clashes)]
     raise PluginError(
-        f'{_SINGULAR[ref.kind]} "{ref.name}" is given by {" and by ".join(owners)}',
+        f'{SINGULAR[ref.kind]} "{ref.name}" is given by {" and by ".join(owners)}',
         hint=f"uninstall one of them: pip uninstall {ref.clashes[0].distribution}",
     )
 
@@ -188,7 +189,7 @@ def _unknown(kind: str, name: str, refs: Mapping[str, PluginRef]) -> PluginError
         near_home = known.get(near) if near is not None and fold(near) not in refs else None
         hint = f"pip install {near_home}" if near_home else f"rlhf plugins list; pip install the one that has {name}"
     guess = "" if home is not None else suggestion(name, names)
-    return PluginError(f'no {_SINGULAR[kind]} "{name}" is installed{guess} (installed: {installed})', hint=hint)
+    return PluginError(f'no {SINGULAR[kind]} "{name}" is installed{guess} (installed: {installed})', hint=hint)
 
 
 def import_target(ref: PluginRef) -> Any:
@@ -237,7 +238,7 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
 
 def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
     name = reference.rpartition(":")[2]
-    spoken = _SINGULAR[kind]
+    spoken = SINGULAR[kind]
     where = f'{spoken} "{reference}"'
     wanted: Literal["function", "class"] = "class" if FROM_FILES[kind] is None else "function"
     if not trust.runs:
