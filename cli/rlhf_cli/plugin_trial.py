@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_core.components import KINDS, HookContext, LoggerContext
+from rlhf_core.components import KINDS, EngineContext, HookContext, LoggerContext
 from rlhf_core.config.select import check_options
 from rlhf_core.errors import PluginError, UserInputError
 from rlhf_core.hookspecs import PREFIX
@@ -201,7 +201,6 @@ def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
     import torch
 
     from rlhf_core.config.sections import ModelConfig
-    from rlhf_core.contexts import engine_context
     from rlhf_core.models.loading import load_policy, load_tokenizer
     from rlhf_core.protocols import RolloutEngine
     from rlhf_core.testing.models import POLICY_PATH
@@ -210,7 +209,7 @@ def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
     model, cpu = ModelConfig(path=POLICY_PATH, device="cpu"), torch.device("cpu")
     tokenizer = load_tokenizer(model)
     policy = load_policy(model, dtype=torch.float32, seed=0, tokenizer=tokenizer)
-    context = engine_context(policy, tokenizer, device=cpu, seed=0, model_path=model.path, compute_dtype=None)
+    context = EngineContext(policy, tokenizer, cpu, 0, model_path=model.path)
     engine = build(config, context)
     _check_type(engine, RolloutEngine)
     try:

@@ -49,7 +49,8 @@ class MetricsWriter:
             CheckpointError: lines up to `step` are missing.
             DataError: one of them is torn.
         """
-        last = truncate_after(path, step)
+        kept = truncate_lines(path, "step", step)
+        last = int(kept["step"]) if kept else 0
         if last != step:
             raise CheckpointError(
                 f"ends at step {last}, the checkpoint is at step {step}",
@@ -134,12 +135,6 @@ class MetricsWriter:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def truncate_after(path: Path, step: int) -> int:
-    """Remove lines of `metrics.jsonl` after `step` and an incomplete last line. Returns the last step kept, or 0."""
-    last = truncate_lines(path, "step", step)
-    return int(last["step"]) if last else 0
 
 
 def finite(values: Mapping[str, Any]) -> Line:

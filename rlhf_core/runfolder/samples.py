@@ -116,7 +116,7 @@ class SampleWriter:
 
         Raises DataError, naming the line, where one of those before is torn.
         """
-        truncate_after_episode(path, episode)
+        truncate_lines(path, "episode", episode)
         return cls(path, keep=keep)
 
     def write(self, records: Sequence[SampleRecord]) -> None:
@@ -196,8 +196,3 @@ def choose(records: Sequence[T], keep: Keep) -> Sequence[T]:
     if keep == "all" or keep >= len(records):
         return records
     return [records[index * len(records) // keep] for index in range(keep)]
-
-
-def truncate_after_episode(path: Path, episode: int) -> None:
-    """Remove the lines of `samples.jsonl` after `episode`, and an incomplete last line."""
-    truncate_lines(path, "episode", episode)
