@@ -25,7 +25,7 @@ from rlhf_cli.schema_text import option_rows
 from rlhf_core import components
 from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS
-from rlhf_core.config.resolve import SHARED_OPTIONS
+from rlhf_core.config.select import SHARED_OPTIONS
 from rlhf_core.environments import Endpoint, Environment, Outcome, Policy, Reply, Task
 from rlhf_core.hookspecs import MakerHooks, SetupHooks, TrainerHooks, Verdict
 from rlhf_core.plugins.discovery import Selected, discover, has_options, load_ref

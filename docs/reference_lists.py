@@ -61,7 +61,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _shared() -> list[tuple[str, Any]]:
-    from rlhf_core.config.resolve import SHARED_OPTIONS
+    from rlhf_core.config.select import SHARED_OPTIONS
 
     singular = {"engines": "engine", "environments": "environment", "rewards": "rewards.N"}
     return [(singular.get(kind, kind), model) for kind, model in SHARED_OPTIONS.items()]

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .algorithm import Algorithm, RolloutAlgorithm
-from .components import EnvironmentContext
+from .components import EngineContext, EnvironmentContext
 from .config.resolve import ResolvedRun
+from .config.resolved import Configured, SelectedEnvironment, SelectedReward
 from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
-from .config.selected import Configured, SelectedEnvironment, SelectedReward
 from .contexts import (
     algorithm_context,
-    engine_context,
     environment_context,
     prompts_context,
     reward_context,
@@ -79,7 +78,7 @@ def build_engine(
     resolved: ResolvedRun, model: nn.Module, tokenizer: PreTrainedTokenizerBase, strategy: Strategy
 ) -> RolloutEngine:
     """The engine over `model`: the trained module itself, or a copy of its own."""
-    context = engine_context(
+    context = EngineContext(
         model,
         tokenizer,
         device=strategy.device,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from .components import (
     AlgorithmContext,
-    EngineContext,
     EnvironmentContext,
     PromptsContext,
     RewardContext,
@@ -25,7 +24,6 @@ from .types import SamplingParams
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
     from transformers import PreTrainedTokenizerBase
 
 
@@ -64,28 +62,6 @@ def algorithm_context(
         samples_per_prompt=samples_per_prompt,
         tokenizer=tokenizer,
         score=partial(combined_score, dict(weights), clip),
-    )
-
-
-def engine_context(
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    device: torch.device,
-    seed: int,
-    model_path: str,
-    compute_dtype: torch.dtype | None,
-    in_flight: bool = False,
-) -> EngineContext:
-    """Context of an engine over a loaded policy."""
-    return EngineContext(
-        model=model,
-        tokenizer=tokenizer,
-        device=device,
-        seed=seed,
-        model_path=model_path,
-        compute_dtype=compute_dtype,
-        in_flight=in_flight,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.plugins.discovery import PluginRef, discover
+from rlhf_core.util.did_you_mean import fold
 
 from .plugin_trial import TrialOutcome, try_plugin
 
@@ -51,14 +52,8 @@ def main(arguments: Sequence[str]) -> None:
         for name in _SHARED:
             if find_spec(name) is not None:
                 import_module(name)
-    verdicts = [_forked(discover(kind)[_fold(name)], trial_seconds) for kind, name in wanted]
+    verdicts = [_forked(discover(kind)[fold(name)], trial_seconds) for kind, name in wanted]
     print(json.dumps(verdicts))
-
-
-def _fold(name: str) -> str:
-    from rlhf_core.util.did_you_mean import fold
-
-    return fold(name)
 
 
 def _forked(ref: PluginRef, trial_seconds: float) -> TrialOutcome:

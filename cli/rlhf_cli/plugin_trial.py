@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_core.components import KINDS, HookContext, LoggerContext
-from rlhf_core.config.resolve import check_options
+from rlhf_core.components import KINDS, EngineContext, HookContext, LoggerContext
+from rlhf_core.config.select import check_options
 from rlhf_core.errors import PluginError, UserInputError
 from rlhf_core.hookspecs import PREFIX
 from rlhf_core.plugins.discovery import (
@@ -152,8 +151,8 @@ def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -
 
 def _environment(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     """Play episodes with random text. An error in `reset` may come from missing prompts; any other is `Wrong`."""
+    from rlhf_core.config.resolved import Configured, SelectedEnvironment
     from rlhf_core.config.sections import EnvironmentConfig
-    from rlhf_core.config.selected import Configured, SelectedEnvironment
     from rlhf_core.contexts import environment_context
     from rlhf_core.errors import EpisodeError
     from rlhf_core.plugins.environment_shape import check_shape
@@ -165,7 +164,7 @@ def _environment(selected: Selected, build: Callable[..., Any], config: BaseMode
             check_shape(type(built), selected.label)
         except PluginError as error:
             raise Wrong(f"its build returned a {type(built).__name__}: {error.message}") from error
-    configured = Configured(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
+    configured = Configured.of(selected, config)
     environment = SelectedEnvironment(EnvironmentConfig(max_turns=3, timeout_seconds=30.0), configured)
     try:
         play_episodes(environment, episode_tokenizer(chat=True), num_prompts=1)
@@ -202,7 +201,6 @@ def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
     import torch
 
     from rlhf_core.config.sections import ModelConfig
-    from rlhf_core.contexts import engine_context
     from rlhf_core.models.loading import load_policy, load_tokenizer
     from rlhf_core.protocols import RolloutEngine
     from rlhf_core.testing.models import POLICY_PATH
@@ -211,7 +209,7 @@ def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
     model, cpu = ModelConfig(path=POLICY_PATH, device="cpu"), torch.device("cpu")
     tokenizer = load_tokenizer(model)
     policy = load_policy(model, dtype=torch.float32, seed=0, tokenizer=tokenizer)
-    context = engine_context(policy, tokenizer, device=cpu, seed=0, model_path=model.path, compute_dtype=None)
+    context = EngineContext(policy, tokenizer, cpu, 0, model_path=model.path)
     engine = build(config, context)
     _check_type(engine, RolloutEngine)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
-from rlhf_core.config.score_name import score_name
+from rlhf_core.config.evaluation import score_name
 from rlhf_core.hookspecs import FitInfo, Metrics, hookimpl
 from rlhf_core.util.printable import printable
 

@@ -131,7 +131,7 @@ class RunArguments:
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
         from rlhf_core.config.load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, switch_plugin
-        from rlhf_core.config.resolve import option_names
+        from rlhf_core.config.select import option_names
 
         chosen = {
             "algorithm": self.algorithm,
@@ -174,7 +174,7 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def quickstart_run(algorithm: str | None) -> dict[str, Any]:
     """The quickstart's second stage: the algorithm's own, or that of all which learn from the same kind of data."""
-    from rlhf_core.config.resolve import DEFAULT_PLUGINS
+    from rlhf_core.config.select import DEFAULT_PLUGINS
     from rlhf_core.plugins.discovery import load
     from rlhf_core.plugins.trust import is_file_reference
     from rlhf_core.util.did_you_mean import fold

@@ -23,14 +23,13 @@ class Template:
     """Per-kind settings of a template, apart from its files."""
 
     singular: str
-    noun: str
-    module: str
-    """Module of the package that the entry point names."""
-    attribute: str
     usage: str
     """Lines of a run file that select the plugin."""
     where: str
     """Sentence on where the author's own code goes."""
+    module: str = "plugin"
+    """Module of the package that the entry point names."""
+    attribute: str = "{{snake}}"
     imports_core: bool = True
     """False for rewards and environments: they can be written without importing core, so do not depend on it."""
 
@@ -38,92 +37,66 @@ class Template:
 TEMPLATES: Mapping[str, Template] = {
     "rewards": Template(
         "reward",
-        "reward",
-        "reward",
-        "{{snake}}",
         "rewards:\n  - {name: {{name}}, weight: 1.0, target_tokens: 64}",
         "The reward is the function in `src/{{package}}/reward.py`; its keyword-only parameters are its options.",
+        module="reward",
         imports_core=False,
     ),
     "algorithms": Template(
         "algorithm",
-        "algorithm",
-        "plugin",
-        "{{snake}}",
         "algorithm: {name: {{name}}, max_advantage: 5.0}",
         "The mathematics is in `src/{{package}}/algorithm.py`, its options in `config.py`.",
     ),
     "strategies": Template(
         "strategy",
-        "strategy",
-        "plugin",
-        "{{snake}}",
         "strategy: {name: {{name}}, num_threads: 4}",
         "How a model is wrapped and stepped is in `src/{{package}}/strategy.py`, its options in `config.py`.",
     ),
     "engines": Template(
         "engine",
-        "engine",
-        "plugin",
-        "{{snake}}",
         "engine: {name: {{name}}, max_new_tokens: 64}",
         "The sampling is in `src/{{package}}/engine.py`, its options in `config.py`.",
     ),
     "transports": Template(
         "transport",
-        "transport",
-        "plugin",
-        "{{snake}}",
         "transport: {name: {{name}}, max_minutes: 60}",
         "Where a run happens is in `src/{{package}}/transport.py`, its options in `config.py`.",
     ),
     "prompts": Template(
         "prompts",
-        "prompt source",
-        "plugin",
-        "{{snake}}",
         "prompts: {name: {{name}}, size: 1000}",
         "The records are made in `src/{{package}}/source.py`, its options in `config.py`.",
     ),
     "environments": Template(
         "environment",
-        "environment",
-        "environment",
-        "{{Camel}}",
         "environment: {name: {{name}}, num_steps: 3, max_turns: 4}",
         "The environment is the class in `src/{{package}}/environment.py`; the keyword-only parameters of its\n"
         "constructor are its options.",
+        module="environment",
+        attribute="{{Camel}}",
         imports_core=False,
     ),
     "advantages": Template(
         "advantage",
-        "advantage estimator",
-        "advantage",
-        "{{snake}}",
         "algorithm: {name: grpo, advantage: {name: {{name}}, max_advantage: 1.0}}",
         "The estimator is the function in `src/{{package}}/advantage.py`; its keyword-only parameters are its options.",
+        module="advantage",
     ),
     "policy_losses": Template(
         "policy-loss",
-        "policy loss",
-        "policy_loss",
-        "{{snake}}",
         "algorithm: {name: grpo, policy_loss: {name: {{name}}, max_ratio: 4.0}}",
         "The loss is the function in `src/{{package}}/policy_loss.py`; its keyword-only parameters are its options.",
+        module="policy_loss",
     ),
     "hooks": Template(
         "hooks",
-        "hook plugin",
-        "hooks",
-        "{{Camel}}",
         "hooks: {disable: [{{name}}]}   # it is on wherever it is installed",
         "The hooks are in `src/{{package}}/hooks.py`; `docs/hooks.md` of rlhf lists them all.",
+        module="hooks",
+        attribute="{{Camel}}",
     ),
     "loggers": Template(
         "logger",
-        "logger",
-        "plugin",
-        "{{snake}}",
         "logging:\n  {{name}}: {path: {{name}}.txt}",
         "Where the numbers go is in `src/{{package}}/logger.py`, its options in `config.py`.",
     ),
@@ -190,11 +163,13 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _values(kind: str, name: str, distribution: str, template: Template) -> dict[str, str]:
+    from rlhf_core.plugins.discovery import SINGULAR
+
     values = {
         "kind": kind,
         "name": name,
         "singular": template.singular,
-        "noun": template.noun,
+        "noun": SINGULAR[kind],
         "snake": name.replace("-", "_"),
         "Camel": "".join(part.capitalize() for part in name.split("-")),
         "distribution": distribution,

@@ -1,5 +1,3 @@
-from .address import address_parts as address_parts
-from .command import Command as Command
 from .named_functions import FunctionChoice as FunctionChoice
 from .named_functions import FunctionUse as FunctionUse
 from .named_functions import NamesFunctions as NamesFunctions
@@ -9,10 +7,12 @@ from .problems import Problems as Problems
 from .resolve import ResolvedRun as ResolvedRun
 from .resolve import resolve as resolve
 from .resolve import resolve_reward as resolve_reward
+from .section import Command as Command
 from .section import OwnProcesses as OwnProcesses
 from .section import PolicyLossSection as PolicyLossSection
 from .section import StrategyConfig as StrategyConfig
 from .section import TransportConfig as TransportConfig
+from .section import address_parts as address_parts
 from .section import secret_value as secret_value
 from .sections import EngineConfig as EngineConfig
 from .sections import ModelConfig as ModelConfig

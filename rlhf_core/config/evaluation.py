@@ -1,9 +1,13 @@
-"""The section `eval` and, in it, `eval.sets`."""
+"""The section `eval` and, in it, `eval.sets`; which reward its score is the mean of."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field
 
+from .load import ENVIRONMENT_SECTION
 from .section import Count, Section
 
 
@@ -47,3 +51,16 @@ class EvalConfig(EvalSetOptions):
         10, description="Evaluate after every so many episodes; null only before the first and after the last."
     )
     batch_size: Count = Field(64, description="Answers generated at once.")
+
+
+def score_name(run: Mapping[str, Any]) -> str | None:
+    """The label of the reward behind `eval/score` of a resolved run file; None where there is none."""
+    evaluation, rewards = run.get("eval"), run.get("rewards")
+    chosen = evaluation.get("score") if isinstance(evaluation, Mapping) else None
+    if isinstance(chosen, str):
+        return chosen
+    if run.get(ENVIRONMENT_SECTION):
+        return ENVIRONMENT_SECTION
+    first = rewards[0] if isinstance(rewards, list | tuple) and rewards else None
+    label = first.get("label") if isinstance(first, Mapping) else None
+    return label if isinstance(label, str) else None

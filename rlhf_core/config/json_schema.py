@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from ..errors import PluginError
 from ..plugins.discovery import FROM_FILES, Selected, check_clash, discover, has_options, load_ref
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
-from .resolve import DEFAULT_PLUGINS, SHARED_OPTIONS
 from .sections import EnvironmentEntry, EvalSetOptions, PromptsConfig, RewardEntry, RunConfig
+from .select import DEFAULT_PLUGINS, SHARED_OPTIONS
 
 Schema = dict[str, Any]
 

@@ -1,17 +1,94 @@
-"""A run with nothing left open, as transports and plugins get it."""
+"""A run with nothing left open, as transports and plugins get it, and the plugins that it names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from pydantic import BaseModel
+
+from ..plugins.discovery import Selected
 from ..types import SamplingParams
-from .command import commands_of
-from .listed import listed_mapping
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
-from .section import OwnProcesses, TransportConfig
-from .sections import DEFAULT_LOGGER, EvalSetOptions, RunConfig
-from .selected import Configured, SelectedEnvironment, SelectedEvalSet, SelectedReward
+from .section import OwnProcesses, TransportConfig, commands_of, options_of
+from .sections import DEFAULT_LOGGER, EnvironmentConfig, EvalSetOptions, RewardCallOptions, RunConfig
+
+
+@dataclass(frozen=True)
+class Configured(Selected):
+    """A selected plugin with its checked options."""
+
+    config: BaseModel = field(kw_only=True)
+
+    @classmethod
+    def of(cls, selected: Selected, config: BaseModel) -> Configured:
+        """The plugin with these options."""
+        return cls(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Its section of the run file."""
+        return {"name": self.name, **options_of(self.config)}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedReward:
+    """One entry of `rewards`."""
+
+    name: str
+    """Its label: the name in metrics and samples, unique in the run."""
+    weight: float
+    call_options: RewardCallOptions
+    selected: Configured
+
+    @property
+    def config(self) -> BaseModel:
+        """Its own options."""
+        return self.selected.config
+
+    def to_mapping(self) -> dict[str, Any]:
+        core = {"weight": self.weight, "label": self.name, **self.call_options.model_dump(mode="json")}
+        return {"name": self.selected.name, **core, **options_of(self.config)}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedEnvironment:
+    """The environment that the section `environment` names."""
+
+    options: EnvironmentConfig
+    """Those of core."""
+    selected: Configured
+
+    @property
+    def isolate(self) -> bool:
+        """Whether it is kept in a process of its own: as the run file says, or the environment where it does not."""
+        given = self.options.isolate
+        return self.selected.component.isolate if given is None else given
+
+    @property
+    def name(self) -> str:
+        """Short, for errors: `./game.py:Game` is called Game."""
+        return self.selected.name.rpartition(":")[2] or self.selected.name
+
+    def to_mapping(self) -> dict[str, Any]:
+        own = self.selected.to_mapping()
+        core = {**self.options.model_dump(mode="json"), "isolate": self.isolate}
+        return {"name": own.pop("name"), **core, **own}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedEvalSet:
+    """One entry of `eval.sets`."""
+
+    name: str
+    options: EvalSetOptions
+    prompts: Configured
+    rewards: tuple[SelectedReward, ...] | None
+    """None: those of the run."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        rewards = None if self.rewards is None else [reward.to_mapping() for reward in self.rewards]
+        return {**self.options.model_dump(mode="json"), "prompts": self.prompts.to_mapping(), "rewards": rewards}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +182,8 @@ class ResolvedRun:
         if core["eval"] is not None:
             core["eval"]["prompts"] = self.eval_prompts.to_mapping() if self.eval_prompts else None
             core["eval"]["sets"] = {each.name: each.to_mapping() for each in self.eval_sets}
-        core["hooks"].update(listed_mapping(self.hooks))
-        core["logging"].update({DEFAULT_LOGGER: False} | listed_mapping(self.loggers))
+        core["hooks"].update(_listed(self.hooks))
+        core["logging"].update({DEFAULT_LOGGER: False} | _listed(self.loggers))
         own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
         for section in ("prompts", "engine"):
             own[section] = {"name": own[section].pop("name"), **core.pop(section), **own[section]}
@@ -116,3 +193,8 @@ class ResolvedRun:
         if self.environment is not None:
             full[ENVIRONMENT_SECTION] = self.environment.to_mapping()
         return {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
+
+
+def _listed(plugins: Sequence[Configured]) -> dict[str, Any]:
+    """Their part of the section: `Selector.listed` of it gives them again."""
+    return {each.name: options_of(each.config) or True for each in plugins}

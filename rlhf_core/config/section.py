@@ -1,14 +1,15 @@
-"""The base of every section of a run file, core's and plugins'."""
+"""What sections of a run file are made of, core's and plugins': their bases, and options of some kinds."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 
 from ..errors import ConfigError
 from ..util.redact import ENVIRONMENT, learn_secret
@@ -135,3 +136,49 @@ def options_of(config: BaseModel) -> dict[str, Any]:
         elif isinstance(value, BaseModel):
             dumped[name] = options_of(value)
     return dumped
+
+
+def address_parts(
+    url: str, *, form: str = "http://HOST[:PORT]/PATH", schemes: Collection[str] = ("http", "https")
+) -> SplitResult:
+    """The parts of a server's address, for a field's validator. Raises `ValueError` where it is none of this form."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"no address: {error}") from None
+    if parts.scheme not in schemes or not parts.hostname or port == 0:
+        raise ValueError(f"should be {form} or https://…")
+    return parts
+
+
+class _IsCommand:
+    """Marks the type of such an option."""
+
+
+Command = Annotated[list[Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]], Field(min_length=1), _IsCommand()]
+"""The type of an option that is a program and its arguments, to start without a shell. Core refuses a run that may not
+start it, before anything is built."""
+
+
+def commands_of(config: BaseModel) -> Iterator[tuple[str, list[str]]]:
+    """Dotted key and value of each option that is a `Command`, or is made of them."""
+    for name, field in type(config).model_fields.items():
+        is_command = _names_command(field.metadata, field.annotation)
+        yield from _in_value(name, getattr(config, name), is_command)
+
+
+def _names_command(metadata: Any, annotation: Any) -> bool:
+    if any(isinstance(each, _IsCommand) for each in metadata):
+        return True
+    return any(_names_command(getattr(part, "__metadata__", ()), part) for part in get_args(annotation))
+
+
+def _in_value(path: str, value: Any, is_command: bool) -> Iterator[tuple[str, list[str]]]:
+    if isinstance(value, BaseModel):
+        yield from ((f"{path}.{key}", command) for key, command in commands_of(value))
+    elif is_command and isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        yield path, value
+    elif isinstance(value, list | Mapping):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _in_value(f"{path}.{key}", part, is_command)

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 
 from .lock_watch import LockWatch, lock_watch
 
@@ -79,9 +79,7 @@ class InterruptFlag:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._watch is not None:
             signal.set_wakeup_fd(self._wakeup_before)
             self._watch.heard()

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..build import build_environment_player
+from ..components import EngineContext
+from ..config.resolved import SelectedEnvironment
 from ..config.sections import ModelConfig
-from ..config.selected import SelectedEnvironment
-from ..contexts import engine_context, own_device
+from ..contexts import own_device
 from ..models.loading import check_model, load_policy, load_tokenizer
 from ..plugins.discovery import load, resolve_build
 from ..prompts.stream import PromptEncoder
@@ -76,7 +77,7 @@ def open_engine(
     """An engine over a model that is loaded for it. weights: of a checkpoint, in place of the model's own."""
     selected = load("engines", engine)
     policy, tokenizer, place = load_for_inference(config, seed, weights=weights)
-    context = engine_context(policy, tokenizer, device=place, seed=seed, model_path=config.path, compute_dtype=None)
+    context = EngineContext(policy, tokenizer, place, seed, model_path=config.path)
     built = resolve_build(selected)(selected.component.config(), context)
     return cast(RolloutEngine, built), tokenizer
 

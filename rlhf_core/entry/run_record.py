@@ -16,6 +16,7 @@ from ..config.changes import Change, config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
+from ..hookspecs import Verdict
 from ..plugins.trust import FileTrust, referenced_files
 from ..runfolder.checkpoint_state import RunState, read_run_state
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
@@ -23,8 +24,7 @@ from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
 from ..runfolder.manifest import collect_manifest, full_command
-from ..training.finish import finished_by, keys_of
-from ..training.guard_runner import ROLLBACK
+from ..training.guard_runner import ROLLBACK, finished_by, keys_of
 from ..util.held_signals import held_signals
 from ..util.jsonl import write_json
 from ..util.redact import redact_mapping
@@ -217,22 +217,37 @@ def told_in_summary(folder: RunFolder, earlier: RunState | None = None) -> Itera
 def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
     said = folder.read_json(folder.summary)
     is_running = said.get("status", "running") == "running"
-    if isinstance(error, (InterruptedRun, KeyboardInterrupt)):
-        status: RunStatus = "interrupted"
-    else:
-        status = "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
-    if said.get("status") == status:
-        return
-    folder.write_summary(
-        status=status,
-        eval_before=said.get("eval_before"),
-        eval_after=said.get("eval_after"),
-        wall_s=said.get("wall_s", 0.0) + (seconds if is_running else 0.0),
-        extra={"rollbacks": len(folder.events(ROLLBACK)), "model": where_model(folder, error)},
+    if said.get("status") != _status(folder, error):
+        wall_s = said.get("wall_s", 0.0) + (seconds if is_running else 0.0)
+        write_end(folder, error, said.get("eval_before"), said.get("eval_after"), wall_s)
+
+
+def write_end(
+    folder: RunFolder,
+    error: BaseException | None,
+    eval_before: float | None,
+    eval_after: float | None,
+    wall_s: float,
+    finished: Verdict | None = None,
+) -> dict[str, Any]:
+    """Write the summary of a run that `error` ended, None: that is done; returns its content."""
+    extra: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _where_model(folder, error)}
+    if finished is not None:
+        extra["finished"] = {"guard": finished.guard, "reason": finished.reason}
+    return folder.write_summary(
+        status=_status(folder, error), eval_before=eval_before, eval_after=eval_after, wall_s=wall_s, extra=extra
     )
 
 
-def where_model(folder: RunFolder, error: BaseException | None) -> str | None:
+def _status(folder: RunFolder, error: BaseException | None) -> RunStatus:
+    if error is None:
+        return "done"
+    if isinstance(error, (InterruptedRun, KeyboardInterrupt)):
+        return "interrupted"
+    return "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
+
+
+def _where_model(folder: RunFolder, error: BaseException | None) -> str | None:
     """Where the trained policy is, for the summary: its folder, or the command that makes it; None: there is none."""
     if error is None or isinstance(error, (InterruptedRun, OnlyModelError)):
         return folder.model.name if folder.model.is_dir() else None

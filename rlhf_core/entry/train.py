@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
-from ..hookspecs import MakerHooks
+from ..hookspecs import MakerHooks, Verdict
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
@@ -30,11 +29,11 @@ from ..prompts.records import Check
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.file_watch import FileWatch
-from ..runfolder.folder import RunFolder, RunStatus, default_path
-from ..training.guard_runner import ROLLBACK
+from ..runfolder.folder import RunFolder, default_path
 from ..training.request import RunInputs, RunRequest, Transport
 from ..util.held_signals import held_signals
 from ..util.host_memory import set_up_host_memory
+from ..util.jsonl import read_lines
 from .resume import find_checkpoint, resume_changes, resumed_folder
 from .run_record import (
     FirstScore,
@@ -48,7 +47,7 @@ from .run_record import (
     told_in_summary,
     told_where_it_fails,
     undone_when_refused,
-    where_model,
+    write_end,
 )
 
 logger = logging.getLogger("rlhf")
@@ -106,9 +105,10 @@ def train(
         RunFolder(Path(output)).refuse_run()
     prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run)
     environment = prepared.environment
-    if resume is not None and dry_run:
-        _tell_dry_resume(prepared, resume, resumed_folder(resume, _path(output)))
+    path = None if output is None else Path(output)
     if dry_run:
+        if resume is not None:
+            tell_resume(_planned(RunFolder(resumed_folder(resume, path)), prepared, resume, None))
         if on_check is not None:
             on_check(prepared.inputs)
         return None
@@ -116,7 +116,10 @@ def train(
         raise UserInputError(
             "the processes of a launcher must agree on the run folder", where="--output", hint="add --output DIR"
         )
-    chosen = _choose_output(_path(output), resume, prepared.resolved)
+    if resume is not None:
+        chosen = resumed_folder(resume, path)
+    else:
+        chosen = path or default_path(prepared.resolved.algorithm.name, datetime.now())
     if environment.rank != 0:
         checkpoint = None if resume is None else find_checkpoint(resume, chosen)
         run_rank(prepared, RunFolder(chosen), checkpoint)
@@ -202,15 +205,6 @@ def _planned(folder: RunFolder, prepared: PreparedRun, resume: str | None, origi
     checkpoint = find_checkpoint(resume, folder.path)
     changes = resume_changes(folder, plan.resolved, prepared.inputs.prompts, is_again=checkpoint is None)
     return replace(plan, is_resumed=True, checkpoint=checkpoint, changes=changes)
-
-
-def _tell_dry_resume(prepared: PreparedRun, resume: str, output: Path) -> None:
-    """Check a resume, and say what it changes."""
-    tell_resume(_planned(RunFolder(output), prepared, resume, None))
-
-
-def _path(output: Path | str | None) -> Path | None:
-    return None if output is None else Path(output)
 
 
 def _made(hook: object | str) -> object:
@@ -315,12 +309,6 @@ def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> No
         )
 
 
-def _choose_output(output: Path | None, resume: str | None, resolved: ResolvedRun) -> Path:
-    if resume is not None:
-        return resumed_folder(resume, output)
-    return output or default_path(resolved.algorithm.name, datetime.now())
-
-
 def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) -> None:
     """Run in this process, as the rank it is; `folder` is owned by it or by its launcher."""
     resolved = prepared.resolved
@@ -352,41 +340,25 @@ def run_as_main(request: RunRequest) -> None:
     relay.register(first, name="first-score")
     started = time.perf_counter()
     wall_before = 0.0 if earlier is None else earlier.wall_s
-    status: RunStatus = "failed"
     eval_after: float | None = None
-    extra: dict[str, Any] = {}
+    finished: Verdict | None = None
     ended: BaseException | None = None
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
             result = _transport(resolved).run(request)
             watch.check()
-            first.score, eval_after, status = result.eval_before, result.eval_after, "done"
-            if result.finished is not None:
-                extra["finished"] = {"guard": result.finished.guard, "reason": result.finished.reason}
-        except (InterruptedRun, KeyboardInterrupt) as error:
-            status, ended = "interrupted", error
-            raise
-        except Exception as error:
+            first.score, eval_after, finished = result.eval_before, result.eval_after, result.finished
+        except BaseException as error:
             ended = error
-            status = "rolled-back-and-failed" if folder.events(ROLLBACK) else "failed"
-            logger.debug("the run failed", exc_info=error)
-            error.run_log = folder.log  # type: ignore[attr-defined]
+            if isinstance(error, Exception) and not isinstance(error, InterruptedRun):
+                logger.debug("the run failed", exc_info=error)
+                error.run_log = folder.log  # type: ignore[attr-defined]
             raise
         finally:
             if watch.has_folder:
-                with held_signals(), nullcontext() if status == "done" else told_where_it_fails(folder):
-                    summary = folder.write_summary(
-                        status=status,
-                        eval_before=first.score,
-                        eval_after=eval_after,
-                        wall_s=wall_before + time.perf_counter() - started,
-                        extra={
-                            "rollbacks": len(folder.events(ROLLBACK)),
-                            "model": where_model(folder, ended),
-                            **extra,
-                        },
-                    )
-                    span.set("summary", summary)
+                with held_signals(), nullcontext() if ended is None else told_where_it_fails(folder):
+                    wall_s = wall_before + time.perf_counter() - started
+                    span.set("summary", write_end(folder, ended, first.score, eval_after, wall_s, finished))
 
 
 def _transport(resolved: ResolvedRun) -> Transport:
@@ -396,5 +368,4 @@ def _transport(resolved: ResolvedRun) -> Transport:
 def read_result(folder: Path) -> TrainResult:
     """The result that a run folder records."""
     opened = RunFolder.read(folder)
-    lines = opened.metrics.read_text(encoding="utf-8").splitlines() if opened.metrics.exists() else []
-    return TrainResult(folder, opened.read_json(opened.summary), [json.loads(line) for line in lines])
+    return TrainResult(folder, opened.read_json(opened.summary), list(read_lines(opened.metrics)))

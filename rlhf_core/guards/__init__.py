@@ -6,8 +6,7 @@ They use the public hook `rlhf_verdict`; a hook plugin that implements it is a g
 from __future__ import annotations
 
 from ..config.guards import GuardsConfig
-from .checks import NonFinite, OutOfBound, Plateau
-from .guard import Guard
+from .checks import Guard, NonFinite, OutOfBound, Plateau
 
 __all__ = ["Guard", "GuardsConfig", "NonFinite", "OutOfBound", "Plateau", "make_guards"]
 

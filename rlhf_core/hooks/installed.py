@@ -7,16 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..components import Component, HookContext
-from ..config.selected import Configured
+from ..config.resolved import Configured
 from ..errors import PluginError
-from ..plugins.discovery import resolve_build
+from ..plugins.discovery import check_clash, discover, import_target, resolve_build
 from ..util.did_you_mean import fold
-from ..util.entry_points import InstalledEntry, installed_entries
 from .relay import HookRelay
 
 logger = logging.getLogger("rlhf")
-
-GROUP = "rlhf.hooks"
 
 
 def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str]:
@@ -30,21 +27,19 @@ def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str
     """
     disabled = {fold(name) for name in disable}
     loaded = []
-    for name, entry in _installed().items():
+    for name, ref in discover("hooks").items():
+        check_clash(ref)
+        owner = f"{ref.distribution} {ref.version}"
         if name in disabled:
-            logger.info("hook plugin %r (%s) is disabled", entry.entry_point.name, _label(entry))
+            logger.info("hook plugin %r (%s) is disabled", ref.name, owner)
             continue
         try:
-            plugin = entry.entry_point.load()
-        except Exception as error:
-            _report(entry, f"cannot be imported: {type(error).__name__}: {error}")
-            continue
-        if isinstance(plugin, Component):
-            continue
-        try:
-            loaded.append(relay.register(plugin, name=entry.entry_point.name, distribution=_label(entry)))
+            plugin = import_target(ref)
+            if not isinstance(plugin, Component):
+                loaded.append(relay.register(plugin, name=ref.name, distribution=owner))
         except PluginError as error:
-            _report(entry, str(error))
+            mend = f"{error.hint or 'repair or uninstall it'}; or: hooks: {{disable: [{ref.name}]}}"
+            logger.warning("hook plugin %r (%s) is left out: %s\n  -> %s", ref.name, owner, error.message, mend)
     return loaded
 
 
@@ -66,31 +61,3 @@ def register_listed(
         for each in listed
         if fold(each.name) not in disabled
     ]
-
-
-def _installed() -> dict[str, InstalledEntry]:
-    found: dict[str, InstalledEntry] = {}
-    for entry in installed_entries(GROUP):
-        name = entry.entry_point.name
-        other = found.setdefault(fold(name), entry)
-        if _label(other) != _label(entry):
-            raise PluginError(
-                f"{_label(other)} and {_label(entry)} both give it",
-                where=f"hook plugin {name!r}",
-                hint="uninstall one of them",
-            )
-    return found
-
-
-def _label(entry: InstalledEntry) -> str:
-    return f"{entry.distribution} {entry.version}"
-
-
-def _report(entry: InstalledEntry, what: str) -> None:
-    logger.warning(
-        "hook plugin %r (%s) is left out: %s\n  -> repair or uninstall it, or: hooks: {disable: [%s]}",
-        entry.entry_point.name,
-        _label(entry),
-        what,
-        entry.entry_point.name,
-    )

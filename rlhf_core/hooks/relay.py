@@ -75,10 +75,7 @@ class HookRelay:
             for name in vars(spec)
             if name.startswith(PREFIX)
         }
-        self._argument_names = {
-            event: tuple(name for name in inspect.signature(spec_function(event)).parameters if name != "self")
-            for event in self._callers
-        }
+        self._argument_names = {event: caller.spec.argnames for event, caller in self._callers.items() if caller.spec}
         self._listening: set[str] = set()
         self._failures: list[HookError | RlhfError] = []
         self._installed: set[str] = set()
@@ -296,14 +293,6 @@ class HookRelay:
         wrong = [name for name in dir(plugin) if name.startswith(PREFIX) and name not in known]
         close = get_close_matches(wrong[0], known, n=1) if wrong else []
         return f"did you mean {close[0]}?" if close else None
-
-
-def spec_function(event: str) -> Callable[..., Any]:
-    """The specification of an event, by its name without the prefix."""
-    for spec in SPECS:
-        if f"{PREFIX}{event}" in vars(spec):
-            return cast("Callable[..., Any]", vars(spec)[f"{PREFIX}{event}"])
-    raise KeyError(f"no hook {PREFIX}{event}; see rlhf_core.hookspecs")
 
 
 Collect = Callable[[RlhfError], None]

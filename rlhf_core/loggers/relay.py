@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..components import LoggerContext
-from ..config.selected import Configured
+from ..config.resolved import Configured
 from ..hooks.relay import HookRelay
 from ..hookspecs import Metrics, hookimpl
 from ..plugins.discovery import load, resolve_build
 from ..protocols import Logger
-from .scalars import scalars
 
 
 class LoggerHook:
@@ -22,7 +21,7 @@ class LoggerHook:
 
     @hookimpl
     def rlhf_metrics(self, line: Metrics) -> None:
-        self._logger.log(int(line["step"]), scalars(line))
+        self._logger.log(int(line["step"]), _scalars(line))
 
     @hookimpl
     def rlhf_fit_end(self, error: BaseException | None) -> None:
@@ -42,3 +41,8 @@ def open_logger(name: str, context: LoggerContext, options: Mapping[str, Any] | 
     selected = load("loggers", name)
     config = selected.component.config.model_validate(dict(options or {}))
     return LoggerHook(resolve_build(selected)(config, context))
+
+
+def _scalars(line: Metrics) -> dict[str, float]:
+    """The numbers of a line that a dashboard plots; null (not finite) and structured values are left out."""
+    return {name: float(value) for name, value in line.items() if name != "step" and isinstance(value, int | float)}

@@ -7,12 +7,14 @@ for nobody else.
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from importlib import import_module
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
@@ -21,7 +23,6 @@ from pydantic import BaseModel
 from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
-from ..util.entry_points import InstalledEntry, installed_entries
 from .functions import class_component, function_component, load_function_file
 from .known import KNOWN
 from .source import read_options
@@ -30,7 +31,8 @@ from .trust import EVERY_FILE, FileTrust, is_file_reference
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands")
 """Kinds of plugins; the entry-point group is `rlhf.` and this."""
 
-_SINGULAR = {
+_PREFIX = "rlhf."
+SINGULAR = {
     "algorithms": "algorithm",
     "strategies": "strategy",
     "rewards": "reward",
@@ -45,6 +47,7 @@ _SINGULAR = {
     "endpoints": "endpoint server",
     "commands": "command",
 }
+"""How errors call one plugin of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class PluginRef:
     @property
     def label(self) -> str:
         """How errors call it: `algorithm "ppo" (rlhf-ppo 0.1.0)`."""
-        return f'{_SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
+        return f'{SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,14 @@ class Selected:
 
     @property
     def label(self) -> str:
-        return f'{_SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
+        return f'{SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
 
 
 def as_kind(name: str) -> str:
     """`algorithm`, `Algorithms` -> `algorithms`; also `hooks` and `commands`. Raises `PluginError`."""
     folded = fold(name)
     for kind in GROUPS:
-        spoken = _SINGULAR[kind].replace(" ", "-")
+        spoken = SINGULAR[kind].replace(" ", "-")
         if folded in (fold(kind), fold(spoken), kind.removesuffix("s")):
             return kind
     raise PluginError(f'no plugin kind "{name}"{suggestion(name, GROUPS)}', hint=f"kinds: {', '.join(GROUPS)}")
@@ -104,29 +107,53 @@ def discover_all() -> dict[str, dict[str, PluginRef]]:
 
 
 def discover(kind: str) -> dict[str, PluginRef]:
-    """Installed plugins of one kind by folded name. Reads metadata only; clashes are noted on the ref."""
-    return _by_name(kind, installed_entries(f"rlhf.{kind}"))
+    """Installed plugins of one kind by folded name. Reads metadata only; clashes are noted on the ref.
+
+    Metadata is cached, and read again when a folder of `sys.path` changes.
+    """
+    return _installed().get(kind, {})
 
 
-def _by_name(kind: str, found: Sequence[InstalledEntry]) -> dict[str, PluginRef]:
-    grouped: dict[str, list[PluginRef]] = {}
-    for installed in found:
-        entry = installed.entry_point
+def plugin_versions() -> dict[str, str]:
+    """Distribution -> version, of all that have an entry point in a group `rlhf.…`."""
+    refs = [ref for by_name in _installed().values() for first in by_name.values() for ref in (first, *first.clashes)]
+    return {ref.distribution: ref.version for ref in refs}
+
+
+def _installed() -> dict[str, dict[str, PluginRef]]:
+    return _read(tuple(sys.path), tuple(map(_modified, sys.path)))
+
+
+def _modified(folder: str) -> int | None:
+    try:
+        return os.stat(folder or os.curdir).st_mtime_ns
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _read(path: tuple[str, ...], modified: tuple[int | None, ...]) -> dict[str, dict[str, PluginRef]]:
+    """path, modified: the cache key."""
+    found: dict[str, dict[str, list[PluginRef]]] = {}
+    installed = entry_points()
+    groups = [group for group in installed.groups if group.startswith(_PREFIX)]
+    for entry in (entry for group in groups for entry in installed.select(group=group)):
         ref = PluginRef(
-            kind=kind,
+            kind=entry.group.removeprefix(_PREFIX),
             name=entry.name,
-            distribution=installed.distribution,
-            version=installed.version,
+            distribution=entry.dist.name if entry.dist else "unknown distribution",
+            version=entry.dist.version if entry.dist else "?",
             target=f"{entry.module}:{entry.attr}",
             missing=_not_installed([extra.replace("-", "_") for extra in entry.extras]),
             entry_point=entry,
         )
-        grouped.setdefault(fold(entry.name), []).append(ref)
-    refs: dict[str, PluginRef] = {}
-    for name, same in sorted(grouped.items()):
-        first, *others = sorted(same, key=lambda ref: (ref.distribution, ref.target))
-        refs[name] = replace(first, clashes=tuple(others))
-    return refs
+        found.setdefault(ref.kind, {}).setdefault(fold(ref.name), []).append(ref)
+    return {kind: dict(sorted(map(_with_clashes, named.items()))) for kind, named in found.items()}
+
+
+def _with_clashes(named: tuple[str, Sequence[PluginRef]]) -> tuple[str, PluginRef]:
+    first, *others = sorted(named[1], key=lambda ref: (ref.distribution, ref.target))
+    return named[0], replace(first, clashes=tuple(others))
 
 
 def find(kind: str, name: str) -> PluginRef:
@@ -145,7 +172,7 @@ def check_clash(ref: PluginRef) -> None:
         return
     owners = [f"{each.distribution} {each.version} ({each.target})" for each in (ref, *ref.clashes)]
     raise PluginError(
-        f'{_SINGULAR[ref.kind]} "{ref.name}" is given by {" and by ".join(owners)}',
+        f'{SINGULAR[ref.kind]} "{ref.name}" is given by {" and by ".join(owners)}',
         hint=f"uninstall one of them: pip uninstall {ref.clashes[0].distribution}",
     )
 
@@ -162,7 +189,7 @@ def _unknown(kind: str, name: str, refs: Mapping[str, PluginRef]) -> PluginError
         near_home = known.get(near) if near is not None and fold(near) not in refs else None
         hint = f"pip install {near_home}" if near_home else f"rlhf plugins list; pip install the one that has {name}"
     guess = "" if home is not None else suggestion(name, names)
-    return PluginError(f'no {_SINGULAR[kind]} "{name}" is installed{guess} (installed: {installed})', hint=hint)
+    return PluginError(f'no {SINGULAR[kind]} "{name}" is installed{guess} (installed: {installed})', hint=hint)
 
 
 def import_target(ref: PluginRef) -> Any:
@@ -211,7 +238,7 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
 
 def _load_file(kind: str, reference: str, trust: FileTrust) -> Selected:
     name = reference.rpartition(":")[2]
-    spoken = _SINGULAR[kind]
+    spoken = SINGULAR[kind]
     where = f'{spoken} "{reference}"'
     wanted: Literal["function", "class"] = "class" if FROM_FILES[kind] is None else "function"
     if not trust.runs:

@@ -4,88 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-KNOWN: Mapping[str, Mapping[str, str]] = {
-    "algorithms": {
-        "ppo": "rlhf-ppo",
-        "distill": "rlhf-distill",
-        "grpo": "rlhf-group",
-        "rloo": "rlhf-group",
-        "reinforce++": "rlhf-group",
-        "sft": "rlhf-offline",
-        "reward-model": "rlhf-offline",
-        "process-reward-model": "rlhf-offline",
-        "dpo": "rlhf-offline",
-        "kto": "rlhf-offline",
-        "orpo": "rlhf-offline",
-        "simpo": "rlhf-offline",
+_BROUGHT: Mapping[str, Mapping[str, str]] = {
+    "rlhf-ppo": {"algorithms": "ppo"},
+    "rlhf-distill": {"algorithms": "distill"},
+    "rlhf-group": {
+        "algorithms": "grpo rloo reinforce++",
+        "advantages": "group-normalised group-whitened leave-one-out reward-to-go gdpo pass-at-k remax",
+        "policy_losses": "gspo cispo sapo gmpo dppo clip-cov kl-cov",
     },
-    "strategies": {
-        "single": "rlhf-torch",
-        "fsdp": "rlhf-torch",
-        "ddp": "rlhf-colossalai",
-        "gemini": "rlhf-colossalai",
-        "low-level-zero": "rlhf-colossalai",
+    "rlhf-offline": {"algorithms": "sft reward-model process-reward-model dpo kto orpo simpo"},
+    "rlhf-torch": {"strategies": "single fsdp"},
+    "rlhf-colossalai": {"strategies": "ddp gemini low-level-zero"},
+    "rlhf-reward-rules": {
+        "rewards": "exact-match regex length format-tags json-schema math-equivalence overlong-penalty "
+        "repetition-penalty code-execution"
     },
-    "rewards": {
-        "exact-match": "rlhf-reward-rules",
-        "regex": "rlhf-reward-rules",
-        "length": "rlhf-reward-rules",
-        "model": "rlhf-reward-model",
-        "http": "rlhf-reward-http",
-        "judge": "rlhf-reward-judge",
-        "reasoning-gym": "rlhf-reasoning-gym",
+    "rlhf-reward-model": {"rewards": "model"},
+    "rlhf-reward-http": {"rewards": "http", "commands": "serve-reward"},
+    "rlhf-reward-judge": {"rewards": "judge"},
+    "rlhf-reasoning-gym": {"rewards": "reasoning-gym", "prompts": "reasoning-gym"},
+    "rlhf-core": {
+        "transports": "local",
+        "prompts": "jsonl hf-dataset sort-digits tasks mixture",
+        "hooks": "early-stop",
+        "policy_losses": "clip",
     },
-    "transports": {"local": "rlhf-core", "ray": "rlhf-ray"},
-    "engines": {"hf": "rlhf-hf", "vllm": "rlhf-vllm"},
-    "prompts": {
-        "jsonl": "rlhf-core",
-        "hf-dataset": "rlhf-core",
-        "sort-digits": "rlhf-core",
-        "guess-number": "rlhf-environments",
-        "reasoning-gym": "rlhf-reasoning-gym",
-        "tasks": "rlhf-core",
-    },
-    "environments": {
-        "guess-number": "rlhf-environments",
-        "tools": "rlhf-environments",
-        "conversation": "rlhf-environments",
-        "gymnasium": "rlhf-gymnasium",
-        "mcp": "rlhf-mcp",
-        "openenv": "rlhf-openenv",
-        "verifiers": "rlhf-env-verifiers",
-    },
-    "hooks": {"early-stop": "rlhf-core", "profiler": "rlhf-profiler"},
-    "loggers": {
-        "tensorboard": "rlhf-loggers",
-        "wandb": "rlhf-loggers",
-        "csv": "rlhf-loggers",
-        "mlflow": "rlhf-logger-mlflow",
-        "trackio": "rlhf-logger-trackio",
-    },
-    "advantages": {
-        "group-normalised": "rlhf-group",
-        "group-whitened": "rlhf-group",
-        "leave-one-out": "rlhf-group",
-        "reward-to-go": "rlhf-group",
-        "gdpo": "rlhf-group",
-        "pass-at-k": "rlhf-group",
-    },
-    "policy_losses": {
-        "clip": "rlhf-core",
-        "gspo": "rlhf-group",
-        "cispo": "rlhf-group",
-        "sapo": "rlhf-group",
-        "gmpo": "rlhf-group",
-        "dppo": "rlhf-group",
-        "clip-cov": "rlhf-group",
-        "kl-cov": "rlhf-group",
-    },
-    "endpoints": {"openai": "rlhf-serve"},
-    "commands": {
-        "dashboard": "rlhf-dashboard",
-        "ray": "rlhf-ray",
-        "serve": "rlhf-serve",
-        "serve-reward": "rlhf-reward-http",
-    },
+    "rlhf-ray": {"transports": "ray", "commands": "ray"},
+    "rlhf-hf": {"engines": "hf"},
+    "rlhf-vllm": {"engines": "vllm"},
+    "rlhf-environments": {"prompts": "guess-number", "environments": "guess-number tools conversation"},
+    "rlhf-gymnasium": {"environments": "gymnasium"},
+    "rlhf-mcp": {"environments": "mcp"},
+    "rlhf-openenv": {"environments": "openenv"},
+    "rlhf-env-verifiers": {"environments": "verifiers"},
+    "rlhf-profiler": {"hooks": "profiler"},
+    "rlhf-loggers": {"loggers": "tensorboard wandb csv"},
+    "rlhf-logger-mlflow": {"loggers": "mlflow"},
+    "rlhf-logger-trackio": {"loggers": "trackio"},
+    "rlhf-serve": {"endpoints": "openai", "commands": "serve"},
+    "rlhf-dashboard": {"commands": "dashboard"},
 }
-"""Distribution that brings each plugin of this project: only for telling a user what to install."""
+"""Distribution -> kind -> names, with blanks between."""
+
+KNOWN: dict[str, dict[str, str]] = {}
+"""Kind -> name -> the distribution that brings it."""
+for _home, _kinds in _BROUGHT.items():
+    for _kind, _names in _kinds.items():
+        KNOWN.setdefault(_kind, {}).update(dict.fromkeys(_names.split(), _home))

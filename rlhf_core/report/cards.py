@@ -1,12 +1,12 @@
-"""The figures at the top of the page, the comparison of runs and the time bar."""
+"""The figures at the top of the page, and the time bar."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from ..config.score_name import score_name
+from ..config.evaluation import score_name
 from .data import Run
 from .known import is_number
 
@@ -53,31 +53,6 @@ def _held_out(run: Run) -> str:
     return "Held-out score" if name is None else f"Held-out {name}"
 
 
-def comparison(runs: Sequence[Run]) -> str:
-    """A table with a row for each run."""
-    columns = ("status", "held-out", "before", "after", "weighted score", "KL", "length", "updates", "wall time")
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    rows = []
-    for run in runs:
-        values = (
-            str(run.summary.get("status", "unfinished")),
-            score_name(run.config),
-            number(run.summary.get("eval_before")),
-            number(run.summary.get("eval_after")),
-            number(run.last("reward/mean")),
-            number(run.last("kl/mean")),
-            number(run.last("response/length_mean")),
-            number(run.last("step")),
-            None if run.is_running else duration(run.summary.get("wall_s")),
-        )
-        cells = "".join(f"<td>{escape(value or '–')}</td>" for value in values)
-        rows.append(f"<tr><td>{escape(run.name)}</td>{cells}</tr>\n")
-    return (
-        f'<div class="panel scroll"><table><thead><tr><th>run</th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
-    )
-
-
 def bars(run: Run, *, named: bool) -> str:
     """Time bars from `performance.json`; empty without it."""
     shares = run.performance.get("time_share")
@@ -90,11 +65,16 @@ def bars(run: Run, *, named: bool) -> str:
         pieces.append(f'<span class="w {color}" style="width:{percent:.2f}%"></span>')
         legend.append(f'<span><i class="{color}"></i>{escape(str(phase))} {percent:.0f}%</span>')
     lines = [f"{escape(label)} {escape(text)}" for label, text in _speeds(run.performance)]
-    title = f"Where the time went: {run.name}" if named else "Where the time went"
+    title = titled("Where the time went", run, named=named)
     return (
         f'<h2>{escape(title)}</h2>\n<div class="panel"><div class="bar">{"".join(pieces)}</div>'
         f'<div class="legend">{"".join(legend)}</div><p class="hint">{" · ".join(lines)}</p></div>\n'
     )
+
+
+def titled(title: str, run: Run, *, named: bool) -> str:
+    """The title of a part of the page; `named` where there are several runs."""
+    return f"{title}: {run.name}" if named else title
 
 
 def number(value: Any) -> str | None:

@@ -19,11 +19,10 @@ from typing import Any
 
 import yaml
 
-from .actor_table import actor_table
-from .cards import bars, cards, comparison, facts, status_class
+from .cards import bars, cards, facts, status_class
 from .data import Run
 from .figures import figures_for
-from .reward_table import reward_table
+from .tables import actor_table, comparison, reward_table
 
 
 def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None = None) -> str:

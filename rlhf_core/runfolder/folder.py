@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from io import TextIOWrapper
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal
 
 from ..errors import ConfigError, DataError, UserInputError
@@ -52,8 +51,36 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
+class _Inside:
+    """The path of a run's file, by its name in the folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self._name
+
+
 class RunFolder:
     """One run's files. Make one with `create` or `open`, and close it (or use it as a context manager)."""
+
+    lock = _Inside(".lock")
+    """Lock file; names the process that owns the folder."""
+    config = _Inside("config.yaml")
+    manifest = _Inside("manifest.json")
+    metrics = _Inside("metrics.jsonl")
+    samples = _Inside("samples.jsonl")
+    summary = _Inside("summary.json")
+    log = _Inside("run.log")
+    checkpoints = _Inside("checkpoints")
+    model = _Inside("model")
+    adapter = _Inside("adapter")
+    control = _Inside("control")
+    """Folder of commands to a running run."""
+    tensorboard = _Inside("tensorboard")
+    performance = _Inside("performance.json")
+    evaluation_before = _Inside("evaluation-before.json")
+    report = _Inside("report.html")
 
     def __init__(self, path: Path, lock: IO[str] | None = None, made: Sequence[Path] = ()) -> None:
         """Raises `UserInputError` for an invalid or inaccessible path."""
@@ -186,68 +213,6 @@ class RunFolder:
                 return True
         return False
 
-    @property
-    def lock(self) -> Path:
-        """Lock file; names the process that owns the folder."""
-        return self.path / ".lock"
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "run.log"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def adapter(self) -> Path:
-        return self.path / "adapter"
-
-    @property
-    def control(self) -> Path:
-        """Folder of commands to a running run."""
-        return self.path / "control"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def performance(self) -> Path:
-        return self.path / "performance.json"
-
-    @property
-    def evaluation_before(self) -> Path:
-        return self.path / "evaluation-before.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
     def discard_half_written(self) -> None:
         """Remove what an owner that was killed had half written; for the owner, before it writes."""
         for folder in (self.path, self.checkpoints):
@@ -353,9 +318,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

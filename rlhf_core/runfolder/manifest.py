@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..util.entry_points import installed_entries
+from ..plugins.discovery import plugin_versions
 from ..util.redact import redact_command
 
 LIBRARIES = (
@@ -62,16 +62,9 @@ def collect_manifest(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "plugins": plugin_versions(),
+        "plugins": dict(sorted(plugin_versions().items())),
         "libraries": library_versions(),
     }
-
-
-def plugin_versions() -> dict[str, str]:
-    """Distribution -> version, for core and all distributions with an entry point in a group `rlhf.…`."""
-    found = {each.distribution: each.version for each in installed_entries()}
-    found.setdefault("rlhf-core", _version("rlhf-core") or "not installed")
-    return dict(sorted(found.items()))
 
 
 def library_versions() -> dict[str, str]:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, SupportsFloat, SupportsIndex
 
 from ..errors import CheckpointError, RlhfError
@@ -50,7 +49,8 @@ class MetricsWriter:
             CheckpointError: lines up to `step` are missing.
             DataError: one of them is torn.
         """
-        last = truncate_after(path, step)
+        kept = truncate_lines(path, "step", step)
+        last = int(kept["step"]) if kept else 0
         if last != step:
             raise CheckpointError(
                 f"ends at step {last}, the checkpoint is at step {step}",
@@ -133,16 +133,8 @@ class MetricsWriter:
     def __enter__(self) -> MetricsWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def truncate_after(path: Path, step: int) -> int:
-    """Remove lines of `metrics.jsonl` after `step` and an incomplete last line. Returns the last step kept, or 0."""
-    last = truncate_lines(path, "step", step)
-    return int(last["step"]) if last else 0
 
 
 def finite(values: Mapping[str, Any]) -> Line:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from ..errors import DeadlineError, RlhfError
@@ -117,7 +116,7 @@ class SampleWriter:
 
         Raises DataError, naming the line, where one of those before is torn.
         """
-        truncate_after_episode(path, episode)
+        truncate_lines(path, "episode", episode)
         return cls(path, keep=keep)
 
     def write(self, records: Sequence[SampleRecord]) -> None:
@@ -148,9 +147,7 @@ class SampleWriter:
     def __enter__(self) -> SampleWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(self) -> None:
@@ -199,8 +196,3 @@ def choose(records: Sequence[T], keep: Keep) -> Sequence[T]:
     if keep == "all" or keep >= len(records):
         return records
     return [records[index * len(records) // keep] for index in range(keep)]
-
-
-def truncate_after_episode(path: Path, episode: int) -> None:
-    """Remove the lines of `samples.jsonl` after `episode`, and an incomplete last line."""
-    truncate_lines(path, "episode", episode)

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from ..config.selected import SelectedEnvironment
+from ..config.resolved import SelectedEnvironment
 from ..types import Completion, GenerationRequest, PhaseTimes, SamplingParams
 from ..util.rng import derive_seed
 from .engine import EOS, FakeEngine

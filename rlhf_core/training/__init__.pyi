@@ -1,6 +1,5 @@
 from .batches import BatchPlan as BatchPlan
 from .batches import TrainBatch as TrainBatch
-from .build_source import build_rollout_source as build_rollout_source
 from .estimates import Estimated as Estimated
 from .loop import EpisodeBatches as EpisodeBatches
 from .loop import Metrics as Metrics
@@ -14,4 +13,5 @@ from .request import SessionParts as SessionParts
 from .request import Transport as Transport
 from .session import TrainerSession as TrainerSession
 from .sources import RolloutSource as RolloutSource
+from .sources import build_rollout_source as build_rollout_source
 from .updater import Updater as Updater

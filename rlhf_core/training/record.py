@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..errors import CheckpointError
@@ -94,9 +93,7 @@ class EpisodeRecord:
     def __enter__(self) -> EpisodeRecord:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def texts(self, num_rows: int) -> Sequence[int]:

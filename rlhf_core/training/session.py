@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +25,17 @@ from ..strategy import Strategy
 from ..util.host_memory import release_freed_memory
 from ..util.jsonl import write_json
 from .batches import BatchPlan, TrainBatch
-from .build_source import DatasetItems, build_rollout_source
-from .checkpoint_saver import CheckpointSaver
+from .checkpoint_saver import CheckpointSaver, PluginState
 from .control_loop import ControlLoop
+from .dataset_source import DatasetSource
 from .evaluation import HeldOutEvaluation
-from .finish import finish_facts, finished_by
-from .guard_runner import GuardRunner, RollBack
+from .guard_runner import GuardRunner, RollBack, finish_facts, finished_by
 from .live_options import LiveOptions
 from .loop import BatchSource, Metrics, Trainer
-from .plugin_state import PluginState
 from .publisher import PolicyPublisher
 from .record import EpisodeRecord
 from .request import FitResult, SessionParts
+from .sources import build_rollout_source
 from .updater import Updater
 
 if TYPE_CHECKING:
@@ -100,7 +99,9 @@ class TrainerSession:
             compiled=resolved.run.train.compile,
         )
         self._publisher = PolicyPublisher(parts.sync, hooks, parts.channel)
-        self._dataset = self._dataset_items()
+        train = resolved.run.train
+        self._plan = BatchPlan(train.train_batch_size, train.epochs_per_episode, strategy.rank, strategy.world_size)
+        self._dataset = self._dataset_source()
         self._evaluation = HeldOutEvaluation(
             algorithm,
             strategy,
@@ -290,40 +291,41 @@ class TrainerSession:
         return state.next_episode, state.step
 
     def _source(self, record: EpisodeRecord) -> BatchSource[TrainBatch]:
-        train = self._resolved.run.train
-        plan = BatchPlan(
-            train.train_batch_size, train.epochs_per_episode, self._strategy.rank, self._strategy.world_size
+        if self._dataset is not None:
+            return self._dataset
+        assert isinstance(self._algorithm, RolloutAlgorithm) and self._parts.channel is not None
+        return build_rollout_source(
+            self._parts.channel,
+            self._algorithm,
+            self._combiner,
+            self._plan,
+            policy=self._models.policy,
+            strategy=self._strategy,
+            temperature=self._resolved.sampling.temperature,
+            batch_tokens=self._tokens,
+            timer=record.timer,
+            version=lambda: self._publisher.version,
+            texts=record.texts,
+            on_episode=record.rollouts,
         )
-        if isinstance(self._algorithm, RolloutAlgorithm):
-            assert self._parts.channel is not None
-            return build_rollout_source(
-                self._parts.channel,
-                self._algorithm,
-                self._combiner,
-                plan,
-                policy=self._models.policy,
-                strategy=self._strategy,
-                temperature=self._resolved.sampling.temperature,
-                batch_tokens=self._tokens,
-                timer=record.timer,
-                version=lambda: self._publisher.version,
-                texts=record.texts,
-                on_episode=record.rollouts,
-            )
-        assert self._dataset is not None
-        return self._dataset.source(plan, items_per_episode=train.prompts_per_episode, on_episode=record.items)
 
-    def _dataset_items(self) -> DatasetItems | None:
-        algorithm = self._algorithm
-        if not isinstance(algorithm, DatasetAlgorithm):
+    def _dataset_source(self) -> DatasetSource | None:
+        if not isinstance(self._algorithm, DatasetAlgorithm):
             return None
-        return DatasetItems(
+
+        def on_episode(episode: int, items: Sequence[Any]) -> None:
+            assert self._record is not None
+            self._record.items(episode, items)
+
+        return DatasetSource(
             self._resolved,
-            algorithm,
+            self._algorithm,
             self._strategy,
             self._models,
             self._parts.prompts,
+            self._plan,
             batch_tokens=self._tokens,
+            on_episode=on_episode,
             eval_prompts=self._parts.eval_prompts,
         )
 

@@ -1,20 +1,27 @@
-"""Batch sources of the loop: episodes of rollouts or of a dataset, cut into batches."""
+"""The batch source of the loop that is fed by rollouts: episodes from a channel, cut into batches."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..algorithm import DatasetAlgorithm
+from ..algorithm import RolloutAlgorithm
 from ..environments.metrics import environment_metrics
 from ..errors import RlhfError
+from ..models.batched_forward import with_trainer_log_probs
 from ..protocols import ExperienceChannel
+from ..rewards.combiner import RewardCombiner
 from ..rollout.made import SamplesLost
-from ..types import MadeEpisode
+from ..runfolder.metrics import PhaseTimer
+from ..strategy import Strategy
+from ..types import BufferItem, MadeEpisode
 from .batches import BatchPlan, Rows, TrainBatch, rows_of_samples
 from .estimates import EpisodeEstimates, Estimated
 from .loop import EpisodeBatches
+
+if TYPE_CHECKING:
+    from torch import nn
 
 logger = logging.getLogger("rlhf")
 
@@ -81,40 +88,35 @@ def _response_metrics(samples: Sequence[Rows], version: int) -> dict[str, float]
     }
 
 
-class DatasetSource:
-    """Episodes of `prompts_per_episode` records, encoded by the algorithm, in the stream's seeded order."""
+def build_rollout_source(
+    channel: ExperienceChannel,
+    algorithm: RolloutAlgorithm,
+    combiner: RewardCombiner,
+    plan: BatchPlan,
+    *,
+    policy: nn.Module,
+    strategy: Strategy,
+    temperature: float,
+    batch_tokens: int | None,
+    timer: PhaseTimer,
+    version: Callable[[], int],
+    on_episode: Callable[[int, MadeEpisode, Estimated], None],
+    texts: Callable[[int], Sequence[int]] = lambda num_rows: (),
+) -> RolloutSource:
+    """Episodes from `channel`, with the trainer's log-probs where the algorithm needs them.
 
-    def __init__(
-        self,
-        record: Callable[[int], Any],
-        algorithm: DatasetAlgorithm[Any, Any],
-        plan: BatchPlan,
-        *,
-        items_per_episode: int,
-        encode: Callable[[Any], Any],
-        prepare: Callable[[Sequence[Any]], Sequence[Any]],
-        on_episode: Callable[[int, Sequence[Any]], None],
-    ) -> None:
-        self._record = record
-        self._algorithm = algorithm
-        self._plan = plan
-        self._items_per_episode = items_per_episode
-        self._encode = encode
-        self._prepare = prepare
-        self._on_episode = on_episode
+    temperature: sampling temperature. timer: counts the log-prob forward passes as `train`.
+    texts, on_episode: see `RolloutSource`.
+    """
 
-    def episode(self, index: int) -> EpisodeBatches[TrainBatch]:
-        start = index * self._items_per_episode
-        encoded = [self._encode(self._record(start + i)) for i in range(self._items_per_episode)]
-        items = [item for item in encoded if item is not None]
-        if not items:
-            raise RlhfError(
-                f"all {len(encoded)} records of episode {index} are too long",
-                where="prompts",
-                hint="raise prompts.max_prompt_tokens, or shorten the records",
+    def complete(rows: Sequence[BufferItem], filler: BufferItem) -> list[BufferItem]:
+        if not algorithm.needs_trainer_log_probs:
+            return list(rows)
+        shared = algorithm.needs == "episode"
+        with timer.phase("train"):
+            return with_trainer_log_probs(
+                rows, policy, strategy, empty=filler, shared=shared, temperature=temperature, batch_tokens=batch_tokens
             )
-        items = list(self._prepare(items))
-        self._on_episode(index, items)
-        metrics = {"data/skipped_fraction": 1 - len(items) / len(encoded)}
-        samples = [(item,) for item in items]
-        return EpisodeBatches(self._plan.batches(samples, self._algorithm.masked, None), metrics)
+
+    estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=complete)
+    return RolloutSource(channel, estimates, plan, version=version, texts=texts, on_episode=on_episode)

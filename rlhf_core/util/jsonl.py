@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..errors import DataError
@@ -104,9 +103,7 @@ class LineFile:
     def __enter__(self) -> LineFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

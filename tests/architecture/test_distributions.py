@@ -12,6 +12,8 @@ import pytest
 import tomllib
 from running import PATIENCE_SECONDS
 
+from rlhf_core.plugins.known import KNOWN
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
 
@@ -128,4 +130,17 @@ def test_every_entry_point_names_a_file_that_is_there() -> None:
                 module = target.partition(":")[0].replace(".", "/")
                 if not any((root / f"{module}.py").is_file() or (root / module).is_dir() for root in roots):
                     missing.append(f"{group} {name} = {target}")
+    assert not missing
+
+
+def test_what_is_not_installed_is_told_where_to_get() -> None:
+    """`KNOWN` has every plugin of the project."""
+    missing = [
+        f"{group}: {name}"
+        for folder in FOLDERS
+        for group, entries in manifest(folder)["project"].get("entry-points", {}).items()
+        for name in entries
+        if KNOWN.get(group.removeprefix("rlhf."), {}).get(name) != manifest(folder)["project"]["name"]
+        and group.startswith("rlhf.")
+    ]
     assert not missing

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from rlhf_core.components import KINDS
-from rlhf_core.config.resolve import SHARED_OPTIONS
+from rlhf_core.config.select import SHARED_OPTIONS
 from rlhf_core.plugins.discovery import discover, load_ref
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..conversation import conversation_lines
 from ..output import echo, heading, print_json
-from .playing import EnvironmentRequest, environment_options
 from .sampling import SamplingRequest, sampling_options
+
+if TYPE_CHECKING:
+    from rlhf_core.config.resolved import SelectedEnvironment
 
 
 @click.command("generate")
@@ -17,15 +19,23 @@ from .sampling import SamplingRequest, sampling_options
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="What to answer. Repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of prompt and completion, or of episodes.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of sampling.")
-@environment_options
+@click.option("--environment", metavar="NAME", help="Play episodes of this environment: NAME or FILE.py:CLASS.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="environment.KEY=VALUE",
+    help="Set an option of the environment, the value in YAML: --set environment.max_turns=4. Repeatable.",
+)
 @sampling_options
 def generate(
     model: str,
     prompts: tuple[str, ...],
     as_json: bool,
     seed: int,
+    environment: str | None,
+    overrides: tuple[str, ...],
     sampling: SamplingRequest,
-    playing: EnvironmentRequest,
 ) -> None:
     """Print a model's answer to each prompt, one after the other; or, in an environment, an episode turn by turn.
 
@@ -35,14 +45,14 @@ def generate(
       rlhf generate --model runs/first/model --prompt "Hello" --temperature 0.8 --seed 3
       rlhf generate --model runs/game/model --environment guess-number --seed 3
     """
-    environment = playing.select()
-    if environment is not None:
+    chosen = _selected(environment, overrides)
+    if chosen is not None:
         from rlhf_core.entry.inference import play_text
 
         played = play_text(
             model,
             list(prompts),
-            environment,
+            chosen,
             engine=sampling.engine,
             sampling=sampling.params(),
             seed=seed,
@@ -67,6 +77,26 @@ def generate(
         return
     for answer in answers:
         echo(answer)
+
+
+def _selected(name: str | None, overrides: tuple[str, ...]) -> SelectedEnvironment | None:
+    """The environment with its options; None where none was requested. Raises `ConfigError`."""
+    from rlhf_core.config.load import ENVIRONMENT_SECTION, load_run
+    from rlhf_core.config.problems import Problems
+    from rlhf_core.config.resolve import resolve_environment
+
+    if name is None:
+        if overrides:
+            raise click.UsageError("--set is for options of an environment: name it with --environment")
+        return None
+    run = load_run({ENVIRONMENT_SECTION: {"name": name}}, overrides)
+    others = sorted(set(run) - {ENVIRONMENT_SECTION})
+    if others:
+        raise click.UsageError(f"--set {others[0]}…: only options of the environment are set here")
+    problems = Problems()
+    environment = resolve_environment(run[ENVIRONMENT_SECTION], problems)
+    problems.raise_if_any("--environment")
+    return environment
 
 
 def _print_episodes(played: list[dict[str, Any]], as_json: bool) -> None:

@@ -90,7 +90,7 @@ def show(plugin: str, as_json: bool) -> None:
       rlhf plugins show rewards/exact-match --json
     """
     from rlhf_core.components import KINDS
-    from rlhf_core.config.resolve import options_of_core
+    from rlhf_core.config.select import options_of_core
     from rlhf_core.plugins.discovery import as_kind, find, has_options, install_line, load, missing_modules
 
     kind_name, slash, name = plugin.partition("/")

@@ -23,11 +23,10 @@ def version(as_json: bool) -> None:
     """
     from importlib.metadata import distributions
 
-    from rlhf_core.plugins.discovery import discover_all
+    from rlhf_core.plugins.discovery import plugin_versions
 
     installed = {dist.name.lower(): dist.version for dist in distributions()}
-    plugins = {ref.distribution: ref.version for by_name in discover_all().values() for ref in by_name.values()}
-    versions = {"rlhf-core": installed.get("rlhf-core", "not installed"), **dict(sorted(plugins.items()))}
+    versions = {"rlhf-core": installed.get("rlhf-core", "not installed"), **dict(sorted(plugin_versions().items()))}
     versions["python"] = platform.python_version()
     versions |= {name: installed[name] for name in LIBRARIES if name in installed}
     if as_json:

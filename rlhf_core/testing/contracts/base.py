@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from ...components import Component, Kind
-from ...config.resolve import check_options
+from ...config.select import check_options
 from ...plugins.discovery import Selected, discover, find, install_line, load, missing_modules
 from ...plugins.rules import UNKNOWN_UNSEEN, accepts_unknown, summary_problems, undescribed
 from ...plugins.trust import is_file_reference

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from ...contexts import engine_context, own_device
+from ...components import EngineContext
+from ...contexts import own_device
 from ...errors import SyncError
 from ...plugins.discovery import Selected, resolve_build
 from ...protocols import InFlightEngine, RolloutEngine
@@ -94,14 +95,7 @@ class EngineContract(ComponentContract):
         tokenizer.save_pretrained(folder)
         twin = copy.deepcopy(policy).eval()
         module: nn.Module = policy.to(rlhf_device)  # type: ignore[arg-type]
-        context = engine_context(
-            module,
-            tokenizer,
-            device=own_device(rlhf_device),
-            seed=SEED,
-            model_path=str(folder),
-            compute_dtype=None,
-        )
+        context = EngineContext(module, tokenizer, own_device(rlhf_device), SEED, model_path=str(folder))
         engine = resolve_build(selected)(config, context)
         assert isinstance(engine, RolloutEngine), f"{selected.label}: build returns no RolloutEngine: {engine!r}"
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
+from ...config.resolved import Configured, SelectedEnvironment
 from ...config.sections import EnvironmentConfig
-from ...config.selected import Configured, SelectedEnvironment
 from ...environments.attempt import Played
 from ...environments.row import Row
 from ...errors import EpisodeError
@@ -43,7 +42,7 @@ class EnvironmentContract(ComponentContract):
     def environment(cls, selected: Selected, config: BaseModel) -> SelectedEnvironment:
         """The environment with the options of this class, as a run has it."""
         options = EnvironmentConfig(max_turns=cls.max_turns, timeout_seconds=cls.timeout_seconds, isolate=False)
-        configured = Configured(**{each.name: getattr(selected, each.name) for each in fields(Selected)}, config=config)
+        configured = Configured.of(selected, config)
         return SelectedEnvironment(options, configured)
 
     @pytest.fixture(scope="class")

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from rlhf_core.config.json_schema import run_schema
 from rlhf_core.config.load import load_run
 from rlhf_core.config.processes import check_processes
-from rlhf_core.config.resolve import option_names, resolve
+from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import EngineConfig, RewardCallOptions
+from rlhf_core.config.select import option_names
 from rlhf_core.errors import ConfigError
 from rlhf_core.types import SamplingParams
 

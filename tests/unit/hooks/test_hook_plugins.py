@@ -49,13 +49,14 @@ def test_disabled_by_name_whatever_its_case_or_dashes(site: Path):
 
 def test_a_broken_plugin_is_reported_and_hurts_nobody(site: Path, caplog: pytest.LogCaptureFixture):
     install(site, "aa-broken", "broken", "import a_module_that_is_not_there\n")
+    install(site, "ab-exits", "exits", "raise SystemExit(3)\n")
     install(site, "bb-empty", "empty", "VALUE = 1\n")
     install(site, "cc-fine", "fine", "def rlhf_metrics(line):\n    pass\n")
     with caplog.at_level(logging.WARNING, "rlhf"):
         loaded = load_hook_plugins(HookRelay())
-    assert "fine" in loaded and not {"broken", "empty"} & set(loaded)
+    assert "fine" in loaded and not {"broken", "exits", "empty"} & set(loaded)
     assert "'broken' (aa-broken 1.2)" in caplog.text and "disable: [broken]" in caplog.text
-    assert "'empty' (bb-empty 1.2)" in caplog.text
+    assert "'exits' (ab-exits 1.2)" in caplog.text and "'empty' (bb-empty 1.2)" in caplog.text
 
 
 def test_two_distributions_with_one_name_are_an_error(site: Path):

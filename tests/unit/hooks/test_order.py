@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from hook_specs import spec_function
 
 from rlhf_core.errors import HookError
-from rlhf_core.hooks.relay import HookRelay, spec_function
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import hookimpl
 
 

@@ -5,9 +5,10 @@ import logging
 from types import ModuleType
 
 import pytest
+from hook_specs import spec_function
 
 from rlhf_core.errors import DivergenceError, HookError, PluginError
-from rlhf_core.hooks.relay import HookRelay, spec_function
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import FitInfo, hookimpl
 
 

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.report.actor_table import actor_table
 from rlhf_core.report.cards import duration, number
 from rlhf_core.report.data import Run, read_run
 from rlhf_core.report.figures import FIGURES, figures_for
 from rlhf_core.report.known import known_sample
 from rlhf_core.report.plots import collect, draw, smooth
-from rlhf_core.report.reward_table import reward_table
 from rlhf_core.report.samples import SampleChoice, choose_samples
+from rlhf_core.report.tables import actor_table, reward_table
 
 scored = st.lists(st.fixed_dictionaries({"score": st.floats(-9, 9), "policy_version": st.integers(0, 4)}), max_size=60)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import CheckpointError, RlhfError
-from rlhf_core.runfolder.metrics import MetricsWriter, PhaseTimer, truncate_after
+from rlhf_core.runfolder.metrics import MetricsWriter, PhaseTimer
 
 
 def lines(path: Path) -> list[dict]:
@@ -114,7 +114,8 @@ def test_resume_refuses_a_file_that_lost_lines(tmp_path: Path):
         write_episode(writer, 0, 2)
     with pytest.raises(CheckpointError, match=r"ends at step 2.*step 5"):
         MetricsWriter.resume(path, step=5)
-    assert truncate_after(path, 1) == 1
+    with MetricsWriter.resume(path, step=1) as writer:
+        assert writer.step == 1
 
 
 def test_phases_are_exclusive_and_start_anew(monkeypatch: pytest.MonkeyPatch):

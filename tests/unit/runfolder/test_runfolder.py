@@ -139,7 +139,7 @@ def test_a_log_that_finds_no_room_is_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     with RunFolder.create(tmp_path / "run") as folder:
-        monkeypatch.setattr(RunFolder, "log", Path("/dev/full"))
+        monkeypatch.setattr(folder, "log", Path("/dev/full"))
         with folder.logging():
             logging.getLogger("rlhf").error("said")
     assert "Traceback" not in capsys.readouterr().err

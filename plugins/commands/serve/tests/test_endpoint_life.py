@@ -180,7 +180,7 @@ def ended(policy):
 
 
 def test_without_a_server_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setattr("rlhf_core.plugins.discovery.installed_entries", lambda group: ())
+    monkeypatch.setattr("rlhf_core.plugins.discovery._installed", dict)
 
     async def run(client, task, policy):
         raise AssertionError("unreachable")

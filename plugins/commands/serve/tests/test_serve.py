@@ -180,7 +180,7 @@ def test_the_key_is_not_written_to_a_log(capsys, monkeypatch, tiny):
 
 
 def test_without_the_distribution_it_is_said_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr("rlhf_core.plugins.discovery.installed_entries", lambda group: ())
+    monkeypatch.setattr("rlhf_core.plugins.discovery._installed", dict)
     assert run(["serve", "runs/first"]) == 2
     assert "pip install rlhf-serve" in capsys.readouterr().err
 

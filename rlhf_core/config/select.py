@@ -1,0 +1,200 @@
+"""Selects the plugins that a run's sections name, and checks their options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..errors import PluginError
+from ..plugins.discovery import Selected, load
+from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
+from ..util.did_you_mean import suggestion
+from .load import ENVIRONMENT_SECTION
+from .named_functions import NamesFunctions, check_functions, with_absolute_files
+from .problems import ModelT, Problems
+from .resolved import Configured, SelectedEnvironment, SelectedReward
+from .section import SelectsPlugins, TransportConfig, commands_of
+from .sections import EngineConfig, EnvironmentConfig, EnvironmentEntry, PromptsConfig, RewardEntry
+
+DEFAULT_PLUGINS: Mapping[str, str] = {
+    "algorithm": "ppo",
+    "strategy": "single",
+    "engine": "hf",
+    "transport": "local",
+}
+"""The default plugin of each section; `prompts` has none."""
+
+SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
+    "engines": EngineConfig,
+    "prompts": PromptsConfig,
+    "rewards": RewardEntry,
+    "environments": EnvironmentEntry,
+}
+"""Kind -> options that core reads in the plugin's own section, beside the plugin's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Selects plugins, and adds what is wrong with them to `problems`."""
+
+    problems: Problems
+    trust: FileTrust = EVERY_FILE
+    """Which files of code and programs that the run names are run."""
+
+    def plugin(self, kind: str, path: str, data: Any, *, name_path: str | None = None) -> Configured | None:
+        """The plugin that a section names, with the options that are its own; `name_path`: where its name stands."""
+        problems = self.problems
+        if not isinstance(data, dict):
+            problems.add(path, f"should be a plugin's name, or a mapping with `name` and its options (given {data!r})")
+            return None
+        name = data.get("name", DEFAULT_PLUGINS.get(path))
+        if not isinstance(name, str):
+            told = "is required: the name of a plugin" if name is None else f"is no name: {name!r}"
+            problems.add(f"{path}.name", told)
+            return None
+        try:
+            selected = load(kind, name, trust=self.trust)
+            check_options(selected)
+        except PluginError as error:
+            problems.add_error(name_path or f"{path}.name", error)
+            return None
+        shared = options_of_core(selected)
+        elsewhere = {"name", *(shared.model_fields if shared else ())}
+        options = {key: value for key, value in data.items() if key not in elsewhere}
+        self._check_files({key: value for key, value in data.items() if key != "name"}, path)
+        config = problems.validate(selected.component.config, options, path, also_known=sorted(elsewhere))
+        if config is None:
+            return None
+        self._check_commands(config, path)
+        if isinstance(config, NamesFunctions):
+            before = len(problems)
+            check_functions(config, path, problems, self.trust)
+            config = with_absolute_files(config) if len(problems) == before else config
+        if isinstance(config, SelectsPlugins):
+            found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in config.selections()]
+            checked = [each.to_mapping() for each in found if each is not None]
+            config = config.with_selected(checked) if len(checked) == len(found) else config
+        return Configured.of(selected, config)
+
+    def listed(self, kind: str, section: str, given: Any, core: type[BaseModel]) -> tuple[Configured, ...]:
+        """The plugins that a section lists: `NAME: {option: value}`, or true (or nothing) for one with its defaults.
+
+        NAME: false leaves one out. `core`: the keys of the section that are no plugin's name.
+        """
+        if not isinstance(given, Mapping):
+            return ()  # said where core's own keys of the section are checked
+        reserved = tuple(core.model_fields)
+        found: list[Configured] = []
+        for name, options in given.items():
+            if name in reserved or options is False:
+                continue
+            path = f"{section}.{name}"
+            if options is not None and options is not True and not isinstance(options, Mapping):
+                hint = suggestion(name, reserved)
+                self.problems.add(path, f"should be a mapping of options, true or false (given {options!r}){hint}")
+                continue
+            known = len(self.problems)
+            own = dict(options) if isinstance(options, Mapping) else {}
+            configured = self.plugin(kind, path, {**own, "name": name}, name_path=path)
+            if configured is None:
+                if len(self.problems) > known and (near := suggestion(name, reserved)):
+                    self.problems.add(path, f"is no key of {section}{near}")
+            elif any(each.name == configured.name for each in found):
+                self.problems.add(path, f"{configured.name} is listed twice")
+            else:
+                found.append(configured)
+        return tuple(found)
+
+    def reward(self, entry: Any, path: str) -> SelectedReward | None:
+        """One entry of `rewards`, with core's options and its own."""
+        selected = self.plugin("rewards", path, entry)
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            return None
+        core = self._core_part(RewardEntry, entry, path)
+        if selected is None or core is None:
+            return None
+        label = core.label or (selected.name.rpartition(":")[2] if is_file_reference(core.name) else selected.name)
+        return SelectedReward(label, core.weight, core.call_options(), selected)
+
+    def rewards(self, entries: Any, path: str, *, plays: bool) -> list[SelectedReward]:
+        """plays: whether there is an environment, whose reward has a name of its own."""
+        if not isinstance(entries, list | tuple):
+            self.problems.add(path, "should be a list of rewards")
+            return []
+        rewards: list[SelectedReward] = []
+        for index, entry in enumerate(entries):
+            where = f"{path}.{index}"
+            reward = self.reward(entry, where)
+            if reward is not None and any(reward.name == each.name for each in rewards):
+                self.problems.add(where, f'a second reward "{reward.name}": give it a `label` of its own')
+            elif reward is not None and plays and reward.name == ENVIRONMENT_SECTION:
+                self.problems.add(where, "is called as the environment's own reward: give it a `label` of its own")
+            elif reward is not None:
+                rewards.append(reward)
+        return rewards
+
+    def environment(self, data: Any) -> SelectedEnvironment | None:
+        """The environment that a section names, with core's options and its own."""
+        selected = self.plugin("environments", ENVIRONMENT_SECTION, data)
+        core = self._core_part(EnvironmentEntry, data, ENVIRONMENT_SECTION) if isinstance(data, dict) else None
+        if selected is None or core is None:
+            return None
+        options = EnvironmentConfig(**{key: getattr(core, key) for key in EnvironmentConfig.model_fields})
+        return SelectedEnvironment(options, selected)
+
+    def _core_part(self, model: type[ModelT], data: Mapping[str, Any], path: str) -> ModelT | None:
+        return self.problems.validate(model, {key: data[key] for key in model.model_fields if key in data}, path)
+
+    def _check_files(self, options: Mapping[str, Any], path: str) -> None:
+        """Add a problem for each file of code that a plugin's options name, such as functions for tools."""
+        for key, value in options.items() if self.trust.runs else ():
+            for file in sorted(referenced_files(value)):
+                try:
+                    self.trust.check(file, f"{path}.{key}")
+                except PluginError as error:
+                    self.problems.add_error(f"{path}.{key}", error)
+
+    def _check_commands(self, config: BaseModel, path: str) -> None:
+        """Add a problem for each program that a plugin's options name."""
+        for key, command in commands_of(config) if self.trust.runs else ():
+            try:
+                self.trust.check_command(command, f"{path}.{key}")
+            except PluginError as error:
+                self.problems.add(f"{path}.{key}", error.message, error.hint)
+
+
+def check_options(selected: Selected) -> None:
+    """Raise `PluginError` where a plugin has an option of its own by a name that core reads in its section."""
+    model = selected.component.config
+    shared = SHARED_OPTIONS.get(selected.kind)
+    read_by_core = options_of_core(selected)
+    taken = sorted(set(model.model_fields) & {"name", *(read_by_core.model_fields if read_by_core else ())})
+    if selected.kind == "transports" and not issubclass(model, TransportConfig):
+        raise PluginError(
+            "its options are no rlhf_core.config.TransportConfig, which says what processes are its own",
+            where=selected.label,
+            hint="the plugin's authors must derive its config from it",
+        )
+    if taken:
+        subclass = f", or make its config a subclass of {shared.__module__}.{shared.__name__}" if shared else ""
+        raise PluginError(
+            f"its options {', '.join(taken)} have names that core reads itself",
+            where=selected.label,
+            hint=f"the plugin's authors must rename them{subclass if selected.kind != 'rewards' else ''}",
+        )
+
+
+def options_of_core(selected: Selected) -> type[BaseModel] | None:
+    """Core's options that stand in a plugin's section beside its own; None where its own include them."""
+    shared = SHARED_OPTIONS.get(selected.kind)
+    return None if shared is None or issubclass(selected.component.config, shared) else shared
+
+
+def option_names(kind: str, name: str) -> list[str]:
+    """Options of a plugin, with those core reads beside them; a file is read, not run. Raises `PluginError`."""
+    shared = SHARED_OPTIONS.get(kind)
+    own = load(kind, name, check_requires=False, trust=NO_FILE).component.config.model_fields
+    return list(dict.fromkeys([*(shared.model_fields if shared else ()), *own]))

@@ -1,0 +1,83 @@
+"""The batch source of the loop that is fed by a dataset: its records as an algorithm's items, cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from ..algorithm import DatasetAlgorithm
+from ..build import TrainerModels, build_eval_prompts, build_reference, offloads_reference
+from ..config.resolve import ResolvedRun
+from ..errors import RlhfError
+from ..models.batched_forward import no_reference, reference_pass
+from ..models.reference import Reference
+from ..prompts.stream import PromptStream
+from ..strategy import Strategy
+from .batches import BatchPlan, TrainBatch
+from .loop import EpisodeBatches
+
+
+class DatasetSource:
+    """Episodes of `prompts_per_episode` records in the stream's seeded order, with a reference where one is needed."""
+
+    def __init__(
+        self,
+        resolved: ResolvedRun,
+        algorithm: DatasetAlgorithm[Any, Any],
+        strategy: Strategy,
+        models: TrainerModels,
+        prompts: PromptStream,
+        plan: BatchPlan,
+        *,
+        batch_tokens: int,
+        on_episode: Callable[[int, Sequence[Any]], None],
+        eval_prompts: Mapping[str | None, PromptStream] | None = None,
+    ) -> None:
+        """Loads the reference. eval_prompts: of `build_eval_prompts`, where they are built already."""
+        self._algorithm = algorithm
+        self._tokenizer = models.tokenizer
+        self._prompts = prompts
+        self._plan = plan
+        self._items_per_episode = resolved.run.train.prompts_per_episode
+        self._on_episode = on_episode
+        self._eval_prompts = None
+        if resolved.measures_eval_records:
+            built = build_eval_prompts(resolved, models.tokenizer) if eval_prompts is None else eval_prompts
+            self._eval_prompts = built[None]
+        self._num_held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None else 0
+        own = Reference(models.policy, nullcontext)
+        self._ask_policy = reference_pass(algorithm, own, strategy, batch_tokens=batch_tokens)
+        reference = build_reference(resolved, algorithm, strategy, models.policy)
+        if reference is None:
+            self._ask = no_reference(algorithm)
+        else:
+            offload = offloads_reference(resolved, strategy)
+            self._ask = reference_pass(algorithm, reference, strategy, batch_tokens=batch_tokens, offload=offload)
+
+    def held_out(self) -> Sequence[Any]:
+        """The items to evaluate on; those too long are left out. Collective."""
+        own = self._eval_prompts
+        lines = self._prompts.held_out_records() if own is None else own.first_records(self._num_held_out)
+        return self._prepared(lines)
+
+    def episode(self, index: int) -> EpisodeBatches[TrainBatch]:
+        start = index * self._items_per_episode
+        lines = [self._prompts.record(start + i) for i in range(self._items_per_episode)]
+        items = self._prepared(lines)
+        if not items:
+            raise RlhfError(
+                f"all {len(lines)} records of episode {index} are too long",
+                where="prompts",
+                hint="raise prompts.max_prompt_tokens, or shorten the records",
+            )
+        self._algorithm.start_episode(items, policy=self._ask_policy, reference=self._ask)
+        self._on_episode(index, items)
+        metrics = {"data/skipped_fraction": 1 - len(items) / len(lines)}
+        samples = [(item,) for item in items]
+        return EpisodeBatches(self._plan.batches(samples, self._algorithm.masked, None), metrics)
+
+    def _prepared(self, lines: Sequence[Any]) -> list[Any]:
+        encoded = [self._algorithm.encode(line, self._tokenizer) for line in lines]
+        items = [item for item in encoded if item is not None]
+        return list(self._algorithm.prepare_items(items, self._ask)) if items else []
