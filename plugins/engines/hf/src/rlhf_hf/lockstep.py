@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from .decoder import sample
 from .forward import ModelForward
 from .rows import Row
+from .sampler import sample
 
 Way = Literal["padded", "equal", "recompute"]
 
@@ -100,13 +100,6 @@ class LockstepBatch:
 
     def weights_changed(self) -> None:
         """Nothing is kept of waiting rows; those of the batch go on from their own cache."""
-
-    def advance(self) -> list[Row]:
-        """Run until at least one row is finished; return those rows."""
-        finished: list[Row] = []
-        while self.busy and not finished:
-            finished = self.step()
-        return finished
 
     def step(self) -> list[Row]:
         """Run one pass; return the rows that it finished."""
