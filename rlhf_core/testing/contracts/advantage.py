@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from ...algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
-from ...objective.estimate import estimated
+from ...objective.estimate import ShapedScores, estimated
 from ...rewards.combiner import RewardCombiner
 from ...rollout.made import made_episode
 from ...training.batches import BatchPlan
@@ -128,7 +128,6 @@ class _Estimating:
 
 def _computed(estimator: Estimator, episode: Experience) -> Tensor:
     from ...functional import kl_estimate, token_rewards
-    from ...objective.shaping import ShapedScores
 
     assert episode.reference_log_probs is not None
     whole = whole_of(episode)
