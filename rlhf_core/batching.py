@@ -176,6 +176,7 @@ def _item(experience: Experience, row: int) -> BufferItem:
     def scalar(values: Tensor | None) -> float | None:
         return None if values is None else float(values[row])
 
+    per_token: dict[str, Any] = {name: tokens(getattr(experience, name)) for name in _TOKEN_FIELDS}
     return BufferItem(
         sample_id=int(experience.sample_ids[row]),
         group_id=int(experience.group_ids[row]),
@@ -185,20 +186,12 @@ def _item(experience: Experience, row: int) -> BufferItem:
         action_mask=experience.action_mask[row, :length].clone(),
         action_log_probs=experience.action_log_probs[row, :length].clone(),
         rewards={name: float(scores[row]) for name, scores in experience.rewards.items()},
-        reference_log_probs=tokens(experience.reference_log_probs),
-        teacher_log_probs=tokens(experience.teacher_log_probs),
-        teacher_ids=tokens(experience.teacher_ids),
-        trainer_log_probs=tokens(experience.trainer_log_probs),
-        values=tokens(experience.values),
         support_ids=_trim_support(tokens(experience.support_ids)),
         truncated=bool(experience.truncated[row]),
         kl_coef=scalar(experience.kl_coef),
         score=scalar(experience.scores),
-        advantages=tokens(experience.advantages),
-        returns=tokens(experience.returns),
-        marks=tokens(experience.marks),
         branch=0 if experience.branches is None else int(experience.branches[row]),
-        turn_rewards=tokens(experience.turn_rewards),
+        **per_token,
     )
 
 

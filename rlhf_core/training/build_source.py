@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
 from ..build import TrainerModels, build_eval_prompts, build_reference, offloads_reference
 from ..config.resolve import ResolvedRun
-from ..models.batched_forward import no_reference, reference_pass, with_trainer_log_probs
-from ..models.reference import Reference
+from ..models.batched_forward import Reference, no_reference, reference_pass, with_trainer_log_probs
 from ..prompts.stream import PromptStream
 from ..protocols import ExperienceChannel
 from ..rewards.combiner import RewardCombiner
