@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .types import SamplingParams
 
@@ -27,17 +27,7 @@ API_VERSION = 2
 Kind = Literal[
     "algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments", "hooks", "loggers"
 ]
-KINDS: tuple[Kind, ...] = (
-    "algorithms",
-    "strategies",
-    "rewards",
-    "transports",
-    "engines",
-    "prompts",
-    "environments",
-    "hooks",
-    "loggers",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)

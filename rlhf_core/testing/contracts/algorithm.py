@@ -15,19 +15,15 @@ from ...algorithm import EpisodeOutput, RolloutAlgorithm
 from ...contexts import algorithm_context
 from ...plugins.discovery import Selected, resolve_build
 from ...rewards.combiner import RewardCombiner
-from ...rollout.made import made_episode
-from ...training.batches import BatchPlan
-from ...training.estimates import EpisodeEstimates
-from ...types import BufferItem, Experience, PhaseTimes, RolloutGroup, SamplingParams
+from ...types import BufferItem, Experience, RolloutGroup, SamplingParams
 from ..samples import make_group
-from ..thread_ranks import Ranks
+from .advantage import estimates_of_ranks
 from .losses import LossBench, LossContract, trained_models
 from .tiny import EOS_ID, NUM_SPECIAL, contract_policy, contract_tokenizer, perturb
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ...strategy import Strategy
 
 NUM_PROMPTS = 3
 
@@ -133,16 +129,8 @@ class AlgorithmContract(LossContract):
         expected = bench.advantages()
         rows = {item.sample_id: item for item in split(expected.experience)}
         items = split(bench.episode)
-        scores = RewardCombiner({"it": 1.0})
-
-        def work(rank: int, strategy: Strategy) -> tuple[list[BufferItem], dict[str, float]]:
-            made = EpisodeEstimates(bench.make(), scores, strategy, complete=lambda mine, filler: list(mine))
-            found = made.of(made_episode(items, PhaseTimes()), plans[rank])
-            return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
-
-        plans = [BatchPlan(5, 1, rank, 3) for rank in range(3)]
         hint = f"is `needs` ({bench.algorithm.needs!r}) enough, and is each sum over rows one over ranks?"
-        for mine, metrics in Ranks(3).run(work):
+        for mine, metrics in estimates_of_ranks(bench.make, RewardCombiner({"it": 1.0}), items, 3):
             for item in mine:
                 one, other = item.advantages, rows[item.sample_id].advantages
                 assert one is not None and other is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +30,7 @@ def trained_models(algorithm: Algorithm[Any, Any], policy: nn.Module, device: st
 
 
 @dataclass
-class LossBench:
+class LossBench(ABC):
     """An algorithm with its models, and the trainer's objective: each term's sum over its count, batch by batch."""
 
     make: Callable[[], Algorithm[Any, Any]]
@@ -37,9 +38,9 @@ class LossBench:
     models: dict[str, nn.Module]
     device: torch.device
 
+    @abstractmethod
     def items(self) -> Sequence[Any]:
         """Five or more, ready for updates."""
-        raise NotImplementedError
 
     def output(self, items: Sequence[Any]) -> LossOutput:
         batch = self.algorithm.to_device(self.algorithm.collate(items), self.device)

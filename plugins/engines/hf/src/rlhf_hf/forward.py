@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.models import RowLengths
-
-
-def base_module(module: nn.Module) -> nn.Module:
-    """The transformers model itself, below a PEFT wrapper (whose forward takes `**kwargs`)."""
-    unwrap = getattr(module, "get_base_model", None)
-    return unwrap() if callable(unwrap) else module
+from rlhf_core.models import RowLengths, innermost
 
 
 class ModelForward:
@@ -24,7 +18,7 @@ class ModelForward:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.base = base_module(module)
+        self.base = innermost(module)  # below a PEFT wrapper, whose forward takes `**kwargs`
         self.config: Any = self.base.config
         known = frozenset(inspect.signature(self.base.forward).parameters)
         self.parameters = known
