@@ -34,7 +34,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
     "entry.serving": ("ChosenModel", "ServedModel", "choose_model", "serve_model"),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
-EAGER = ("functional", "loggers", "report", "sandbox")
+EAGER = ("loggers", "report", "sandbox")
 """Rooms that import all they have, so their `__init__` needs no stub."""
 TESTING = ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite")
 

@@ -66,20 +66,24 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         sequences[row, prompt_width:end] = item.response_ids
         attention_mask[row, start:end] = True
     per_token: dict[str, Any] = {name: _pad_optional(items, name, action_width) for name in _TOKEN_FIELDS}
+
+    def column(name: str, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor([getattr(item, name) for item in items], dtype=dtype, device=device)
+
     return Experience(
         sequences=sequences,
         attention_mask=attention_mask,
         action_mask=_pad([item.action_mask for item in items], action_width, torch.bool),
         action_log_probs=_pad([item.action_log_probs for item in items], action_width, torch.float32),
-        sample_ids=torch.tensor([item.sample_id for item in items], dtype=torch.int64, device=device),
-        group_ids=torch.tensor([item.group_id for item in items], dtype=torch.int64, device=device),
-        policy_versions=torch.tensor([item.policy_version for item in items], dtype=torch.int64, device=device),
-        truncated=torch.tensor([item.truncated for item in items], dtype=torch.bool, device=device),
+        sample_ids=column("sample_id"),
+        group_ids=column("group_id"),
+        policy_versions=column("policy_version"),
+        truncated=column("truncated", torch.bool),
         rewards=_collate_rewards(items),
         support_ids=_collate_support(items, action_width),
-        kl_coef=_optional_scalars(items, "kl_coef"),
-        scores=_optional_scalars(items, "score"),
-        branches=_branches(items),
+        kl_coef=None if _all_or_none(items, "kl_coef") is None else column("kl_coef", torch.float32),
+        scores=None if _all_or_none(items, "score") is None else column("score", torch.float32),
+        branches=column("branch") if any(item.branch for item in items) else None,
         **per_token,
     )
 
@@ -176,6 +180,7 @@ def _item(experience: Experience, row: int) -> BufferItem:
     def scalar(values: Tensor | None) -> float | None:
         return None if values is None else float(values[row])
 
+    per_token: dict[str, Any] = {name: tokens(getattr(experience, name)) for name in _TOKEN_FIELDS}
     return BufferItem(
         sample_id=int(experience.sample_ids[row]),
         group_id=int(experience.group_ids[row]),
@@ -185,27 +190,13 @@ def _item(experience: Experience, row: int) -> BufferItem:
         action_mask=experience.action_mask[row, :length].clone(),
         action_log_probs=experience.action_log_probs[row, :length].clone(),
         rewards={name: float(scores[row]) for name, scores in experience.rewards.items()},
-        reference_log_probs=tokens(experience.reference_log_probs),
-        teacher_log_probs=tokens(experience.teacher_log_probs),
-        teacher_ids=tokens(experience.teacher_ids),
-        trainer_log_probs=tokens(experience.trainer_log_probs),
-        values=tokens(experience.values),
         support_ids=_trim_support(tokens(experience.support_ids)),
         truncated=bool(experience.truncated[row]),
         kl_coef=scalar(experience.kl_coef),
         score=scalar(experience.scores),
-        advantages=tokens(experience.advantages),
-        returns=tokens(experience.returns),
-        marks=tokens(experience.marks),
         branch=0 if experience.branches is None else int(experience.branches[row]),
-        turn_rewards=tokens(experience.turn_rewards),
+        **per_token,
     )
-
-
-def _branches(items: Sequence[BufferItem]) -> Tensor | None:
-    if not any(item.branch for item in items):
-        return None
-    return torch.tensor([item.branch for item in items], dtype=torch.int64, device=items[0].prompt_ids.device)
 
 
 def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype) -> Tensor:
@@ -228,11 +219,6 @@ def _all_or_none(items: Sequence[BufferItem], name: str) -> list[Any] | None:
 def _pad_optional(items: Sequence[BufferItem], name: str, width: int) -> Tensor | None:
     rows = _all_or_none(items, name)
     return None if rows is None else _pad(rows, width, torch.int32 if name == "teacher_ids" else torch.float32)
-
-
-def _optional_scalars(items: Sequence[BufferItem], name: str) -> Tensor | None:
-    values = _all_or_none(items, name)
-    return None if values is None else torch.tensor(values, dtype=torch.float32, device=items[0].prompt_ids.device)
 
 
 def _collate_rewards(items: Sequence[BufferItem]) -> Mapping[str, Tensor]:

@@ -31,8 +31,8 @@ from .environments.episode import Rules
 from .environments.isolation.host import IsolatedEnvironments
 from .environments.play import EnvironmentPlayer
 from .environments.shapes import new_environment
+from .models.batched_forward import Reference
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
-from .models.reference import Reference
 from .models.reference_pass import ReferencePass
 from .models.teacher import place_teacher
 from .plugins.discovery import resolve_build

@@ -73,17 +73,14 @@ class RolloutEngine(Protocol):
     @property
     def policy_version(self) -> int:
         """Version of the weights that the next sample will come from."""
-        ...
 
     @property
     def context_tokens(self) -> int | None:
         """Longest sequence, prompt and response together; None where there is no bound."""
-        ...
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The tokens that end an answer."""
-        ...
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
         """Yield one completion per request, in any order, each as soon as it is done.
@@ -91,15 +88,12 @@ class RolloutEngine(Protocol):
         The answer to a request depends on its prompt, the weights, `sampling` and its `sample_id`, `branch` and
         `offset` only, never on what else is in the batch.
         """
-        ...
 
     def weights_updated(self, version: int) -> None:
         """Called after the shared module changed in place (mode "shared"): drop everything derived from it."""
-        ...
 
     def receiver(self) -> WeightReceiver:
         """The receiver for another process's weights (modes full, chunked, adapter)."""
-        ...
 
     def close(self) -> None: ...
 
@@ -120,7 +114,6 @@ class InFlightEngine(RolloutEngine, Protocol):
         of the old weights is used, and `Completion.policy_versions` says which weights sampled each token. No two open
         requests have one `sample_id` and `branch`.
         """
-        ...
 
 
 class ExperienceMaker(Protocol):
@@ -128,7 +121,6 @@ class ExperienceMaker(Protocol):
 
     def make(self, prompts: Sequence[Prompt]) -> Iterator[RolloutGroup]:
         """Yield the group of every prompt, in any order, each as soon as it is whole."""
-        ...
 
 
 class EpisodeData(Protocol):
@@ -140,7 +132,6 @@ class EpisodeData(Protocol):
         Collective over trainer ranks. Raises `SamplesLost` on all of them when some cannot be had any more: the
         channel makes those again, and its `episode` gives the whole episode once more.
         """
-        ...
 
 
 class ExperienceChannel(Protocol):
@@ -148,19 +139,15 @@ class ExperienceChannel(Protocol):
 
     def episode(self, index: int) -> MadeEpisode:
         """The episode once all its samples are made, the same on every trainer rank. Collective over trainer ranks."""
-        ...
 
     def published(self, version: int) -> None:
         """Called when a policy version is published: prompts that waited for it may start."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Prompt cursor, ledger and finished, untrained groups: plain values and tensors (see `tensor_files`)."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state, also in the middle of a run on a rollback: later groups are discarded."""
-        ...
 
     def close(self) -> None: ...
 
@@ -175,11 +162,9 @@ class Logger(Protocol):
 
     def log(self, step: int, values: Mapping[str, float], /) -> None:
         """The finite numbers of one line of `metrics.jsonl`, by their names there; `step` counts updates from 1."""
-        ...
 
     def finish(self, failed: bool, /) -> None:
         """Write what is queued and close; `failed`: the training ended with an error."""
-        ...
 
 
 class RewardStates(Protocol):
@@ -187,11 +172,9 @@ class RewardStates(Protocol):
 
     def states(self) -> list[dict[str, Any]]:
         """One entry a process that scores: name of a reward -> its `state_dict()`. Empty where none keeps any."""
-        ...
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Give the rewards back what they kept."""
-        ...
 
 
 class WeightSync(Protocol):
@@ -199,4 +182,3 @@ class WeightSync(Protocol):
 
     def publish(self, version: int) -> None:
         """Publish a version atomically: receivers generate with the old version or the new one. Collective."""
-        ...

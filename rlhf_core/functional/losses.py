@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from ..algorithm import Mean, Metric
 from ..whole import alone
-from .kl import clamp_log_ratio
+from .kl import clamp_log_ratio, kl_estimate
 from .logprobs import token_log_probs
-from .masking import Reduce, masked_mean
+from .masking import Reduce, masked_mean, masked_sum
+
+if TYPE_CHECKING:
+    from ..models.forward import PolicyOutput
 
 RatioLevel = Literal["token", "sequence"]
 """Level of an importance ratio: each token, or the geometric mean over its sequence (GSPO)."""
@@ -172,3 +176,21 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, mask: Tensor) -> Tensor
     """
     losses = -token_log_probs(logits[mask], labels[mask])
     return torch.zeros(mask.shape, dtype=losses.dtype, device=losses.device).index_put((mask,), losses)
+
+
+def policy_metrics(policy: PolicyLoss, output: PolicyOutput, old_log_probs: Tensor, mask: Tensor) -> dict[str, Metric]:
+    """Metrics of a micro-batch, common to all policy losses: means over the True positions of `mask` ([B, A] bool).
+
+    `policy/approx_kl` is the k3 estimate, in nats, of the policy's KL from the one that gave `old_log_probs`.
+    """
+    tokens = mask.sum()
+    new = torch.where(mask, output.log_probs.detach(), 0.0)
+    moved = kl_estimate(torch.where(mask, old_log_probs, 0.0), new, "k3")
+    metrics: dict[str, Metric] = {
+        "policy/clip_fraction": Mean(policy.clipped.sum(), tokens),
+        "policy/ratio_mean": Mean(masked_sum(policy.ratio, mask), tokens),
+        "policy/approx_kl": Mean(masked_sum(moved, mask), tokens),
+    }
+    if output.entropy is not None:
+        metrics["policy/entropy"] = Mean(masked_sum(output.entropy.detach(), mask), tokens)
+    return metrics

@@ -23,12 +23,7 @@ constant length (Dr. GRPO, Liu 2025)."""
 
 
 def _sum64(values: Tensor, mask: Tensor, dim: int | None) -> Tensor:
-    kept = torch.where(mask, values, 0.0)
-    return kept.sum(dtype=torch.float64) if dim is None else kept.sum(dim, dtype=torch.float64)
-
-
-def _count(mask: Tensor, dim: int | None) -> Tensor:
-    return mask.sum() if dim is None else mask.sum(dim)
+    return torch.where(mask, values, 0.0).sum(dim, dtype=torch.float64)
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -38,7 +33,7 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean of `values` where `mask` (same shape) is True; 0 where nothing is."""
-    return (_sum64(values, mask, dim) / _count(mask, dim).clamp(min=1)).to(values.dtype)
+    return (_sum64(values, mask, dim) / mask.sum(dim).clamp(min=1)).to(values.dtype)
 
 
 Reduce = Callable[[Tensor], Tensor]
@@ -66,7 +61,7 @@ def masked_var(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Biased variance (divided by the count) where `mask` is True; 0 where nothing is."""
     if dim is None:
         return var_over_ranks(values, mask, alone)
-    count = _count(mask, dim).clamp(min=1)
+    count = mask.sum(dim).clamp(min=1)
     centred = torch.where(mask, values, 0.0).double() - (_sum64(values, mask, dim) / count).unsqueeze(dim)
     return (_sum64(centred.square(), mask, dim) / count).to(values.dtype)
 
@@ -150,7 +145,7 @@ def aggregate_sum(values: Tensor, mask: Tensor, aggregation: Aggregation, norm_l
     if aggregation in ("token-mean", "sequence-mean-token-sum"):
         return masked_sum(values, mask)
     if aggregation == "sequence-mean-token-mean":
-        return (_sum64(values, mask, -1) / _count(mask, -1).clamp(min=1)).sum().to(values.dtype)
+        return (_sum64(values, mask, -1) / mask.sum(-1).clamp(min=1)).sum().to(values.dtype)
     if aggregation == "sequence-mean-token-sum-norm":
         if norm_length is None or norm_length <= 0:
             raise ValueError(f"aggregation {aggregation!r} needs norm_length > 0, got {norm_length}")

@@ -1,5 +1,4 @@
 from .batched_forward import with_trainer_log_probs as with_trainer_log_probs
-from .blocks import transformer_blocks as transformer_blocks
 from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
 from .chunked import VocabularyPart as VocabularyPart
@@ -9,6 +8,7 @@ from .fast_linear import IS_FASTER_HERE as IS_FASTER_HERE
 from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
 from .fast_linear import linear_product as linear_product
 from .fast_passes import explained_compiling as explained_compiling
+from .fast_passes import transformer_blocks as transformer_blocks
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
 from .forward import next_token_logits as next_token_logits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..algorithm import Algorithm, DatasetAlgorithm, Item
@@ -17,9 +17,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..strategy import Strategy
-    from .reference import Reference
 
 ItemT = TypeVar("ItemT", bound=Item)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The start policy, run forward only."""
+
+    model: nn.Module
+    context: Callable[[], AbstractContextManager[Any]]
+    """Context of its forward: switches the adapter off where the reference is the policy itself."""
 
 
 def forward_rows(
@@ -30,47 +38,34 @@ def forward_rows(
     *,
     empty: ItemT,
     batch_tokens: int | None,
+    shared: bool = False,
 ) -> list[Tensor]:
     """`forward`'s output row for each of `items`, float32 on the CPU. Collective; each rank passes its own items.
 
     `forward` runs `model` on a few items and returns [len(items), ...]; a rank without items left runs `empty`, so
-    that all ranks make the same number of forward passes.
+    that all ranks make the same number of forward passes. `shared`: the items are the same on every rank; ranks share
+    the work, and all get all rows.
     """
     import torch
 
+    if shared and strategy.world_size > 1:
+        mine = items[strategy.rank :: strategy.world_size]
+        rows = forward_rows(strategy, model, mine, forward, empty=empty, batch_tokens=batch_tokens)
+        # numpy arrays are exchanged by value; tensors would go through shared memory.
+        parts = strategy.all_gather_objects([row.numpy() for row in rows])
+        return [torch.from_numpy(parts[i % strategy.world_size][i // strategy.world_size]) for i in range(len(items))]
     plans = plan_micro_batches([item.num_tokens for item in items], batch_tokens)
     num_steps = int(strategy.all_reduce(torch.tensor([float(len(plans))]), "max").item())
-    rows: dict[int, Tensor] = {}
+    found: dict[int, Tensor] = {}
     was_training = model.training
     model.eval()
     with torch.no_grad(), fast_passes(model), strategy.autocast():
         for step in range(num_steps):
             plan = plans[step] if step < len(plans) else []
             output = forward([items[i] for i in plan] or [empty]).float().cpu()
-            rows.update((index, output[row].clone()) for row, index in enumerate(plan))
+            found.update((index, output[row].clone()) for row, index in enumerate(plan))
     model.train(was_training)
-    return [rows[index] for index in range(len(items))]
-
-
-def shared_rows(
-    strategy: Strategy,
-    model: nn.Module,
-    items: Sequence[ItemT],
-    forward: Callable[[Sequence[ItemT]], Tensor],
-    *,
-    empty: ItemT,
-    batch_tokens: int | None,
-) -> list[Tensor]:
-    """`forward_rows` for items that are the same on every rank: ranks share the work, and all get all rows."""
-    mine = items[strategy.rank :: strategy.world_size]
-    rows = forward_rows(strategy, model, mine, forward, empty=empty, batch_tokens=batch_tokens)
-    if strategy.world_size == 1:
-        return rows
-    # numpy arrays are exchanged by value; tensors would go through shared memory.
-    parts = strategy.all_gather_objects([row.numpy() for row in rows])
-    import torch
-
-    return [torch.from_numpy(parts[i % strategy.world_size][i // strategy.world_size]) for i in range(len(items))]
+    return [found[index] for index in range(len(items))]
 
 
 def with_trainer_log_probs(
@@ -91,8 +86,7 @@ def with_trainer_log_probs(
     def forward(batch: Sequence[BufferItem]) -> Tensor:
         return policy_forward(policy, to_device(collate(batch), strategy.device), temperature).log_probs
 
-    run = shared_rows if shared else forward_rows
-    rows = run(strategy, policy, items, forward, empty=empty, batch_tokens=batch_tokens)
+    rows = forward_rows(strategy, policy, items, forward, empty=empty, batch_tokens=batch_tokens, shared=shared)
     return [
         replace(item, trainer_log_probs=row[: item.num_response_tokens]) for item, row in zip(items, rows, strict=True)
     ]
@@ -120,8 +114,10 @@ def reference_pass(
         if not items:
             return []
         empty = algorithm.masked(items[0])
-        with OnDevice(reference.model, strategy) if offload else nullcontext():
-            return shared_rows(strategy, reference.model, items, forward, empty=empty, batch_tokens=batch_tokens)
+        with on_device(reference.model, strategy) if offload else nullcontext():
+            return forward_rows(
+                strategy, reference.model, items, forward, empty=empty, batch_tokens=batch_tokens, shared=True
+            )
 
     return run
 
@@ -135,15 +131,11 @@ def no_reference(algorithm: Algorithm[Any, Any]) -> Callable[[Sequence[Any]], li
     return run
 
 
-class OnDevice:
-    """Context in which the model is on the strategy's device; with `offload` it is on the CPU otherwise."""
-
-    def __init__(self, model: nn.Module, strategy: Strategy) -> None:
-        self._model = model
-        self._device = strategy.device
-
-    def __enter__(self) -> None:
-        self._model.to(self._device)
-
-    def __exit__(self, *exc: object) -> None:
-        self._model.to("cpu")
+@contextmanager
+def on_device(model: nn.Module, strategy: Strategy) -> Iterator[None]:
+    """Context in which the model is on the strategy's device; behind it, it is on the CPU."""
+    model.to(strategy.device)
+    try:
+        yield
+    finally:
+        model.to("cpu")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .replaced_forwards import replaced_forwards
+from .replaced_forwards import forwards_of, replaced_forwards
 
 MIN_MULTIPLICATIONS = 1 << 22
 """For smaller products the call overhead outweighs the gain. A constant, so that runs repeat bit for bit."""
@@ -69,9 +69,12 @@ def fast_linears(*models: nn.Module) -> Iterator[None]:
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    linears = (module for model in models for module in model.modules() if type(module) is nn.Linear)
-    with replaced_forwards((linear for linear in linears if is_plain(linear.weight)), _forward):
+    with replaced_forwards(forwards_of(models, _is_plain_linear, _forward)):
         yield
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and is_plain(module.weight)
 
 
 def is_fast(forward: object) -> bool:

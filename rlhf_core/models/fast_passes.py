@@ -10,11 +10,10 @@ from torch import nn
 
 from ..batching import fills_host_memory
 from ..errors import ConfigError
-from .blocks import transformer_blocks
 from .fast_linear import fast_linears
-from .lean_mlp import lean_mlps
-from .lean_norm import lean_norms
+from .lean_blocks import lean_mlps, lean_norms
 from .packing import packed_attention
+from .replaced_forwards import replaced_forwards
 
 
 class CompiledBlocks:
@@ -31,14 +30,8 @@ class CompiledBlocks:
 
         Raises `ConfigError` where torch cannot compile them.
         """
-        try:
-            for block, forward in self._forwards:
-                block.forward = forward
-            with explained_compiling("this model under this strategy", "train.compile"):
-                yield
-        finally:
-            for block, _ in self._forwards:
-                vars(block).pop("forward", None)
+        with replaced_forwards(self._forwards), explained_compiling("this model under this strategy", "train.compile"):
+            yield
 
 
 @contextmanager
@@ -75,3 +68,20 @@ def saves_memory(model: nn.Module) -> bool:
     return bool(parameters) and fills_host_memory(
         parameters[0].device.type, sum(parameter.numel() for parameter in parameters)
     )
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model: the elements of its module lists that hold parameters.
+
+    Deeper lists (experts of a block) belong to their block.
+    """
+    blocks: list[nn.Module] = []
+    covered: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, nn.ModuleList) or id(module) in covered:
+            continue
+        for block in module:
+            if any(True for _ in block.parameters()):
+                blocks.append(block)
+            covered.update(id(inner) for inner in block.modules())
+    return blocks

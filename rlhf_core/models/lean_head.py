@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .chunked import VocabularyPart, chunked_log_probs_and_entropy
-from .vocabulary_gradients import adds_directly
+from .replaced_forwards import replaced_forwards
+from .vocabulary_gradients import adds_directly, part_of
 
 PLAIN_HEADS = frozenset(
     {"llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm"}
@@ -36,7 +37,7 @@ def has_plain_logits(model: nn.Module) -> bool:
 
 def can_be_lean(model: nn.Module, num_tokens: int) -> bool:
     """Whether the innermost `model` supports this, and has enough tokens for it to pay."""
-    head = _head(model)
+    head = part_of(model, "get_output_embeddings")
     return (
         has_plain_logits(model)
         and type(head) is nn.Linear
@@ -59,12 +60,11 @@ def lean_head(
 
     `of_actions` selects from the head's hidden states those before the labels, [N, H].
     """
-    head = _head(model)
+    head = part_of(model, "get_output_embeddings")
     assert isinstance(head, nn.Linear)
     chunk_tokens = max(1, CHUNK_LOGITS // head.out_features)
     part: VocabularyPart | None = getattr(head, "vocabulary_part", None)
     direct = adds_directly(head)
-    replaced = vars(head).get("forward")
 
     def forward(hidden: Tensor) -> Tensor:
         result = chunked_log_probs_and_entropy(
@@ -81,15 +81,5 @@ def lean_head(
         entropy = torch.zeros_like(result.log_probs) if result.entropy is None else result.entropy
         return torch.stack([result.log_probs, entropy], dim=-1)
 
-    head.forward = forward  # type: ignore[method-assign, assignment]
-    try:
+    with replaced_forwards([(head, forward)]):
         yield
-    finally:
-        del head.forward
-        if replaced is not None:
-            head.forward = replaced  # type: ignore[method-assign]
-
-
-def _head(model: nn.Module) -> object:
-    find = getattr(model, "get_output_embeddings", None)
-    return find() if callable(find) else None

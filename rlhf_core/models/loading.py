@@ -148,7 +148,7 @@ def silence_bitsandbytes() -> None:
 def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    from .stored_weights import load_stored
+    from ..strategies.stored_weights import load_stored
 
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": config.trust_remote_code}
     try:

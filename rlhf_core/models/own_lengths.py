@@ -7,12 +7,13 @@ row seen so far. Inside `own_lengths` its rotary module is called once for each 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .replaced_forwards import Forward, replaced_forwards
 from .shared_pass import RowLengths, is_length_dependent
 
 
@@ -23,11 +24,9 @@ def own_lengths(model: nn.Module, lengths: Tensor) -> Iterator[None]:
     lengths: [B, S] or [B, 1] int64, tokens of each position's row. Other models are unaffected.
     """
     rules = RowLengths.of(model)
-    with ExitStack() as stack:
-        if rules is not None:
-            for module in model.modules():
-                if is_length_dependent(module):
-                    stack.enter_context(_asked_by_length(module, _ranges(rules, lengths)))
+    rotaries = [] if rules is None else [module for module in model.modules() if is_length_dependent(module)]
+    ranges = [] if rules is None else _ranges(rules, lengths)
+    with replaced_forwards((rotary, _asked_by_length(rotary.forward, ranges)) for rotary in rotaries):
         yield
 
 
@@ -45,10 +44,7 @@ def _ranges(rules: RowLengths, lengths: Tensor) -> list[tuple[int, Tensor]]:
     return [(length, ranged == length) for length in ranged.unique().tolist()]
 
 
-@contextmanager
-def _asked_by_length(rotary: nn.Module, ranges: list[tuple[int, Tensor]]) -> Iterator[None]:
-    plain = rotary.forward
-
+def _asked_by_length(plain: Forward, ranges: list[tuple[int, Tensor]]) -> Forward:
     def forward(x: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
         mixed: Any = None
         for length, is_meant in ranges:
@@ -60,11 +56,7 @@ def _asked_by_length(rotary: nn.Module, ranges: list[tuple[int, Tensor]]) -> Ite
         plain(x, position_ids.new_zeros(1, 1), *args, **options)
         return mixed
 
-    rotary.forward = forward
-    try:
-        yield
-    finally:
-        del rotary.forward
+    return forward
 
 
 def _merge(so_far: Any, found: Any, is_meant: Tensor) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..batching import collate, default_tokens, masked, to_device
 from ..types import BufferItem, Experience, RolloutGroup
-from .batched_forward import OnDevice, forward_rows
+from .batched_forward import forward_rows, on_device
 from .forward import policy_forward, value_forward
 from .teacher import TeacherModel, teacher_fields, teacher_forward
 
@@ -82,7 +82,7 @@ class ReferencePass:
         return [replace(item, **fields(row[: item.num_response_tokens])) for item, row in zip(items, rows, strict=True)]
 
     def _placed(self, model: nn.Module, offload: bool) -> AbstractContextManager[Any]:
-        return OnDevice(model, self._strategy) if offload else nullcontext()
+        return on_device(model, self._strategy) if offload else nullcontext()
 
 
 def _one(field: str) -> Callable[[Tensor], dict[str, Any]]:

@@ -8,20 +8,33 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
+
+Forward = Callable[..., Any]
 
 
 @contextmanager
-def replaced_forwards(modules: Iterable[nn.Module], forward: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
-    """Context in which each module computes `forward(module, inputs)`, but for those whose forward is replaced already.
+def replaced_forwards(forwards: Iterable[tuple[nn.Module, Forward]]) -> Iterator[None]:
+    """Context in which each module computes by the forward beside it; then what was in its place is there again.
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    replaced = [module for module in modules if "forward" not in vars(module)]
+    before: list[tuple[nn.Module, Forward | None]] = []
     try:
-        for module in replaced:
-            module.forward = partial(forward, module)
+        for module, forward in forwards:
+            before.append((module, vars(module).get("forward")))
+            module.forward = forward
         yield
     finally:
-        for module in replaced:
-            vars(module).pop("forward", None)  # a nested context may have removed it
+        for module, own in reversed(before):
+            del module.forward
+            if own is not None:
+                module.forward = own
+
+
+def forwards_of(
+    models: Iterable[nn.Module], is_one: Callable[[nn.Module], bool], forward: Forward
+) -> list[tuple[nn.Module, Forward]]:
+    """`forward` for each module of `models` that `is_one`, but for those whose forward is replaced already."""
+    modules = (module for model in models for module in model.modules() if "forward" not in vars(module))
+    return [(module, partial(forward, module)) for module in modules if is_one(module)]

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from .fast_linear import is_fast, is_plain, linear_product, multiply
+from .replaced_forwards import Forward, replaced_forwards
 
 BLOCK_ELEMENTS = 1 << 22
 """Elements of a head's gradient that are computed at a time: 16 MB in float32."""
@@ -31,21 +32,14 @@ def direct_gradients(model: nn.Module) -> Iterator[None]:
     distributed wrappers reduce gradients are called for these two. Weights other than float32 on a CPU are left alone.
     Use one context for a forward and its backward.
     """
-    embedding, head = _part(model, "get_input_embeddings"), _part(model, "get_output_embeddings")
-    before: list[tuple[nn.Module, object]] = []
-    try:
-        if type(embedding) is nn.Embedding and _is_plain_embedding(embedding) and _owns_gradient(embedding):
-            before.append((embedding, None))
-            embedding.forward = partial(_embed, embedding)  # type: ignore[method-assign]
-        if type(head) is nn.Linear and head.bias is None and _owns_gradient(head):
-            before.append((head, vars(head).get("forward")))
-            head.forward = partial(_project, head)
+    embedding, head = part_of(model, "get_input_embeddings"), part_of(model, "get_output_embeddings")
+    replaced: list[tuple[nn.Module, Forward]] = []
+    if type(embedding) is nn.Embedding and _is_plain_embedding(embedding) and _owns_gradient(embedding):
+        replaced.append((embedding, partial(_embed, embedding)))
+    if type(head) is nn.Linear and head.bias is None and _owns_gradient(head):
+        replaced.append((head, partial(_project, head)))
+    with replaced_forwards(replaced):
         yield
-    finally:
-        for module, forward in before:
-            del module.forward
-            if forward is not None:
-                module.forward = forward  # type: ignore[assignment]
 
 
 def adds_directly(head: nn.Linear) -> bool:
@@ -53,7 +47,8 @@ def adds_directly(head: nn.Linear) -> bool:
     return getattr(vars(head).get("forward"), "func", None) is _project
 
 
-def _part(model: nn.Module, name: str) -> object:
+def part_of(model: nn.Module, name: str) -> object:
+    """What the model's method `name` gives, such as `get_output_embeddings`; None where it has none."""
     find = getattr(model, name, None)
     return find() if callable(find) else None
 

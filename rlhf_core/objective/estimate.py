@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import needs_greedy_answer, needs_of
@@ -14,8 +14,19 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ..config.policy_objective import PolicyObjectiveSection
     from ..types import Experience
-    from .shaping import ShapedScores
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedScores:
+    """Scores of all rows of an episode, with the penalty of long answers."""
+
+    scores: Tensor
+    """[B] float32."""
+    penalty: Tensor | None
+    """[B] float32, at most 0; None where it is off."""
+    metrics: dict[str, float]
 
 
 def estimated(
@@ -87,6 +98,18 @@ def check_groups(algorithm: str, estimator: Callable[..., Any] | None, samples_p
         where="train.samples_per_prompt",
         hint="set train.samples_per_prompt to 4 or more (2 at least)",
     )
+
+
+def check_overlong(config: PolicyObjectiveSection, longest: int | None) -> None:
+    """Raise `ConfigError` for a buffer longer than the longest answer."""
+    buffer = config.overlong_buffer_tokens
+    if buffer is not None and (longest is None or buffer > longest):
+        known = f"the longest answer ({longest} tokens)" if longest is not None else "an answer of unknown length"
+        raise ConfigError(
+            f"is {buffer}, more than {known}",
+            where="algorithm.overlong_buffer_tokens",
+            hint=f"at most engine.max_new_tokens{f' = {longest}' if longest else ''}; DAPO took a fifth of it",
+        )
 
 
 def _checked(advantages: Tensor, shape: torch.Size) -> Tensor:

@@ -18,15 +18,17 @@ from ..functional import (
     aggregate_sum,
     kl_estimate,
     mean_over_ranks,
+    overlong_penalty,
     policy_metrics,
     sum_and_mean_over_ranks,
+    sums_of_samples,
 )
 from ..models import policy_forward
 from ..types import Experience
 from ..whole import EpisodeScalars, Whole
 from .correction import importance_weights
+from .estimate import ShapedScores, check_overlong
 from .marks import with_marks
-from .shaping import ShapedScores, check_overlong, shaped_scores
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +103,13 @@ class PolicyObjective:
 
     def shaped(self, episode: EpisodeScalars) -> ShapedScores:
         """The scores less the penalty of long answers."""
-        return shaped_scores(self.config, episode, self._max_new_tokens)
+        buffer, longest = self.config.overlong_buffer_tokens, self._max_new_tokens
+        if buffer is None:
+            return ShapedScores(episode.scores, None, {})
+        assert longest is not None
+        lengths = sums_of_samples(episode.lengths, episode.row_sample_ids)
+        penalty = self.config.overlong_penalty * overlong_penalty(lengths, max_tokens=longest, buffer_tokens=buffer)
+        return ShapedScores(episode.scores + penalty, penalty, {"reward/overlong_penalty": float(penalty.mean())})
 
     def kl(self, episode: Experience, whole: Whole, metrics: dict[str, float]) -> Tensor | None:
         """[R, A] KL of the policy that sampled to the reference, its means added to `metrics`; None without one."""

@@ -162,7 +162,7 @@ class StrategyBase(GroupStrategy):
     def state_dict_shards(
         self, model: nn.Module, max_shard_bytes: int, only: Callable[[str], bool] | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        prepared = next((each for each in self._prepared if each.trained.model is model), None)
+        prepared = self._prepared_model(model)
         return state_dict_shards_of(
             self.unwrap(model), max_shard_bytes, only, lambda name, tensor: self._whole_weight(prepared, name, tensor)
         )
@@ -184,8 +184,7 @@ class StrategyBase(GroupStrategy):
         self._on_main_after(write)
 
     def load_model(self, model: nn.Module, path: Path) -> None:
-        prepared = next((each for each in self._prepared if each.trained.model is model), None)
-        inner = self.unwrap(model)
+        prepared, inner = self._prepared_model(model), self.unwrap(model)
         state = inner.state_dict()
         load_weights(inner, path, lambda name, tensor: self._put(prepared, name, state[name], tensor))
 
@@ -234,6 +233,10 @@ class StrategyBase(GroupStrategy):
             if prepared.trained.optimizer is optimizer:
                 return prepared
         raise ValueError("this optimizer was not returned by Strategy.prepare")
+
+    def _prepared_model(self, model: nn.Module) -> Prepared | None:
+        """None for a frozen model."""
+        return next((each for each in self._prepared if each.trained.model is model), None)
 
     def _agree_on_weights(self, model: nn.Module) -> None:
         """Copy rank 0's values of weights that differ between processes: newly initialised heads and adapters.

@@ -66,15 +66,9 @@ class LearningRates:
             factor = float(factors.get(role, 1.0))
             schedule = _schedule(self._trained[role])
             schedule.base_lrs = [peak * factor for peak in peaks]
-            rates = [
-                base * shape(schedule.last_epoch)
-                for base, shape in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-            ]
-            for group, base, rate in zip(
-                self._trained[role].optimizer.param_groups, schedule.base_lrs, rates, strict=True
-            ):
-                group["initial_lr"] = base
-                group["lr"] = rate
+            groups = self._trained[role].optimizer.param_groups
+            for group, base, shape in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+                group["initial_lr"], group["lr"] = base, base * shape(schedule.last_epoch)
             self.factors[role] = factor
 
     def multiply(self, factor: float) -> None:

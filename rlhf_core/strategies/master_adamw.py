@@ -6,11 +6,10 @@ neighbour, up to |w| / 256. At lr 1e-6 every weight above 5e-4 would never chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
@@ -30,16 +29,6 @@ class MasterAdamW(AdamW):
     `state[parameter]` holds `step`, `exp_avg`, `exp_avg_sq` and, for a 16-bit parameter, `master`: float32, of its
     shape, device and sharding. Code that writes a parameter from outside must call `put_master` too.
     """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def master(self, parameter: Tensor) -> Tensor:
         """The float32 tensor that is stepped for the parameter: itself unless it has 16 bits."""

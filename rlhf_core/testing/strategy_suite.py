@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import os
 import socket
 import warnings
@@ -23,7 +24,7 @@ from rlhf_core.errors import DivergenceError
 from rlhf_core.strategy import Strategy
 from rlhf_core.util.tensor_trees import load_tree, save_tree
 
-from .tiny_training import SHARD_BYTES, TINY_RATE, Training, token_loss
+from .tiny_training import SHARD_BYTES, TINY_RATE, Training
 
 _START_SECONDS = 600.0
 
@@ -110,14 +111,10 @@ def _resume(strategy: Strategy, folder: Path) -> dict[str, Any]:
 
 def _drop(strategy: Strategy) -> dict[str, Any]:
     """Three updates; gradients are dropped once after the first."""
-    import torch
-
     training = Training(strategy)
     training.update()
     before = training.weights()
-    ids = torch.zeros(1, 3, dtype=torch.long, device=strategy.device)
-    with strategy.accumulate(training.trained.model, is_last=True):
-        strategy.backward(token_loss(training.trained.model(input_ids=ids).logits, ids), training.trained.optimizer)
+    training.leave_gradients()
     strategy.drop_gradients(training.trained)
     after = training.weights()
     return {"before": before, "after": after, **_updates(training, [{}, {}])}
@@ -149,16 +146,10 @@ def _sixteen_bits(strategy: Strategy, folder: Path) -> dict[str, Any]:
 
 
 def _diverge(strategy: Strategy) -> dict[str, Any]:
-    import torch
-
     training = Training(strategy)
     training.update()
     before = training.weights()
-    ids = torch.zeros(1, 3, dtype=torch.long, device=strategy.device)
-    with strategy.accumulate(training.trained.model, is_last=True):
-        loss = token_loss(training.trained.model(input_ids=ids).logits, ids)
-        # Only rank 0's loss is broken; all must refuse the step.
-        strategy.backward(loss * (float("nan") if strategy.is_main else 1.0), training.trained.optimizer)
+    training.leave_gradients(math.nan if strategy.is_main else 1.0)  # all must refuse the step
     message = ""
     try:
         strategy.step(training.trained)

@@ -14,22 +14,12 @@ if TYPE_CHECKING:
 
 
 NUM_SAMPLES = 8
-
-
 NUM_TOKENS = 12
-
-
 SHARD_BYTES = 4096
 VOCABULARY = 33
-
-
 LEARNING_RATE = 3e-4
-
-
 TINY_RATE = 1e-6
 """A learning rate so small that most bfloat16 weights cannot change."""
-
-
 MAX_GRAD_NORM = 0.5
 
 
@@ -122,6 +112,14 @@ class Training:
         norm = strategy.step(self.trained)
         self.done += 1
         return float(strategy.all_reduce(total)), norm
+
+    def leave_gradients(self, factor: float = 1.0) -> None:
+        """Those of a loss times `factor`, without a step."""
+        import torch
+
+        model, ids = self.trained.model, torch.zeros(1, 3, dtype=torch.long, device=self.strategy.device)
+        with self.strategy.accumulate(model, is_last=True):
+            self.strategy.backward(token_loss(model(input_ids=ids).logits, ids) * factor, self.trained.optimizer)
 
     def weights(self) -> dict[str, Tensor]:
         """All weights, gathered shard by shard, as copies on the CPU. Checks that each shard holds plain tensors."""

@@ -10,8 +10,7 @@ from ..algorithm import DatasetAlgorithm
 from ..build import TrainerModels, build_eval_prompts, build_reference, offloads_reference
 from ..config.resolve import ResolvedRun
 from ..errors import RlhfError
-from ..models.batched_forward import no_reference, reference_pass
-from ..models.reference import Reference
+from ..models.batched_forward import Reference, no_reference, reference_pass
 from ..prompts.stream import PromptStream
 from ..strategy import Strategy
 from .batches import BatchPlan, TrainBatch

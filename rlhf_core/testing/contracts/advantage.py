@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from ...algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
-from ...objective.estimate import estimated
+from ...objective.estimate import ShapedScores, estimated
 from ...rewards.combiner import RewardCombiner
 from ...rollout.made import made_episode
 from ...training.batches import BatchPlan
@@ -75,21 +75,12 @@ class AdvantageContract(FunctionContract):
         import torch
 
         algorithm = cast(RolloutAlgorithm, _Estimating(function))
-        combiner = RewardCombiner(WEIGHTS)
-
-        def work(plan: BatchPlan, strategy: Strategy) -> list[BufferItem]:
-            made = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda mine, filler: list(mine))
-            found = made.of(made_episode(items, PhaseTimes()), plan)
-            return [
-                item for each in found.batches(0) for batch in each for item in batch.items if item.action_mask.any()
-            ]
-
-        (alone,) = Ranks(1).run(lambda _, strategy: work(BatchPlan(5, 1, 0, 1), strategy))
-        expected = {(item.sample_id, item.branch): item.advantages for item in alone}
-        shares = Ranks(3).run(lambda rank, strategy: work(BatchPlan(5, 1, rank, 3), strategy))
+        ((alone, _),) = estimates_of_ranks(lambda: algorithm, RewardCombiner(WEIGHTS), items, 1)
+        expected = {(item.sample_id, item.branch): item.advantages for item in alone if item.action_mask.any()}
+        shares = estimates_of_ranks(lambda: algorithm, RewardCombiner(WEIGHTS), items, 3)
         hint = f"is `needs` ({needs_of(function)!r}) enough, and is each sum over rows one through `all_reduce`?"
         seen = set()
-        for item in (item for share in shares for item in share):
+        for item in (item for share, _ in shares for item in share if item.action_mask.any()):
             place = (item.sample_id, item.branch)
             one, other = item.advantages, expected[place]
             assert one is not None and other is not None
@@ -110,6 +101,19 @@ class AdvantageContract(FunctionContract):
         assert bool(torch.isfinite(_computed(function, _episode(items[:1]))).all())
 
 
+def estimates_of_ranks(
+    make: Callable[[], RolloutAlgorithm], combiner: RewardCombiner, items: Sequence[BufferItem], num_ranks: int
+) -> list[tuple[list[BufferItem], Mapping[str, float]]]:
+    """What each of so many ranks computes of an episode: the items that it trains on, and the metrics."""
+
+    def work(rank: int, strategy: Strategy) -> tuple[list[BufferItem], Mapping[str, float]]:
+        made = EpisodeEstimates(make(), combiner, strategy, complete=lambda mine, filler: list(mine))
+        found = made.of(made_episode(items, PhaseTimes()), BatchPlan(5, 1, rank, num_ranks))
+        return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
+
+    return Ranks(num_ranks).run(work)
+
+
 class _Estimating:
     """An algorithm's advantages and nothing else."""
 
@@ -128,7 +132,6 @@ class _Estimating:
 
 def _computed(estimator: Estimator, episode: Experience) -> Tensor:
     from ...functional import kl_estimate, token_rewards
-    from ...objective.shaping import ShapedScores
 
     assert episode.reference_log_probs is not None
     whole = whole_of(episode)

@@ -15,46 +15,34 @@ from ...algorithm import EpisodeOutput, RolloutAlgorithm
 from ...contexts import algorithm_context
 from ...plugins.discovery import Selected, resolve_build
 from ...rewards.combiner import RewardCombiner
-from ...rollout.made import made_episode
-from ...training.batches import BatchPlan
-from ...training.estimates import EpisodeEstimates
-from ...types import BufferItem, Experience, PhaseTimes, RolloutGroup, SamplingParams
+from ...types import BufferItem, Experience, RolloutGroup, SamplingParams
 from ..samples import make_group
-from ..thread_ranks import Ranks
-from .base import ComponentContract
-from .losses import Objective, check_masked, check_output, check_split, check_state, check_terms, trained_models
+from .advantage import estimates_of_ranks
+from .losses import LossBench, LossContract, trained_models
 from .tiny import EOS_ID, NUM_SPECIAL, contract_policy, contract_tokenizer, perturb
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ...strategy import Strategy
 
 NUM_PROMPTS = 3
 
 
 @dataclass
-class RolloutBench:
-    """An algorithm, its models, and an episode in which half of each prompt's answers are good."""
+class RolloutBench(LossBench):
+    """An episode in which half of each prompt's answers are good."""
 
     make: Callable[[], RolloutAlgorithm]
     algorithm: RolloutAlgorithm
-    models: dict[str, nn.Module]
     episode: Experience
-    device: str
 
-    @property
-    def objective(self) -> Objective:
-        return Objective(self.algorithm, self.models, self.device)
-
-    def output(self) -> EpisodeOutput:
+    def advantages(self) -> EpisodeOutput:
         return self.algorithm.advantages(self.episode)
 
     def items(self) -> list[BufferItem]:
-        """The episode's items, ready for updates."""
         from ...batching import split
 
-        return split(self.output().experience)
+        return split(self.advantages().experience)
 
     def log_probs(self) -> Tensor:
         """[B] log-prob of each whole answer under the current policy."""
@@ -64,11 +52,11 @@ class RolloutBench:
         from ...models.forward import policy_forward
 
         with torch.no_grad():
-            batch = to_device(self.episode, torch.device(self.device))
+            batch = to_device(self.episode, self.device)
             return policy_forward(self.models["policy"], batch, 1.0).log_probs.sum(-1).cpu()
 
 
-class AlgorithmContract(ComponentContract):
+class AlgorithmContract(LossContract):
     """An episode made by hand: three prompts, the same number of answers each, scores of 0 and 1."""
 
     kind = "algorithms"
@@ -82,6 +70,8 @@ class AlgorithmContract(ComponentContract):
     @pytest.fixture
     @classmethod
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> RolloutBench:
+        import torch
+
         tokenizer = contract_tokenizer()
         context = algorithm_context(
             tokenizer,
@@ -102,18 +92,15 @@ class AlgorithmContract(ComponentContract):
         algorithm = make()
         models = trained_models(algorithm, contract_policy(), rlhf_device)
         episode = _episode(algorithm, models, cls.samples_per_prompt, rlhf_device)
-        return RolloutBench(make, algorithm, models, episode, rlhf_device)
+        return RolloutBench(make, algorithm, models, torch.device(rlhf_device), episode)
 
     def test_it_learns_from_rollouts(self, selected: Selected) -> None:
         assert selected.component.feeds == "rollouts", f'{selected.label}: say feeds="rollouts" (the default)'
 
-    def test_terms_train_its_roles(self, bench: RolloutBench) -> None:
-        check_terms(bench.algorithm)
-
     def test_advantages_are_numbers_for_every_action(self, bench: RolloutBench) -> None:
         import torch
 
-        output = bench.output()
+        output = bench.advantages()
         made, mask = output.experience, bench.episode.action_mask
         assert made.advantages is not None, "advantages() must set the episode's advantages"
         assert made.advantages.shape == mask.shape, f"advantages {tuple(made.advantages.shape)}: [B, A] of the episode"
@@ -128,7 +115,7 @@ class AlgorithmContract(ComponentContract):
     def test_advantages_are_pure(self, bench: RolloutBench) -> None:
         """Every rank computes them separately and must get the same result."""
         before = copy.deepcopy(bench.episode)
-        first, second = bench.output(), bench.output()
+        first, second = bench.advantages(), bench.advantages()
         _equal(before, bench.episode, "advantages() changes the episode it is given: return a new one")
         _equal(first.experience, second.experience, "advantages() of one episode differ when computed twice")
         assert first.metrics == second.metrics, "metrics of one episode differ when computed twice"
@@ -139,19 +126,11 @@ class AlgorithmContract(ComponentContract):
 
         from ...batching import split
 
-        expected = bench.output()
+        expected = bench.advantages()
         rows = {item.sample_id: item for item in split(expected.experience)}
         items = split(bench.episode)
-        scores = RewardCombiner({"it": 1.0})
-
-        def work(rank: int, strategy: Strategy) -> tuple[list[BufferItem], dict[str, float]]:
-            made = EpisodeEstimates(bench.make(), scores, strategy, complete=lambda mine, filler: list(mine))
-            found = made.of(made_episode(items, PhaseTimes()), plans[rank])
-            return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
-
-        plans = [BatchPlan(5, 1, rank, 3) for rank in range(3)]
         hint = f"is `needs` ({bench.algorithm.needs!r}) enough, and is each sum over rows one over ranks?"
-        for mine, metrics in Ranks(3).run(work):
+        for mine, metrics in estimates_of_ranks(bench.make, RewardCombiner({"it": 1.0}), items, 3):
             for item in mine:
                 one, other = item.advantages, rows[item.sample_id].advantages
                 assert one is not None and other is not None
@@ -173,13 +152,10 @@ class AlgorithmContract(ComponentContract):
         advantages = bench.algorithm.advantages(flat).experience.advantages
         assert advantages is not None and bool(torch.isfinite(advantages).all())
 
-    def test_loss_is_sums_and_counts(self, bench: RolloutBench) -> None:
-        check_output(bench.algorithm, bench.objective, bench.items())
-
     def test_log_probs_of_the_loss(self, bench: RolloutBench) -> None:
         """They determine `rollout/logprob_gap_max`; before the first step they equal the sampled ones."""
         items = bench.items()
-        found = bench.objective.output(items).log_probs
+        found = bench.output(items).log_probs
         if found is None:
             return
         batch = bench.algorithm.collate(items)
@@ -187,20 +163,13 @@ class AlgorithmContract(ComponentContract):
         gap = (found.cpu() - batch.action_log_probs)[batch.action_mask].abs().max()
         assert gap < 1e-3, f"log_probs of an unchanged policy are {float(gap):.3g} nats off the sampled ones"
 
-    def test_micro_batches_do_not_change_the_gradient(self, bench: RolloutBench) -> None:
-        check_split(bench.objective, bench.items(), tolerance=self.tolerance)
-
-    def test_a_masked_item_adds_nothing(self, bench: RolloutBench) -> None:
-        """A rank with less work runs one to stay in step."""
-        check_masked(bench.algorithm, bench.objective, bench.items(), self.tolerance)
-
     def test_better_answers_become_likelier(self, bench: RolloutBench) -> None:
         if not self.learns_from_scores:
             return
         scores = bench.episode.scores
         assert scores is not None
         before, items = bench.log_probs(), bench.items()
-        bench.objective.descend(items, steps=8, lr=self.learning_rate)
+        bench.descend(items, steps=8, lr=self.learning_rate)
         change = bench.log_probs() - before
         gained = float(change[scores > 0.5].mean() - change[scores < 0.5].mean())
         assert gained > 0, f"after 8 steps good answers are {gained:.3g} nats likelier against bad ones: the sign?"
@@ -209,11 +178,6 @@ class AlgorithmContract(ComponentContract):
         for scores in ((1.0, 0.0), (1.0, 1.0)):
             kept = bench.algorithm.keep(_group(scores))
             assert isinstance(kept, bool), f"keep(group) returns {kept!r}, not True or False"
-
-    def test_state_survives_a_checkpoint(self, bench: RolloutBench) -> None:
-        bench.output()
-        bench.algorithm.end_episode()
-        check_state(bench.make, bench.algorithm)
 
 
 def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prompt: int, device: str) -> Experience:

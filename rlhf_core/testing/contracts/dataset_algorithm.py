@@ -15,8 +15,7 @@ from ...contexts import algorithm_context
 from ...errors import DataError
 from ...plugins.discovery import Selected, resolve_build
 from ...types import SamplingParams
-from .base import ComponentContract
-from .losses import Objective, check_masked, check_output, check_split, check_state, check_terms, trained_models
+from .losses import LossBench, LossContract, trained_models
 from .tiny import contract_policy, contract_tokenizer, perturb
 
 if TYPE_CHECKING:
@@ -33,21 +32,18 @@ RECORDS: Sequence[Mapping[str, Any]] = [
 
 
 @dataclass
-class DatasetBench:
-    """An algorithm, its models, and its items."""
+class DatasetBench(LossBench):
+    """The lines as items."""
 
     make: Callable[[], DatasetAlgorithm[Any, Any]]
     algorithm: DatasetAlgorithm[Any, Any]
-    models: dict[str, nn.Module]
-    items: Sequence[Any]
-    device: str
+    prepared: Sequence[Any]
 
-    @property
-    def objective(self) -> Objective:
-        return Objective(self.algorithm, self.models, self.device)
+    def items(self) -> Sequence[Any]:
+        return self.prepared
 
 
-class DatasetAlgorithmContract(ComponentContract):
+class DatasetAlgorithmContract(LossContract):
     """Five lines; override `records` where the algorithm reads other keys."""
 
     kind = "algorithms"
@@ -61,7 +57,7 @@ class DatasetAlgorithmContract(ComponentContract):
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> DatasetBench:
         import torch
 
-        tokenizer = contract_tokenizer()
+        tokenizer, device = contract_tokenizer(), torch.device(rlhf_device)
         context = algorithm_context(tokenizer, sampling=SamplingParams(), samples_per_prompt=1, weights={})
         build = resolve_build(selected)
 
@@ -79,47 +75,33 @@ class DatasetAlgorithmContract(ComponentContract):
         start = copy.deepcopy(models["policy"]).eval().requires_grad_(False)
 
         def reference(items: Sequence[Any]) -> list[Tensor]:
-            batch = algorithm.to_device(algorithm.collate(items), torch.device(rlhf_device))
+            batch = algorithm.to_device(algorithm.collate(items), device)
             with torch.no_grad():
                 return list(algorithm.reference_forward(start, batch).cpu())
 
         items = algorithm.prepare_items(encoded, reference)
         assert len(items) == len(encoded), "prepare_items keeps every item, in order"
-        return DatasetBench(make, algorithm, models, items, rlhf_device)
+        return DatasetBench(make, algorithm, models, device, items)
 
     def test_it_learns_from_a_dataset(self, selected: Selected) -> None:
         assert selected.component.feeds == "dataset", f'{selected.label}: say feeds="dataset"'
 
-    def test_terms_train_its_roles(self, bench: DatasetBench) -> None:
-        check_terms(bench.algorithm)
-
     def test_items_know_their_length(self, bench: DatasetBench) -> None:
-        for item in bench.items:
+        for item in bench.prepared:
             assert isinstance(item.num_tokens, int) and item.num_tokens > 0, f"num_tokens is {item.num_tokens!r}"
-        assert len(bench.algorithm.collate(bench.items)) == len(bench.items), "a batch is as long as its items"
+        assert len(bench.algorithm.collate(bench.prepared)) == len(bench.prepared), "a batch is as long as its items"
 
     def test_a_wrong_line_is_an_error_that_says_so(self, bench: DatasetBench) -> None:
         with pytest.raises(DataError):
             bench.algorithm.encode({"prompt": "only a prompt"}, contract_tokenizer())
 
-    def test_loss_is_sums_and_counts(self, bench: DatasetBench) -> None:
-        check_output(bench.algorithm, bench.objective, bench.items)
-
-    def test_micro_batches_do_not_change_the_gradient(self, bench: DatasetBench) -> None:
+    def test_micro_batches_do_not_change_the_gradient(self, bench: LossBench) -> None:
         perturb(bench.models["policy"], seed=5, scale=0.01)  # away from the reference, where DPO has it
-        check_split(bench.objective, bench.items, tolerance=self.tolerance)
-
-    def test_a_masked_item_adds_nothing(self, bench: DatasetBench) -> None:
-        """A rank with less work runs one to stay in step."""
-        check_masked(bench.algorithm, bench.objective, bench.items, self.tolerance)
+        super().test_micro_batches_do_not_change_the_gradient(bench)
 
     def test_the_loss_falls(self, bench: DatasetBench) -> None:
-        losses = bench.objective.descend(bench.items, steps=10, lr=self.learning_rate)
+        losses = bench.descend(bench.prepared, steps=10, lr=self.learning_rate)
         assert losses[-1] < losses[0], f"ten steps on five lines and the loss does not fall: {losses}"
-
-    def test_state_survives_a_checkpoint(self, bench: DatasetBench) -> None:
-        bench.algorithm.end_episode()
-        check_state(bench.make, bench.algorithm)
 
 
 def _policy(algorithm: DatasetAlgorithm[Any, Any]) -> nn.Module:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import fields, replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -54,10 +56,10 @@ class PolicyLossContract(FunctionContract):
         import torch
 
         outside = ~batch.mask
-        broken = _with(
+        broken = replace(
             batch,
-            log_probs=batch.log_probs.detach().masked_fill(outside, math.nan),
-            old=batch.old_log_probs.masked_fill(outside, -math.inf),
+            log_probs=batch.log_probs.detach().masked_fill(outside, math.nan).requires_grad_(),
+            old_log_probs=batch.old_log_probs.masked_fill(outside, -math.inf),
             advantages=batch.advantages.masked_fill(outside, math.nan),
         )
         whole, found = _gradient(function, batch), _gradient(function, broken)
@@ -71,7 +73,7 @@ class PolicyLossContract(FunctionContract):
 
         whole, gradient = function(batch).losses.detach(), _gradient(function, batch)
         for rows in ([0], [2, 1], [5, 3, 4]):
-            part = _rows(batch, rows)
+            part = _mapped(batch, itemgetter(rows))
             hint = "a loss may look at its own row only (statistics of an episode belong into advantages)"
             close = torch.allclose(function(part).losses.detach(), whole[rows], rtol=self.rtol, atol=1e-6)
             assert close, f"losses of rows {rows} differ with other rows beside them: {hint}"
@@ -80,15 +82,7 @@ class PolicyLossContract(FunctionContract):
     def test_padding_adds_nothing(self, function: Loss, batch: PolicyLossInput) -> None:
         import torch
 
-        pad = torch.nn.functional.pad
-        wide = _with(
-            batch,
-            log_probs=pad(batch.log_probs.detach(), (0, 3)),
-            old=pad(batch.old_log_probs, (0, 3)),
-            advantages=pad(batch.advantages, (0, 3)),
-            mask=pad(batch.mask, (0, 3)),
-            marked=None if batch.marked is None else pad(batch.marked, (0, 3)),
-        )
+        wide = _mapped(batch, lambda tensor: torch.nn.functional.pad(tensor, (0, 3)))
         torch.testing.assert_close(
             function(wide).losses[:, :-3], function(batch).losses, rtol=self.rtol, atol=1e-6, check_stride=False
         )
@@ -134,38 +128,12 @@ def _batch(distance: float) -> PolicyLossInput:
     return PolicyLossInput(log_probs.requires_grad_(), old, advantages, mask, marked)
 
 
-def _with(
-    batch: PolicyLossInput,
-    *,
-    log_probs: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-    mask: Tensor | None = None,
-    marked: Tensor | None = None,
-) -> PolicyLossInput:
-    from dataclasses import replace
-
-    marked = batch.marked if marked is None else marked
-
-    return replace(
-        batch,
-        log_probs=log_probs.requires_grad_(),
-        old_log_probs=old,
-        advantages=advantages,
-        mask=batch.mask if mask is None else mask,
-        marked=marked,
-    )
-
-
-def _rows(batch: PolicyLossInput, rows: list[int]) -> PolicyLossInput:
-    return _with(
-        batch,
-        log_probs=batch.log_probs.detach()[rows],
-        old=batch.old_log_probs[rows],
-        advantages=batch.advantages[rows],
-        mask=batch.mask[rows],
-        marked=None if batch.marked is None else batch.marked[rows],
-    )
+def _mapped(batch: PolicyLossInput, change: Callable[[Tensor], Tensor]) -> PolicyLossInput:
+    """The batch with each of its tensors changed."""
+    given = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    made: dict[str, Any] = {name: value if value is None else change(value.detach()) for name, value in given.items()}
+    made["log_probs"].requires_grad_()
+    return replace(batch, **made)
 
 
 def _gradient(function: Loss, batch: PolicyLossInput) -> Tensor:

@@ -13,11 +13,10 @@ from ...contexts import prompts_context
 from ...plugins.discovery import Selected, resolve_build
 from ...prompts.stream import PromptStream
 from ...protocols import PromptSource
-from ..models import tiny_tokenizer
+from ..episodes import episode_tokenizer
 from .base import ComponentContract
 
 _LOOKED_AT = 20
-CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 
 
 class PromptsContract(ComponentContract):
@@ -46,7 +45,7 @@ class PromptsContract(ComponentContract):
 
     def test_core_reads_it_to_the_end(self, source: PromptSource) -> None:
         """The stream of a run encodes every record once and gives each once in an epoch."""
-        stream = PromptStream(source, tiny_tokenizer(CHARACTERS), seed=0, may_be_empty=self.may_be_empty)
+        stream = PromptStream(source, episode_tokenizer(chat=False), seed=0, may_be_empty=self.may_be_empty)
         prompts = [stream.prompt(position) for position in range(min(len(stream), _LOOKED_AT))]
         assert self.may_be_empty or all(prompt.prompt_ids for prompt in prompts)
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
 from rlhf_core.models.fast_passes import fast_passes
-from rlhf_core.models.lean_mlp import GATED_MLPS, lean_mlps
+from rlhf_core.models.lean_blocks import GATED_MLPS, lean_mlps
 from rlhf_core.testing.models import tiny_model
 
 HIDDEN, INTERMEDIATE, TOKENS = 16, 40, 30

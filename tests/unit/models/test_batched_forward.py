@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_core.batching import collate, masked
-from rlhf_core.models.batched_forward import forward_rows, shared_rows, with_trainer_log_probs
+from rlhf_core.models.batched_forward import forward_rows, with_trainer_log_probs
 from rlhf_core.models.forward import policy_forward
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_item
@@ -70,7 +70,7 @@ def test_ranks_share_the_work_and_all_get_all_of_it(model: torch.nn.Module, rank
 
     theirs = [[[float(i)] for i in range(1 - rank, 5, 2)]]
     strategy = TwoRanks(rank, 2, [[torch.tensor(row).numpy() for row in theirs[0]]])
-    rows = shared_rows(strategy, model, ITEMS, forward, empty=masked(ITEMS[0]), batch_tokens=None)
+    rows = forward_rows(strategy, model, ITEMS, forward, empty=masked(ITEMS[0]), batch_tokens=None, shared=True)
     assert [row.item() for row in rows] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 

@@ -12,7 +12,7 @@ import torch
 from rlhf_offline.dpo_losses import dpo_loss, score
 from rlhf_offline.kto import kto_loss
 from rlhf_offline.orpo import log_odds, orpo_loss
-from rlhf_offline.pair_losses import bradley_terry_loss
+from rlhf_offline.reward_model import bradley_terry_loss
 from rlhf_offline.simpo import simpo_loss
 
 

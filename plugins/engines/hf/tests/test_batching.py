@@ -7,10 +7,9 @@ import pytest
 from rlhf_core.errors import ConfigError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import GenerationRequest, SamplingParams
-from rlhf_hf.prefill import plan_prefill
 from rlhf_hf.rows import make_rows
 from rlhf_hf.slot_model import SlotModel
-from rlhf_hf.slots import SlotBatch
+from rlhf_hf.slots import SlotBatch, plan_prefill
 
 
 def start(made, asked, sampling) -> SlotBatch:
@@ -23,7 +22,7 @@ def start(made, asked, sampling) -> SlotBatch:
 def drain(batch) -> list:
     rows = []
     while batch.busy:
-        rows.extend(batch.advance())
+        rows.extend(batch.step())
     return rows
 
 
@@ -116,7 +115,7 @@ def test_slots_and_cache_are_bounded(endless_engine, requests):
     assert batch._model.num_slots == 5
     most = 0
     while batch.busy:
-        batch.advance()
+        batch.step()
         keys = batch._model.cache.layers[0].keys
         most = max(most, keys.shape[0] * keys.shape[2])
     assert 0 < most <= 640

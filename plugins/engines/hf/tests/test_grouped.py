@@ -7,9 +7,8 @@ import torch
 from transformers.integrations import sdpa_attention
 
 from rlhf_core.types import SamplingParams
-from rlhf_hf.forward import ModelForward
+from rlhf_hf.forward import ModelForward, generating
 from rlhf_hf.grouped import grouped_attention
-from rlhf_hf.mode import generating
 from rlhf_hf.slot_model import SlotModel
 
 PROMPTS = ([5, 6, 7, 8, 9], [10, 11])

@@ -131,7 +131,7 @@ def test_sixteen_answers_to_a_prompt_prefill_it_once(model, engine, collect):
     batch = made.plan(make_rows(asked, SAMPLING, 128), SAMPLING)
     assert isinstance(batch, SlotBatch)
     while batch.busy:
-        batch.advance()
+        batch.step()
     assert batch.num_prefilled_tokens == 100
     found = collect(made, asked, SAMPLING)
     assert sorted(each.num_reused for each in found.values()) == [0] + [100] * 15

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from rlhf_vllm.weights import plain_shards
+from rlhf_vllm.engine import plain_shards
 
 
 def adapted(module):

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from rlhf_reward_http.unfolding import Unfolder, UnfoldingError
+from rlhf_reward_http.client import Unfolder, UnfoldingError
 
 
 def unfold(encoding, content, max_bytes=10**6, piece=1000):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rlhf_core.testing.rollouts import make_rollout
 from rlhf_core.types import Rollout
-from rlhf_reward_judge.breaker import Breaker, CircuitOpen
 from rlhf_reward_judge.pairs import comparisons
+from rlhf_reward_judge.remote import Breaker, CircuitOpen
 from rlhf_reward_judge.verdicts import (
     UnreadableVerdict,
     pairwise_messages,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from rlhf_core.config import FunctionUse, PolicyObjectiveSection
 class CriticFreeConfig(PolicyObjectiveSection):
     """Options shared by all critic-free algorithms."""
 
+    algorithm: ClassVar[str]
+    """Its name."""
     dynamic_sampling: bool = Field(
         False, description="Replace prompts whose answers all have one score by later prompts (DAPO)."
     )
@@ -30,6 +32,7 @@ class CriticFreeConfig(PolicyObjectiveSection):
 class GRPOConfig(CriticFreeConfig):
     """Group relative policy optimisation (Shao 2024), with what Dr. GRPO, DAPO, GSPO and CISPO change as options."""
 
+    algorithm = "grpo"
     advantage: Choice = Field(
         "group-normalised", description="Advantage estimator, by name, or {name: …, option: …}; see `policy_loss`."
     )
@@ -53,6 +56,7 @@ class GRPOConfig(CriticFreeConfig):
 class RLOOConfig(CriticFreeConfig):
     """REINFORCE leave-one-out (Ahmadian 2024)."""
 
+    algorithm = "rloo"
     advantage: Choice = Field("leave-one-out", description="Advantage estimator, by name, or {name: …, option: …}.")
 
     @property
@@ -63,6 +67,7 @@ class RLOOConfig(CriticFreeConfig):
 class ReinforceConfig(CriticFreeConfig):
     """REINFORCE++ (Hu 2025)."""
 
+    algorithm = "reinforce++"
     baseline: Literal["none", "group"] = Field(
         "none", description="group: subtract the mean of the prompt's answers first (REINFORCE++-baseline)."
     )

@@ -17,20 +17,33 @@ from rlhf_core.algorithm import (
     needs_of,
 )
 from rlhf_core.components import AlgorithmContext
+from rlhf_core.errors import ConfigError
 from rlhf_core.functional import group_spread, token_rewards
-from rlhf_core.objective import PolicyObjective, estimated
+from rlhf_core.objective import PolicyObjective, check_groups, estimated
 from rlhf_core.types import Experience, Role, RolloutGroup
 from rlhf_core.whole import whole_of
 
-from .checks import check_sampling
 from .config import CriticFreeConfig
+
+
+def build(config: CriticFreeConfig, context: AlgorithmContext) -> CriticFree:
+    """The algorithm under its options. Raises `ConfigError` where groups of one are to be compared."""
+    made = CriticFree(config, context)
+    check_groups(config.algorithm, made.estimator, context.samples_per_prompt)
+    return made
 
 
 class CriticFree(RolloutAlgorithm):
     """Learns from sampled answers with a baseline computed from the episode itself."""
 
     def __init__(self, config: CriticFreeConfig, context: AlgorithmContext) -> None:
-        check_sampling(config, context)
+        if config.dynamic_sampling and context.samples_per_prompt < 2:
+            raise ConfigError(
+                "refuses every group without spread in its scores, and a group of one has none: no batch would ever "
+                "fill",
+                where="algorithm.dynamic_sampling",
+                hint="set train.samples_per_prompt to 4 or more, or turn dynamic_sampling off",
+            )
         sampling = context.sampling
         self._config = config
         self._objective = PolicyObjective(

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from rlhf_core.functional import clamp_log_ratio
 
-from .pair_losses import PairLoss
+from .pairs import PairLoss
 
 DPOKind = Literal["sigmoid", "ipo", "hinge", "robust", "nca", "apo-zero", "apo-down"]
 SMOOTHED: tuple[DPOKind, ...] = ("sigmoid", "robust")

@@ -54,11 +54,6 @@ class ExampleBatch:
     def __len__(self) -> int:
         return int(self.input_ids.shape[0]) if self.num_packed is None else self.num_packed
 
-    def to(self, device: torch.device) -> ExampleBatch:
-        positions = None if self.position_ids is None else self.position_ids.to(device)
-        masks = self.attention_mask.to(device), self.loss_mask.to(device)
-        return ExampleBatch(self.input_ids.to(device), *masks, positions, self.num_packed)
-
     @property
     def targets(self) -> Tensor:
         """[B, S - 1] int64: the next token at each position but the last."""

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.errors import DataError
-
-from .examples import Example, ExampleBatch, answer_example, collate_examples
-from .pairs import check_pair, encode_pair
-
-_HINT = 'each line needs {"prompt": …, "completion": "…", "label": true or false}, or chosen and rejected'
+from .examples import Example, ExampleBatch, collate_examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,52 +54,13 @@ class JudgedBatch:
     def __len__(self) -> int:
         return self.num_items
 
-    def to(self, device: torch.device) -> JudgedBatch:
-        """The same on `device`."""
-        return JudgedBatch(
-            self.examples.to(device),
-            self.good.to(device),
-            self.counts.to(device),
-            self.item.to(device),
-            self.side.to(device),
-            self.pairs.to(device),
-            None if self.reference is None else self.reference.to(device),
-            self.num_items,
-        )
-
     def by_item(self, values: Tensor) -> Tensor:
         """[R] -> [number of items, 2], 0 where an item has one row."""
         return values.new_zeros(self.num_items, 2).index_put((self.item, self.side), values)
 
 
-def check_judged(record: Mapping[str, Any], *, where: str) -> None:
-    """Raise `DataError` for a line that is neither a judged answer nor a pair."""
-    if "label" not in record and "chosen" in record:
-        check_pair(record, use_margin=False, where=where)
-        return
-    label, answer = record.get("label"), record.get("completion")
-    if not isinstance(label, bool):
-        raise DataError(f"the record's `label` is {label!r}, not true or false", where=where, hint=_HINT)
-    if not isinstance(answer, str) or not answer:
-        raise DataError(
-            f"the record has no text `completion` (its keys: {', '.join(sorted(record))})", where=where, hint=_HINT
-        )
-
-
-def encode_judged(
-    record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int, add_eos: bool, where: str
-) -> Judged | None:
-    """`prompt` with `completion` and `label`, or with `chosen` and `rejected`; None when an answer is too long."""
-    check_judged(record, where=where)
-    if "label" not in record:
-        pair = encode_pair(record, tokenizer, max_tokens=max_tokens, add_eos=add_eos, use_margin=False, where=where)
-        return None if pair is None else Judged(pair.answers, (True, False))
-    example = answer_example(record, record["completion"], tokenizer, add_eos=add_eos, where=where)
-    return Judged((example,), (record["label"],)) if example.num_tokens <= max_tokens else None
-
-
 def collate_judged(items: Sequence[Judged]) -> JudgedBatch:
-    """Collate, padded to the longest row. Reference values are present for all items or none."""
+    """Padded to the longest row. Reference values are present for all items or none."""
     rows = [(index, side) for index, item in enumerate(items) for side in range(len(item.answers))]
     starts = {index: row for row, (index, side) in enumerate(rows) if side == 0}
     pairs = [(starts[index], starts[index] + 1) for index, item in enumerate(items) if len(item.answers) == 2]

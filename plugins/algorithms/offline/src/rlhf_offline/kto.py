@@ -11,14 +11,19 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
+from rlhf_core.errors import DataError
 from rlhf_core.functional import masked_sum
 from rlhf_core.types import Role
 
 from .config import KTOConfig
-from .examples import answer_log_probs
-from .judged import Judged, JudgedBatch, check_judged, collate_judged, encode_judged, mismatched
+from .examples import answer_example, answer_log_probs
+from .judged import Judged, JudgedBatch, collate_judged, mismatched
 from .known_reference import KnownReference
+from .pairs import check_pair, encode_pair
 from .policy_only import PolicyOnly
+
+_WHERE = "kto"
+_HINT = 'each line needs {"prompt": …, "completion": "…", "label": true or false}, or chosen and rejected'
 
 MEASURED_ITEMS = 128
 """Most items of an episode whose prompts are asked for the KL."""
@@ -61,12 +66,27 @@ class KTO(PolicyOnly[Judged, JudgedBatch]):
         return frozenset({"policy", "reference"})
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        check_judged(record, where="kto")
+        """Raise `DataError` for a line that is neither a judged answer nor a pair."""
+        if "label" not in record and "chosen" in record:
+            check_pair(record, use_margin=False, where=_WHERE)
+            return
+        label, answer = record.get("label"), record.get("completion")
+        if not isinstance(label, bool):
+            raise DataError(f"the record's `label` is {label!r}, not true or false", where=_WHERE, hint=_HINT)
+        if not isinstance(answer, str) or not answer:
+            raise DataError(
+                f"the record has no text `completion` (its keys: {', '.join(sorted(record))})", where=_WHERE, hint=_HINT
+            )
 
     def encode(self, record: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Judged | None:
         """`prompt` with `completion` and `label` (true: good), or with `chosen` and `rejected`."""
-        config = self._config
-        return encode_judged(record, tokenizer, max_tokens=config.max_tokens, add_eos=config.add_eos, where="kto")
+        self.check_record(record)
+        most, add_eos = self._config.max_tokens, self._config.add_eos
+        if "label" not in record:
+            pair = encode_pair(record, tokenizer, max_tokens=most, add_eos=add_eos, use_margin=False, where=_WHERE)
+            return None if pair is None else Judged(pair.answers, (True, False))
+        example = answer_example(record, record["completion"], tokenizer, add_eos=add_eos, where=_WHERE)
+        return Judged((example,), (record["label"],)) if example.num_tokens <= most else None
 
     def prepare_items(
         self, items: Sequence[Judged], reference: Callable[[Sequence[Judged]], Sequence[Tensor]]

@@ -13,8 +13,7 @@ from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import masked_sum
 
 from .config import ORPOConfig
-from .pair_losses import PairLoss
-from .pairs import PairAlgorithm, PairBatch, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairBatch, PairLoss, pair_log_probs, pair_output
 
 SUREST = -1e-6
 """A log-prob per token is taken to be this at most: at 0 the odds would be infinite."""

@@ -15,7 +15,6 @@ from rlhf_core.errors import DataError
 from rlhf_core.functional import masked_sum
 
 from .examples import Example, ExampleBatch, answer_example, answer_log_probs, collate_examples
-from .pair_losses import PairLoss
 from .policy_only import PolicyOnly
 
 _HINT = 'each line needs {"prompt": …, "chosen": "…", "rejected": "…"}'
@@ -63,10 +62,6 @@ class PairBatch:
 
     def __len__(self) -> int:
         return int(self.counts.numel())
-
-    def to(self, device: torch.device) -> PairBatch:
-        reference = None if self.reference is None else self.reference.to(device)
-        return PairBatch(self.examples.to(device), self.margins.to(device), self.counts.to(device), reference)
 
 
 def pair_log_probs(model: nn.Module, batch: PairBatch, *, mean: bool) -> tuple[Tensor, Tensor]:
@@ -152,6 +147,25 @@ def collate_pairs(pairs: Sequence[Pair], *, pad_id: int = 0) -> PairBatch:
         torch.tensor([pair.counts for pair in pairs], dtype=torch.bool),
         torch.stack(known) if len(known) == len(pairs) else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PairLoss:
+    """Losses and rewards of a batch of pairs, not yet aggregated: all [B] float32."""
+
+    losses: Tensor
+    chosen_rewards: Tensor
+    """Detached scores (reward models), implicit rewards (DPO), or log-probs per token (ORPO, SimPO)."""
+    rejected_rewards: Tensor
+
+    @property
+    def margins(self) -> Tensor:
+        return self.chosen_rewards - self.rejected_rewards
+
+    @property
+    def is_right(self) -> Tensor:
+        """[B] bool: the model prefers the chosen answer; a tie counts as wrong."""
+        return self.chosen_rewards > self.rejected_rewards
 
 
 def pair_output(result: PairLoss, counts: Tensor) -> LossOutput:

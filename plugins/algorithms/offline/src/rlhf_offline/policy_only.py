@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from rlhf_core.algorithm import Batch, DatasetAlgorithm, Item, LossTerm
 from rlhf_core.types import Role
 
 ItemT = TypeVar("ItemT", bound="MaskableItem")
-BatchT = TypeVar("BatchT", bound="MovableBatch")
+BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class MaskableItem(Item, Protocol):
@@ -20,10 +22,12 @@ class MaskableItem(Item, Protocol):
     def masked(self: ItemT) -> ItemT: ...
 
 
-class MovableBatch(Batch, Protocol):
-    """A batch of tensors."""
-
-    def to(self: BatchT, device: torch.device) -> BatchT: ...
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch (a dataclass) with its tensors on `device`, also those of a batch inside it."""
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    inside = {name: moved(value, device) for name, value in values.items() if is_dataclass(value)}
+    tensors = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(batch, **inside, **tensors)
 
 
 class PolicyOnly(DatasetAlgorithm[ItemT, BatchT]):
@@ -38,7 +42,8 @@ class PolicyOnly(DatasetAlgorithm[ItemT, BatchT]):
         return {"policy": LossTerm("policy")}
 
     def to_device(self, batch: BatchT, device: torch.device) -> BatchT:
-        return batch.to(device)
+        there: BatchT = moved(batch, device)
+        return there
 
     def masked(self, item: ItemT) -> ItemT:
         return item.masked()

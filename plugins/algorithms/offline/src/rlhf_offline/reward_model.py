@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.algorithm import LossOutput, ModelKind
@@ -13,8 +14,7 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.models import own_lengths
 
 from .config import RewardModelConfig
-from .pair_losses import bradley_terry_loss
-from .pairs import Pair, PairAlgorithm, PairBatch, collate_pairs, pair_output
+from .pairs import Pair, PairAlgorithm, PairBatch, PairLoss, collate_pairs, pair_output
 
 
 def build(config: RewardModelConfig, context: AlgorithmContext) -> RewardModel:
@@ -37,6 +37,24 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.pad_token = _other_token(tokenizer)
     return int(tokenizer.pad_token_id)
+
+
+def bradley_terry_loss(
+    chosen_scores: Tensor,
+    rejected_scores: Tensor,
+    *,
+    margin: Tensor | float = 0.0,
+    centring_coef: float = 0.0,
+) -> PairLoss:
+    """-log sigmoid(chosen - rejected - margin) + centring_coef (chosen + rejected)^2, [B] each.
+
+    Margin: Touvron 2023 (Llama 2), equation 2. Centring keeps scores near zero: Eisenstein 2023, equation 2.
+    """
+    chosen, rejected = chosen_scores.float(), rejected_scores.float()
+    losses = -logsigmoid(chosen - rejected - margin)
+    if centring_coef:
+        losses = losses + centring_coef * (chosen + rejected).square()
+    return PairLoss(losses, chosen.detach(), rejected.detach())
 
 
 class RewardModel(PairAlgorithm):

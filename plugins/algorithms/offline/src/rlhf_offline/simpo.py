@@ -11,8 +11,7 @@ from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 
 from .config import SimPOConfig
-from .pair_losses import PairLoss
-from .pairs import PairAlgorithm, PairBatch, pair_log_probs, pair_output
+from .pairs import PairAlgorithm, PairBatch, PairLoss, pair_log_probs, pair_output
 
 
 def build(config: SimPOConfig, context: AlgorithmContext) -> SimPO:

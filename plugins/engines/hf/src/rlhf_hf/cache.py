@@ -103,13 +103,6 @@ class SlotLayer(CacheLayerMixin):
         for room in self._rooms():
             room[:, :, :length].index_copy_(0, targets, room[:, :, :length].index_select(0, sources))
 
-    def fill_from(self, slots: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> None:
-        """Put the tokens at `places` [k, length] of rows [k, heads, tokens, dim] into the first ones of `slots` [k]."""
-        index = places[:, None, :, None]
-        shape = (-1, keys.shape[1], -1, -1)
-        taken = (states.gather(2, index.expand(*shape[:3], states.shape[3])) for states in (keys, values))
-        self.fill(slots, *taken)
-
     def read(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """A copy of the first tokens of a slot, [heads, length, dim] each."""
         keys, values = self._rooms()
@@ -150,30 +143,22 @@ class SlotCache(Cache):
         self._slot_layers: list[SlotLayer] = []
         super().__init__(layers=self._slot_layers)  # type: ignore[arg-type]
 
-    def fill(self, slots: Sequence[int], source: Cache, source_rows: Sequence[int]) -> None:
-        """Copy rows of a prefill's cache into `slots`."""
-        length = source.get_seq_length()
-        self.reserve(length)
+    def fill(
+        self, slots: Sequence[int], source: Cache, source_rows: Sequence[int], places: Tensor | None = None
+    ) -> None:
+        """Copy rows of a cache into `slots`: whole, or of each row its tokens at `places` [rows, length]."""
+        self.reserve(source.get_seq_length() if places is None else places.shape[1])
         while len(self._slot_layers) < len(source.layers):
             self._slot_layers.append(SlotLayer(self._step, self._num_slots, self.capacity))
         for layer, filled in zip(self._slot_layers, source.layers, strict=True):
             assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
             device = filled.keys.device
             rows = torch.tensor(source_rows, device=device)
-            keys, values = filled.keys.index_select(0, rows), filled.values.index_select(0, rows)
-            layer.fill(torch.tensor(slots, device=device), keys, values)
-
-    def fill_from(self, slots: Sequence[int], source: Cache, source_rows: Sequence[int], places: Tensor) -> None:
-        """Copy rows of a cache into `slots`: of each row its tokens at `places` [rows, length]."""
-        self.reserve(places.shape[1])
-        while len(self._slot_layers) < len(source.layers):
-            self._slot_layers.append(SlotLayer(self._step, self._num_slots, self.capacity))
-        for layer, filled in zip(self._slot_layers, source.layers, strict=True):
-            assert isinstance(filled, DynamicLayer) and filled.keys is not None and filled.values is not None
-            device = filled.keys.device
-            rows = torch.tensor(source_rows, device=device)
-            keys, values = filled.keys.index_select(0, rows), filled.values.index_select(0, rows)
-            layer.fill_from(torch.tensor(slots, device=device), keys, values, places.index_select(0, rows))
+            taken = [states.index_select(0, rows) for states in (filled.keys, filled.values)]
+            if places is not None:
+                own = places.index_select(0, rows)[:, None, :, None]
+                taken = [each.gather(2, own.expand(-1, each.shape[1], -1, each.shape[3])) for each in taken]
+            layer.fill(torch.tensor(slots, device=device), *taken)
 
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of the keys and values of the first `length` tokens of a slot, by layer."""

@@ -18,17 +18,15 @@ from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
 from .cache import round_down, round_up
 from .config import HfEngineConfig
-from .decoder import Decoder
 from .flight import Flight
-from .forward import ModelForward
+from .forward import ModelForward, generating
 from .graphs import Replay, capture_graph, compile_step
 from .lockstep import LockstepBatch, LockstepModel
-from .mode import generating
 from .paths import Path, choose_path
 from .prefixes import PrefixStore
 from .prepack import PackedLinears
 from .rows import Row, StopRule, make_rows
-from .sampler import Sampler
+from .sampler import Decoder, Sampler
 from .slot_model import SlotModel
 from .slots import SlotBatch
 
@@ -170,8 +168,10 @@ class HfEngine:
                 hint="take all completions of a generate call before publishing",
             )
         # Leave generation mode before every yield: the caller may train, or switch an adapter off, in between.
+        finished: list[Row] = []
         with self._generating():
-            finished = batch.advance()
+            while batch.busy and not finished:
+                finished = batch.step()
         for row in finished:
             yield row.completion(version)
 

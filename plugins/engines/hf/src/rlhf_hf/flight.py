@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rlhf_core.protocols import Asked
 from rlhf_core.types import GenerationRequest, SamplingParams
 
-from .decoder import Decoder
 from .rows import Row, make_rows
+from .sampler import Decoder
 
 if TYPE_CHECKING:
     from .lockstep import LockstepBatch

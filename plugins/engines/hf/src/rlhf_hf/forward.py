@@ -1,20 +1,16 @@
-"""Calls any transformers causal LM with exactly the arguments its forward knows."""
+"""Calls any transformers causal LM, in generation mode, with exactly the arguments its forward knows."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.models import RowLengths
-
-
-def base_module(module: nn.Module) -> nn.Module:
-    """The transformers model itself, below a PEFT wrapper (whose forward takes `**kwargs`)."""
-    unwrap = getattr(module, "get_base_model", None)
-    return unwrap() if callable(unwrap) else module
+from rlhf_core.models import RowLengths, innermost
 
 
 class ModelForward:
@@ -22,7 +18,7 @@ class ModelForward:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.base = base_module(module)
+        self.base = innermost(module)  # below a PEFT wrapper, whose forward takes `**kwargs`
         self.config: Any = self.base.config
         known = frozenset(inspect.signature(self.base.forward).parameters)
         self.parameters = known
@@ -91,3 +87,20 @@ class ModelForward:
         if not self._takes["logits_to_keep"]:
             logits = logits[:, -1:] if keep is None else logits.index_select(1, keep)
         return logits, getattr(output, self.cache_name, None) if self.cache_name else None
+
+
+@contextmanager
+def generating(module: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; every submodule's training flag is as before afterwards.
+
+    Not `inference_mode`: a buffer that a forward replaces would be unusable in training.
+    """
+    training = [part for part in module.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from .decoder import sample
 from .forward import ModelForward
 from .rows import Row
+from .sampler import sample
 
 Way = Literal["padded", "equal", "recompute"]
 
@@ -48,15 +48,12 @@ class LockstepModel:
         """Next-token logits [B, V] of each whole sequence, which is one token longer than at the last call."""
         device = self._forward.device
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(sequences), 1)], dim=1)
-        if self.way == "recompute" or self._begins_anew(len(sequences[0])):
+        rules = self._forward.row_lengths
+        # Where the cache was computed with rotary embeddings that do not fit rows of this length, it begins anew.
+        if self.way == "recompute" or (rules is not None and rules.begins_anew(len(sequences[0]))):
             self._cache = None
             return self._run(torch.tensor([list(sequence) for sequence in sequences], device=device))
         return self._run(torch.tensor([[sequence[-1]] for sequence in sequences], device=device))
-
-    def _begins_anew(self, length: int) -> bool:
-        """Whether the cache was computed with rotary embeddings that do not fit a row of `length` tokens."""
-        rules = self._forward.row_lengths
-        return rules is not None and rules.begins_anew(length)
 
     def _run(self, input_ids: Tensor) -> Tensor:
         # Bounded above for ended rows, which may step past the model's last position.
@@ -100,13 +97,6 @@ class LockstepBatch:
 
     def weights_changed(self) -> None:
         """Nothing is kept of waiting rows; those of the batch go on from their own cache."""
-
-    def advance(self) -> list[Row]:
-        """Run until at least one row is finished; return those rows."""
-        finished: list[Row] = []
-        while self.busy and not finished:
-            finished = self.step()
-        return finished
 
     def step(self) -> list[Row]:
         """Run one pass; return the rows that it finished."""

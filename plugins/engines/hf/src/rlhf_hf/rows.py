@@ -13,7 +13,7 @@ from rlhf_core.types import Completion, FinishReason, GenerationRequest, Samplin
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .decoder import Decoder
+    from .sampler import Decoder
 
 
 @dataclass(slots=True, eq=False)

@@ -1,9 +1,10 @@
-"""Draws the next token of every row, with its log-prob, from one pass over the logits."""
+"""Draws the next token of every row, with its log-prob, from one pass over the logits, and ends rows by it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from rlhf_core.errors import DivergenceError
 from rlhf_core.functional import SampledTokens, greedy_sample, inverse_cdf_sample, uniforms
 from rlhf_core.types import SamplingParams
 
-from .rows import Row
+from .rows import Row, StopRule
 
 NOISE_TOKENS = 256
 """Tokens for which a row draws noise at once: many cost hardly more than one."""
@@ -64,3 +65,31 @@ class Sampler:
         blocks = uniforms(self._seed, samples[:, None], tokens + (branches[:, None] << 32))
         for row, block in zip(rows, blocks.tolist(), strict=True):
             row.noise.extend(block)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoder:
+    """Sampler and stop rule of all rows with the same sampling parameters; rows of others may be beside them."""
+
+    sampler: Sampler
+    stop: StopRule
+
+
+def sample(logits: Tensor, rows: Sequence[Row]) -> list[Row]:
+    """Append one token to each row, and return those that end with it. `logits` [n, V].
+
+    Raises `DivergenceError` when the logits are not finite.
+    """
+    decoders = {id(row.decoder): row.decoder for row in rows}
+    for decoder in decoders.values():
+        if len(decoders) == 1:
+            decoder.sampler.draw(logits, rows)
+            break
+        places = [place for place, row in enumerate(rows) if row.decoder is decoder]
+        decoder.sampler.draw(logits[torch.tensor(places, device=logits.device)], [rows[place] for place in places])
+    finished = []
+    for row in rows:
+        row.finish_reason = row.decoder.stop.reason(row)
+        if row.finish_reason is not None:
+            finished.append(row)
+    return finished

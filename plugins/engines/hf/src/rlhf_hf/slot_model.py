@@ -52,20 +52,8 @@ class SlotModel:
         Prompts are padded on the right: under a causal mask no real token sees the padding, so no other mask
         is needed and the fastest attention kernel serves.
         """
-        lengths = [len(prompt) for prompt in prompts]
-        longest, device = max(lengths), self._forward.device
-        padded = [[*prompt, *([0] * (longest - len(prompt)))] for prompt in prompts]
-        ends = sorted(set(lengths))
-        logits, cache = self._forward(
-            torch.tensor(padded, device=device),
-            position_ids=torch.arange(longest, device=device).expand(len(prompts), -1),
-            cache=DynamicCache(),
-            use_cache=True,
-            keep=torch.tensor([end - 1 for end in ends], device=device),
-        )
-        place = {end: index for index, end in enumerate(ends)}
-        columns = torch.tensor([place[length] for length in lengths], device=device)
-        return logits[torch.arange(len(prompts), device=device), columns], cache
+        positions = torch.arange(max(map(len, prompts)), device=self._forward.device).expand(len(prompts), -1)
+        return self._behind(prompts, positions, DynamicCache())
 
     def extend(
         self, prefixes: Sequence[Prefix], suffixes: Sequence[Sequence[int]]
@@ -94,19 +82,27 @@ class SlotModel:
         positions = (known[:, None] + torch.arange(longest, device=device)).clamp(
             max=None if last is None else last - 1
         )
+        logits, cache = self._behind(suffixes, positions, cache, self._additive(seen)[:, None])
+        most = int((known + torch.tensor(lengths, device=device)).max())
+        places = (past - known[:, None] + torch.arange(most, device=device)).clamp(max=past + longest - 1)
+        return logits, cache, places
+
+    def _behind(
+        self, rows: Sequence[Sequence[int]], positions: Tensor, cache: DynamicCache, mask: Tensor | None = None
+    ) -> tuple[Tensor, DynamicCache]:
+        """Logits [B, V] at the last token of each row, padded on the right, and the cache after the pass."""
+        lengths, device = [len(row) for row in rows], self._forward.device
         ends = sorted(set(lengths))
         logits, cache = self._forward(
-            torch.tensor([[*suffix, *([0] * (longest - len(suffix)))] for suffix in suffixes], device=device),
+            torch.tensor([[*row, *([0] * (ends[-1] - len(row)))] for row in rows], device=device),
             position_ids=positions,
-            attention_mask=self._additive(seen)[:, None],
+            attention_mask=mask,
             cache=cache,
             use_cache=True,
             keep=torch.tensor([end - 1 for end in ends], device=device),
         )
-        chosen = torch.tensor([ends.index(length) for length in lengths], device=device)
-        most = int((known + torch.tensor(lengths, device=device)).max())
-        places = (past - known[:, None] + torch.arange(most, device=device)).clamp(max=past + longest - 1)
-        return logits[torch.arange(len(suffixes), device=device), chosen], cache, places
+        columns = torch.tensor([ends.index(length) for length in lengths], device=device)
+        return logits[torch.arange(len(rows), device=device), columns], cache
 
     def decode(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """Feed one token per row to the first n slots, whose rows hold `lengths` tokens; logits [n, V]."""

@@ -7,15 +7,22 @@ from collections.abc import Container, Sequence
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
-from .decoder import sample
-from .prefill import plan_prefill
 from .prefixes import Prefix, PrefixStore
 from .rows import Row
+from .sampler import sample
 from .slot_model import SlotModel
 
 REFILL_SHARE = 8
 """Waiting prompts enter once one slot in this many is free: a prefill of one prompt costs nearly a whole step."""
+
+MAX_PADDING = 0.15
+"""Share of a prefill that may be padding..."""
+FREE_PADDING = 128
+"""...or this many tokens, which cost a small model less time than a separate call."""
+MAX_LENGTHS = 8
+"""Different lengths in a batch: logits are computed at each of them for every row."""
 
 OUTDATED = -1
 """Prompt key of a row whose prompt was filled in with older weights: no other row shares it."""
@@ -67,13 +74,6 @@ class SlotBatch:
         self._ahead.clear()
         self._computed.clear()
         self._model.weights_changed()
-
-    def advance(self) -> list[Row]:
-        """Run until at least one row is finished; return those rows."""
-        finished: list[Row] = []
-        while self.busy and not finished:
-            finished = self.step()
-        return finished
 
     def step(self) -> list[Row]:
         """Run one pass; return the rows that it finished."""
@@ -151,17 +151,19 @@ class SlotBatch:
             self._extend([longer[index] for index in group], slots)
 
     def _prefill(self, rows: list[Row], slots: dict[int, list[int]]) -> None:
-        logits, cache = self._model.prefill([row.prompt_ids for row in rows])
-        copies = [(slot, index) for index, row in enumerate(rows) for slot in slots[row.prompt_key]]
-        self._model.cache.fill([slot for slot, _ in copies], cache, [index for _, index in copies])
-        self._first_logits.update(zip((row.prompt_key for row in rows), logits, strict=True))
+        self._enter(rows, slots, *self._model.prefill([row.prompt_ids for row in rows]))
 
     def _extend(self, rows: list[tuple[Row, Prefix]], slots: dict[int, list[int]]) -> None:
-        prefixes = [prefix for _, prefix in rows]
-        logits, cache, places = self._model.extend(prefixes, [row.prompt_ids[p.num_tokens :] for row, p in rows])
-        copies = [(slot, index) for index, (row, _) in enumerate(rows) for slot in slots[row.prompt_key]]
-        self._model.cache.fill_from([slot for slot, _ in copies], cache, [index for _, index in copies], places)
-        self._first_logits.update(zip((row.prompt_key for row, _ in rows), logits, strict=True))
+        suffixes = [row.prompt_ids[prefix.num_tokens :] for row, prefix in rows]
+        self._enter([row for row, _ in rows], slots, *self._model.extend([prefix for _, prefix in rows], suffixes))
+
+    def _enter(
+        self, rows: list[Row], slots: dict[int, list[int]], logits: Tensor, cache: Cache, places: Tensor | None = None
+    ) -> None:
+        """Copy what was computed for `rows` to their slots; see `SlotCache.fill`."""
+        copies = [(slot, index) for index, row in enumerate(rows) for slot in slots[row.prompt_key]]
+        self._model.cache.fill([slot for slot, _ in copies], cache, [index for _, index in copies], places)
+        self._first_logits.update(zip((row.prompt_key for row in rows), logits, strict=True))
 
     def _keep_prefixes(self) -> None:
         """Store the prefixes of finished rows whose episode may go on."""
@@ -198,3 +200,31 @@ class SlotBatch:
             for mover, hole in zip(movers, holes, strict=True):
                 self._active[hole] = self._active[mover]
         del self._active[count:]
+
+
+def plan_prefill(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices into `lengths`, grouped so that each group pads to its longest prompt with little waste.
+
+    A group holds at most `max_tokens` tokens, padding included, or one prompt.
+    """
+    groups: list[list[int]] = []
+    group: list[int] = []
+    used = 0
+    distinct: set[int] = set()
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        length = lengths[index]
+        padded = length * (len(group) + 1)
+        fits = (
+            padded <= max_tokens
+            and padded - used - length <= max(FREE_PADDING, MAX_PADDING * padded)
+            and (length in distinct or len(distinct) < MAX_LENGTHS)
+        )
+        if group and not fits:
+            groups.append(group)
+            group, used, distinct = [], 0, set()
+        group.append(index)
+        used += length
+        distinct.add(length)
+    if group:
+        groups.append(group)
+    return groups

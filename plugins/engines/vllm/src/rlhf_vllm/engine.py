@@ -6,21 +6,24 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.components import EngineContext
 from rlhf_core.errors import ConfigError, DataError, DivergenceError, RlhfError, SyncError
-from rlhf_core.models import eos_token_ids, is_lora
+from rlhf_core.models import eos_token_ids, is_lora, merged_weights
 from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
+from rlhf_core.rollout import ModuleReceiver, named_weights
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
-from rlhf_core.util import derive_seed
+from rlhf_core.util import derive_seed, group_into_shards
 
 from .backend import VllmBackend
 from .config import VllmEngineConfig, truncation_problem
 from .flight import Job
 from .process import VllmProcess
 from .start import WHERE, Settings, described
-from .weights import plain_shards
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class VllmEngine:
@@ -151,8 +154,6 @@ class VllmEngine:
 
     def receiver(self) -> WeightReceiver:
         """Whole versions for the module, checked and swapped in place at commit, then given to vLLM."""
-        from rlhf_core.rollout import ModuleReceiver
-
         return ModuleReceiver(self._module, on_commit=self.weights_updated)
 
     def close(self) -> None:
@@ -163,6 +164,22 @@ class VllmEngine:
 def build(config: VllmEngineConfig, context: EngineContext) -> InFlightEngine:
     """Build the engine `vllm`."""
     return VllmEngine(config, context)
+
+
+def plain_shards(module: nn.Module, max_shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """The weights as vLLM loads them, under plain transformers names; tied tensors once.
+
+    In shards of at most `max_shard_bytes` (or one tensor). Under LoRA each is the base and the increments of today
+    added once: nothing accumulates, `module` is unchanged, and no more than one shard is held twice.
+    """
+    weights = named_weights(module)
+    if not is_lora(module):
+        yield from group_into_shards(weights.items(), max_shard_bytes)
+        return
+    increments = {name: tensor for name, tensor in weights.items() if "lora_" in name}
+    others = ((name, tensor) for name, tensor in weights.items() if name not in increments)
+    for shard in group_into_shards(others, max_shard_bytes):
+        yield {name: tensor.detach() for name, tensor in merged_weights(module, shard | increments).items()}
 
 
 def _checked(completion: Completion) -> Completion:

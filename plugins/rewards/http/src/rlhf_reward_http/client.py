@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,10 +20,14 @@ from rlhf_core.util import environment_key
 
 from .config import HttpRewardConfig
 from .protocol import CONTENT_TYPE, ProtocolError, decode_response, encode_request, error_text
-from .unfolding import ACCEPTED, Unfolder, UnfoldingError
 
 _AGAIN = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that is busy or away."""
+ACCEPTED = "gzip, deflate"
+"""Value of the header Accept-Encoding."""
+_KNOWN = frozenset({"gzip", "x-gzip", "deflate"})
+_ANY_HEADER = 32 + zlib.MAX_WBITS
+"""zlib's way to say: a gzip or a zlib header."""
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 5.0
 
@@ -149,6 +154,41 @@ class HttpReward:
             return unfolder.finish()
         except UnfoldingError as error:
             raise RemoteScorerError(f"{self._shown}: its response {error}") from None
+
+
+class UnfoldingError(ValueError):
+    """The bytes are not what their encoding says, or too many."""
+
+
+class Unfolder:
+    """A compressed answer, piece by piece, with a bound on `content`: a few bytes can stand for gigabytes."""
+
+    def __init__(self, encoding: str, max_bytes: int) -> None:
+        """`encoding`: of the header, empty where there is none. Raises `UnfoldingError` for one that is not read."""
+        name = encoding.strip().lower()
+        if name not in (*_KNOWN, "", "identity"):
+            raise UnfoldingError(f'its content encoding "{encoding[:40]}" is none of {ACCEPTED}')
+        self.content = bytearray()
+        self._name = name
+        self._max_bytes = max_bytes
+        self._stream = zlib.decompressobj(_ANY_HEADER) if name in _KNOWN else None
+
+    def add(self, piece: bytes) -> None:
+        """Take the next bytes of the answer. Raises `UnfoldingError`."""
+        if self._stream is not None:
+            try:
+                piece = self._stream.decompress(piece, self._max_bytes - len(self.content) + 1)
+            except zlib.error as error:
+                raise UnfoldingError(f"is not {self._name}: {error}") from None
+        self.content += piece[: self._max_bytes - len(self.content) + 1]
+        if len(self.content) > self._max_bytes:
+            raise UnfoldingError(f"is longer than {self._max_bytes:,} bytes")
+
+    def finish(self) -> bytes:
+        """The whole answer. Raises `UnfoldingError` where its end is missing."""
+        if self._stream is not None and not self._stream.eof:
+            raise UnfoldingError(f"is not {self._name}: its end is missing")
+        return bytes(self.content)
 
 
 def _transport_text(error: httpx.TransportError) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
-from rlhf_core.config import address_parts
+from rlhf_core.config import Section, address_parts
 
 
-class HttpRewardConfig(BaseModel):
+class HttpRewardConfig(Section):
     """Where the scorer is and how patiently it is asked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     url: str = Field(description="Address that samples are posted to, as `rlhf serve-reward` prints it.")
     token_env: str | None = Field(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from rlhf_core.config import address_parts
+from rlhf_core.config import Section, address_parts
 
 
-class JudgeConfig(BaseModel):
+class JudgeConfig(Section):
     """Who judges, by what, and how much that may cost."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     rubric: str = Field(min_length=1, description="What makes an answer good, in the words that the judge is given.")
     mode: Literal["rubric", "pairwise"] = Field(

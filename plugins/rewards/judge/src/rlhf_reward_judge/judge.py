@@ -15,11 +15,10 @@ from rlhf_core.components import RewardContext
 from rlhf_core.protocols import Reward
 from rlhf_core.types import Rollout
 
-from .breaker import CircuitOpen
 from .config import JudgeConfig
 from .ledger import BudgetSpent, Ledger
 from .pairs import Comparison, comparisons
-from .remote import JudgeError, RemoteJudge, Reply
+from .remote import CircuitOpen, JudgeError, RemoteJudge, Reply
 from .verdicts import Messages, UnreadableVerdict, pairwise_messages, read_better, read_points, rubric_messages
 
 

@@ -65,22 +65,19 @@ class LocalJudge:
 
     def _generate(self, questions: Sequence[Messages]) -> list[Reply | Exception]:
         found: dict[int, Reply | Exception] = {}
-        requests = []
-        lengths: dict[int, int] = {}
+        asked: dict[int, tuple[int, GenerationRequest]] = {}
         room = self._engine.context_tokens
         for index, messages in enumerate(questions):
             prompt_ids = self._encoder.prompt({"prompt": self._prompt(messages)}, 0, WHERE).prompt_ids
             if room is not None and len(prompt_ids) >= room:
                 found[index] = JudgeError(f"the question is {len(prompt_ids)} tokens long, the judge reads {room}")
                 continue
-            lengths[self._asked] = index
-            requests.append(GenerationRequest(sample_id=self._asked, prompt_ids=prompt_ids))
+            asked[self._asked] = index, GenerationRequest(sample_id=self._asked, prompt_ids=prompt_ids)
             self._asked += 1
-        sent = {request.sample_id: len(request.prompt_ids) for request in requests}
-        for completion in self._engine.generate(requests, self._sampling) if requests else ():
+        for completion in self._engine.generate([each for _, each in asked.values()], self._sampling) if asked else ():
+            index, request = asked[completion.sample_id]
             text = self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
-            number = sent[completion.sample_id] + len(completion.token_ids)
-            found[lengths[completion.sample_id]] = Reply(str(text), number)
+            found[index] = Reply(str(text), len(request.prompt_ids) + len(completion.token_ids))
         return [found[index] for index in range(len(questions))]
 
     def _prompt(self, messages: Messages) -> str | Messages:

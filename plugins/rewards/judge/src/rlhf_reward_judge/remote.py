@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,6 @@ import httpx
 from rlhf_core.distributed import is_loopback
 from rlhf_core.util import UnreadableJson, environment_key, printable, read_first_json
 
-from .breaker import Breaker
 from .config import JudgeConfig
 from .verdicts import Messages
 
@@ -44,6 +44,43 @@ class _Lost(Exception):
     def __init__(self, reason: str, wait_seconds: float = 0.0) -> None:
         super().__init__(reason)
         self.wait_seconds = wait_seconds
+
+
+class CircuitOpen(Exception):
+    """The server is not asked at present."""
+
+
+class Breaker:
+    """A circuit breaker, by which a server that loses every call is left alone for a while.
+
+    Closed at first; opens after failures in a row, and lets one call through when its time is over.
+    """
+
+    def __init__(self, failures: int, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = failures
+        self._seconds = seconds
+        self._clock = clock
+        self._in_a_row = 0
+        self._open_until: float | None = None
+
+    def check(self) -> None:
+        """Before a call. Raises `CircuitOpen`."""
+        if self._open_until is None:
+            return
+        left = self._open_until - self._clock()
+        if left > 0:
+            raise CircuitOpen(f"{self._in_a_row} calls in a row were lost; it is asked again in {left:.0f} s")
+        self._open_until = self._clock() + self._seconds  # the others wait for this call
+
+    def succeeded(self) -> None:
+        """After a reply."""
+        self._in_a_row, self._open_until = 0, None
+
+    def failed(self) -> None:
+        """After a call that was lost for good."""
+        self._in_a_row += 1
+        if self._in_a_row >= self._most:
+            self._open_until = self._clock() + self._seconds
 
 
 class RemoteJudge:

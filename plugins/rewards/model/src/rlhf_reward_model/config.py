@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from rlhf_core.config import Section
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json")
 
 
-class ModelRewardConfig(BaseModel):
+class ModelRewardConfig(Section):
     """A transformers sequence-classification model and how it scores."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     path: str = Field(min_length=1, description="Model folder (weights as safetensors, tokenizer beside) or hub name.")
     label_index: int | None = Field(

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from rlhf_core.config import Section
 
 
-class RuleConfig(BaseModel):
-    """Base of the options here: unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class RegexConfig(RuleConfig):
+class RegexConfig(Section):
     """Options of `regex`."""
 
     pattern: str = Field(min_length=1, description="Python regular expression; flags as in (?is).")
@@ -29,7 +25,7 @@ class RegexConfig(RuleConfig):
         return pattern
 
 
-class MathEquivalenceConfig(RuleConfig):
+class MathEquivalenceConfig(Section):
     """Options of `math-equivalence`."""
 
     decimal_places: int = Field(
@@ -38,7 +34,7 @@ class MathEquivalenceConfig(RuleConfig):
     require_boxed: bool = Field(False, description="Accept only a result in \\boxed{…}.")
 
 
-class JsonSchemaConfig(RuleConfig):
+class JsonSchemaConfig(Section):
     """Options of `json-schema`."""
 
     inline_schema: dict[str, Any] | None = Field(None, description="The JSON schema itself.")
@@ -56,7 +52,7 @@ class JsonSchemaConfig(RuleConfig):
         return self
 
 
-class CodeExecutionConfig(RuleConfig):
+class CodeExecutionConfig(Section):
     """Options of `code-execution`."""
 
     allow_execution: bool = Field(False, description="Must be true: this runs programs that a model wrote.")

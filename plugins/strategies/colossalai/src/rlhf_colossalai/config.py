@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from rlhf_core.config import Section
 
 _PRECISION_HELP = "Type of the arithmetic. auto: fp32 on a CPU, bf16 on a GPU, never fp16."
 
 
-class _Processes(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Processes(Section):
     timeout_seconds: float = Field(
         default=600.0,
         gt=0,

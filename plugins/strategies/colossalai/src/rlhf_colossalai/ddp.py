@@ -31,13 +31,8 @@ class DdpStrategy(BoosterStrategy):
         self._config = config
 
     def _plugin(self, model: nn.Module, max_grad_norm: float | None) -> TorchDDPPlugin:
-        return TorchDDPPlugin(
-            broadcast_buffers=self._config.broadcast_buffers,
-            bucket_cap_mb=self._config.bucket_cap_mb,
-            find_unused_parameters=self._config.find_unused_parameters,
-            gradient_as_bucket_view=self._config.gradient_as_bucket_view,
-            static_graph=self._config.static_graph,
-        )
+        # Their names are those of the plugin's arguments.
+        return TorchDDPPlugin(**self._config.model_dump(exclude={"precision", "timeout_seconds"}))
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         if is_last:

@@ -69,23 +69,18 @@ class GeminiStrategy(ZeroStrategy):
         # A model smaller than one chunk would be kept whole, and ColossalAI 0.5.0 counts the gradients of all
         # micro-batches but the last once per process there. With several chunks it is sharded, and counts right.
         trainable_m = sum(p.numel() for p in model.parameters() if p.requires_grad) / 2**20
+        arguments = config.model_dump(exclude={"timeout_seconds"})  # their names are those of the plugin's arguments
+        arguments |= {
+            "precision": self.precision,
+            "max_prefetch": config.max_prefetch if on_gpu else 0,
+            "pin_memory": config.pin_memory and on_gpu,
+            "enable_async_reduce": config.pin_memory and on_gpu,  # async reduce always pins memory
+            "search_range_m": min(config.search_range_m, math.ceil(trainable_m)),
+            "min_chunk_size_m": min(config.min_chunk_size_m, trainable_m / _CHUNKS_OF_SMALL_MODELS),
+        }
         return GeminiPlugin(
-            placement_policy=config.placement_policy,
+            **arguments,
             enable_gradient_accumulation=True,  # an update may have several micro-batches
-            max_prefetch=config.max_prefetch if on_gpu else 0,
-            shard_param_frac=config.shard_param_frac,
-            offload_optim_frac=config.offload_optim_frac,
-            offload_param_frac=config.offload_param_frac,
-            warmup_non_model_data_ratio=config.warmup_non_model_data_ratio,
-            steady_cuda_cap_ratio=config.steady_cuda_cap_ratio,
-            precision=self.precision,
-            master_weights=config.master_weights,
-            pin_memory=config.pin_memory and on_gpu,
-            enable_async_reduce=config.pin_memory and on_gpu,  # async reduce always pins memory
-            search_range_m=min(config.search_range_m, math.ceil(trainable_m)),
-            min_chunk_size_m=min(config.min_chunk_size_m, trainable_m / _CHUNKS_OF_SMALL_MODELS),
-            gpu_margin_mem_ratio=config.gpu_margin_mem_ratio,
-            initial_scale=config.initial_scale,
             max_norm=math.inf if max_grad_norm is None else max_grad_norm,  # without `max_norm` it measures no norm
         )
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from rlhf_core.config import StrategyConfig
+from rlhf_core.config import Section, StrategyConfig
 
 _PROCESSES_OF_A_MACHINE = 8
 
 
-class SingleConfig(BaseModel):
+class SingleConfig(Section):
     """`strategy:` section for `name: single`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",

@@ -125,14 +125,13 @@ class FsdpStrategy(StrategyBase):
         from .vocabulary_parallel import vocabulary_modules
 
         size = self._config.tensor_parallel
-        split = {id(module.weight) for module in vocabulary_modules(model, size)}
-        split.update(id(parameter) for block in transformer_blocks(model) for parameter in block.parameters())
+        blocks = [list(block.parameters()) for block in transformer_blocks(model)]
+        inside = {id(parameter) for block in blocks for parameter in block}
+        split = inside | {id(module.weight) for module in vocabulary_modules(model, size)}
 
         def held(parameters: Iterable[nn.Parameter]) -> float:
             return sum(each.numel() / (size if id(each) in split else 1) for each in parameters)
 
-        blocks = [list(block.parameters()) for block in transformer_blocks(model)]
-        inside = {id(parameter) for block in blocks for parameter in block}
         outside = [parameter for parameter in model.parameters() if id(parameter) not in inside]
         weights = 2 * max(map(held, blocks), default=0.0) + held(outside)
         trained = [[each for each in part if each.requires_grad] for part in (*blocks, outside)]

@@ -1,7 +1,8 @@
-"""Gated MLPs, `down(act(gate(x)) * up(x))`, that keep two intermediate results for the backward pass instead of four.
+"""Blocks that keep less for the backward pass, and compute the rest again there, by the same operations.
 
-The activation and the product with it are computed again there, by the same operations and so with the same results.
-They are as large as the gate and the up projection, and together nearly half of what a pass keeps.
+Gated MLPs, `down(act(gate(x)) * up(x))`, keep two intermediate results instead of four: the activation and the product
+with it are as large as the gate and the up projection, and together nearly half of what a pass keeps. Norms keep their
+input, which is kept anyway, by the sum that it goes into.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .fast_linear import is_plain, linear_product, multiply
-from .replaced_forwards import replaced_forwards
+from .replaced_forwards import forwards_of, replaced_forwards
 
 GATED_MLPS = frozenset(
     {"GemmaMLP", "GraniteMLP", "LlamaMLP", "MistralMLP", "Olmo2MLP", "OlmoMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP"}
@@ -31,8 +32,17 @@ def lean_mlps(*models: nn.Module) -> Iterator[None]:
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    mlps = (module for model in models for module in model.modules() if _is_gated(module))
-    with replaced_forwards(mlps, _forward):
+    with replaced_forwards(forwards_of(models, _is_gated, _mlp_forward)):
+        yield
+
+
+@contextmanager
+def lean_norms(*models: nn.Module) -> Iterator[None]:
+    """Context in which transformers' RMS norms in `models` keep less for the backward pass of float32 CPU tensors.
+
+    Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
+    """
+    with replaced_forwards(forwards_of(models, _is_norm, _norm_forward)):
         yield
 
 
@@ -41,7 +51,7 @@ def _is_gated(module: nn.Module) -> bool:
     return kind.__name__ in GATED_MLPS and kind.__module__.startswith("transformers.models.")
 
 
-def _forward(mlp: Any, inputs: Tensor) -> Tensor:
+def _mlp_forward(mlp: Any, inputs: Tensor) -> Tensor:
     down = mlp.down_proj
     if not (torch.is_grad_enabled() and is_plain(inputs) and _is_bare(down)) or torch.is_autocast_enabled("cpu"):
         return type(mlp).forward(mlp, inputs)  # type: ignore[no-any-return]
@@ -80,3 +90,37 @@ class _GatedDown(torch.autograd.Function):
         if needs_gate or needs_up:
             gate_grad, up_grad = torch.autograd.grad(product, (gate, up), multiply(grads, weight))
         return gate_grad, up_grad, weight_grad, grads.sum(0) if needs_bias else None, None
+
+
+def _is_norm(module: nn.Module) -> bool:
+    kind, names = type(module), [name for name, _ in module.named_parameters()]
+    return kind.__name__.endswith("RMSNorm") and kind.__module__.startswith("transformers.") and names == ["weight"]
+
+
+def _norm_forward(norm: Any, inputs: Tensor) -> Tensor:
+    if not (torch.is_grad_enabled() and is_plain(inputs) and is_plain(norm.weight)):
+        return type(norm).forward(norm, inputs)  # type: ignore[no-any-return]
+    output: Tensor = _Norm.apply(inputs, norm.weight, norm)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Norm(torch.autograd.Function):
+    """The norm of inputs [..., H]; weight [H] is its parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, norm: Any) -> Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.norm, ctx.weight = norm, weight
+        return type(norm).forward(norm, inputs)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        needs_inputs, needs_weight, _ = ctx.needs_input_grad
+        inputs = ctx.saved_tensors[0].detach().requires_grad_(needs_inputs)
+        wanted = [inputs] * needs_inputs + [ctx.weight] * needs_weight
+        with torch.enable_grad():
+            output = type(ctx.norm).forward(ctx.norm, inputs)
+        found = list(torch.autograd.grad(output, wanted, grads))
+        input_grad = found.pop(0) if needs_inputs else None
+        return input_grad, found[0] if needs_weight else None, None
