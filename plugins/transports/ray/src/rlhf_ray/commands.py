@@ -157,5 +157,5 @@ def _wait(found: RunningJob, timeout_seconds: float) -> None:
         time.sleep(0.2)
 
 
-def _say(text: str, *, err: bool = False) -> None:
-    click.echo(printable(text), err=err)
+def _say(text: str) -> None:
+    click.echo(printable(text))

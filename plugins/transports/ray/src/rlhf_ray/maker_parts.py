@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-REWARD_NAME = "reward"
-"""Name of the seed maker's one reward on its samples."""
-
 
 class MakerWorker:
     """An engine, a scorer and, where needed, a reference and a critic; and the weights on their way to them."""
@@ -141,9 +138,9 @@ def trained_names(model: nn.Module) -> frozenset[str]:
 
     Empty where everything is trained: there is no adapter then. Ask before freezing a model for inference.
     """
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    frozen = any(not parameter.requires_grad for parameter in model.parameters())
-    return frozenset(trained) if frozen else frozenset()
+    parameters = dict(model.named_parameters())
+    trained = frozenset(name for name, parameter in parameters.items() if parameter.requires_grad)
+    return trained if len(trained) < len(parameters) else frozenset()
 
 
 def _placed(models: Mapping[str, nn.Module], place: Any) -> dict[str, frozenset[str]]:
@@ -370,7 +367,7 @@ def make_worker(
         reference_context=models.reference_context,
         critic=models.critic,
     )
-    scorer = RewardScorer([replace(models.reward, name=REWARD_NAME, call_options=call_options)])
+    scorer = RewardScorer([replace(models.reward, name="reward", call_options=call_options)])
     maker = PolicyExperienceMaker(
         player=SingleAnswers(built, tokenizer, sampling),
         samples_per_prompt=1,
