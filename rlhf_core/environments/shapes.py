@@ -11,7 +11,7 @@ Methods may be plain functions, which run on threads, or coroutines.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..plugins.environment_shape import tool_methods
@@ -68,8 +68,12 @@ class WithTools:
         self._environment = environment
         self._call = call
         given = getattr(environment, "tools", None)
-        functions: Mapping[str, Callable[..., Any]] = given if isinstance(given, Mapping) else _bound(environment)
-        self._tools = {tool.name: tool for tool in map(ToolFunction, functions.values())}
+        functions: Iterable[Callable[..., Any]] = (
+            given.values()
+            if isinstance(given, Mapping)
+            else [getattr(environment, name) for name in tool_methods(type(environment))]
+        )
+        self._tools = {tool.name: tool for tool in map(ToolFunction, functions)}
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Turns of the policy, each followed by the tools it calls."""
@@ -121,10 +125,6 @@ async def _result(tool_call: ToolCall, names: Sequence[str], use: UseTool) -> Me
     else:
         content = await use(tool_call)
     return {"role": "tool", "name": tool_call.name, "content": content}
-
-
-def _bound(environment: Any) -> dict[str, Callable[..., Any]]:
-    return {name: getattr(environment, name) for name in tool_methods(type(environment))}
 
 
 def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:

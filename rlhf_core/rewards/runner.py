@@ -66,12 +66,13 @@ class RewardRunner:
         self._pool = DaemonPool(self._call_options.concurrency, self._where)
         self._left_behind: list[CallThread[Any]] = []
         self._loop = AsyncLoop(f"reward-{spec.name}-loop")
-        self._function = spec.function
+        self.reward = spec.function
+        """The reward in this process, options bound; None where it has processes of its own."""
         self._isolated: IsolatedReward | None = None
         if self._call_options.isolate:
             self._isolated = self._isolate(spec)
         elif spec.function is None and spec.recipe is not None:
-            self._function = spec.recipe()
+            self.reward = spec.recipe()
         self._cache = cache if self._call_options.cache else None
         self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
 
@@ -210,7 +211,7 @@ class RewardRunner:
         return printable(f"error: {error}")
 
     def _call_here(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
-        function = self._function
+        function = self.reward
         assert function is not None
         deadline = time.monotonic() + timeout
 
@@ -244,16 +245,11 @@ class RewardRunner:
                 self._left_behind.append(thread)
             raise
 
-    @property
-    def reward(self) -> Callable[..., Any] | None:
-        """The reward in this process, options bound; None where it has processes of its own."""
-        return self._function
-
     def take_counts(self) -> dict[str, float]:
         """Costs since the last call, and the reward's own, where it is an object with `take_counts()`."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
-        take = getattr(self._function, "take_counts", None)
+        take = getattr(self.reward, "take_counts", None)
         found = {"calls": 0.0, "seconds": 0.0, **taken, **(take() if callable(take) else {})}
         return {str(name): float(value) for name, value in found.items()}
 
@@ -270,9 +266,9 @@ class RewardRunner:
 
     def _close_reward(self) -> None:
         """Call the reward's `aclose` (async) or `close`, where it is an object that has one."""
-        if callable(aclose := getattr(self._function, "aclose", None)):
+        if callable(aclose := getattr(self.reward, "aclose", None)):
             self._loop.run(aclose, _CLOSE_SECONDS)
-        elif callable(close := getattr(self._function, "close", None)):
+        elif callable(close := getattr(self.reward, "close", None)):
             try:
                 CallThread(close, f"reward-{self.spec.name}-close").result(_CLOSE_SECONDS)
             except DeadlinePassed as passed:
