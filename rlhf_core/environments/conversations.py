@@ -60,7 +60,11 @@ class Conversations:
         try:
             reply = await episode.sample(row, self._limit(row, call), call.stop)
         except BaseException:
-            self._give_up(row, before)
+            # As if the call had not been: its client may bring it again.
+            if row.own_turns:
+                row.take_back(before)
+            else:
+                episode.forget(row)
             if episode.is_over:
                 raise _over() from None
             raise
@@ -103,13 +107,6 @@ class Conversations:
     def _used_up(self, code: str, message: str) -> CallRefused:
         self._episode.was_refused = True
         return CallRefused(400, code, message)
-
-    def _give_up(self, row: Row, before: Mark) -> None:
-        """As if the call had not been: its client may bring it again."""
-        if row.own_turns:
-            row.take_back(before)
-        else:
-            self._episode.forget(row)
 
     def _told(self, call: Call, row: Row, reply: Reply, num_prompt_tokens: int) -> Answer:
         """Remember the reply, and what its client is told of it."""

@@ -198,10 +198,9 @@ def as_line(record: Record) -> bytes:
 
 def scan(source: PromptSource) -> Iterator[Record | DataError]:
     """Every record in order, or what is wrong with it."""
-    return source.scan() if isinstance(source, ScannedSource) else _read_each(source)
-
-
-def _read_each(source: PromptSource) -> Iterator[Record | DataError]:
+    if isinstance(source, ScannedSource):
+        yield from source.scan()
+        return
     for index in range(len(source)):
         try:
             yield source[index]

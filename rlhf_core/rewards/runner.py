@@ -92,7 +92,8 @@ class RewardRunner:
 
         It raises `RewardError` under `on_failure: fail`.
         """
-        keys = self._keys(rollouts)
+        identity = None if self._cache is None else self._identity
+        keys = [None if identity is None else cache_key(identity, rollout) for rollout in rollouts]
         known = self._cache.get(key for key in keys if key is not None) if self._cache else {}
         self._count(cache_hits=sum(key in known for key in keys))
         # Of samples with equal keys only the first is scored, so that equal samples get equal scores.
@@ -114,11 +115,6 @@ class RewardRunner:
             return [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
 
         return collect
-
-    def _keys(self, rollouts: Sequence[Rollout]) -> list[str | None]:
-        if self._cache is None or self._identity is None:
-            return [None] * len(rollouts)
-        return [cache_key(self._identity, rollout) for rollout in rollouts]
 
     def _remember(self, by_key: Mapping[str | int, Outcome], known: Mapping[str, float]) -> None:
         if self._cache is None:

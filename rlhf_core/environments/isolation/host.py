@@ -130,8 +130,7 @@ class Sitting:
 
     def _end(self, process: EnvironmentProcess) -> None:
         self._processes.discard(process)
-        if not process.is_over:
-            process.end()
+        process.end()
 
     def leave(self) -> None:
         """Let go of the loop: a process that is at rest is kept, any other ended."""

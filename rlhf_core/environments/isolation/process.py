@@ -178,7 +178,9 @@ class EnvironmentProcess(asyncio.Protocol):
         self._end({number}, "")
 
     def end(self) -> None:
-        """Kill it. Passengers are not told."""
+        """Kill it, once. Passengers are not told."""
+        if self.is_over:
+            return
         self.is_over = True
         self._forget_loop()
         self._child.end()
