@@ -294,12 +294,10 @@ class EpisodePolicy:
 
     @property
     def left(self) -> int | None:
-        """See `Episode.left`."""
         return self._episode.left
 
     @property
     def room(self) -> int | None:
-        """See `Episode.room`."""
         return self._episode.room(self._row)
 
     @property

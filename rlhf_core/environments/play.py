@@ -185,7 +185,7 @@ class _Session:
     @property
     def is_starting(self) -> bool:
         """Whether a process of the environments is being started."""
-        return self._sitting is not None and self._sitting.is_starting
+        return self._sitting is not None and self._sitting.num_starting > 0
 
     def wait_for_all(self, seconds: float) -> bool:
         """Whether every open episode has asked for its turns within so many seconds."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..plugins.environment_shape import tool_methods
@@ -40,23 +41,23 @@ def adapt(environment: Any, call: Caller) -> Environment:
     return WithTools(environment, call)
 
 
+@dataclass(frozen=True, slots=True)
 class Stepwise:
     """`reset` and `step`."""
 
-    def __init__(self, environment: Any, call: Caller) -> None:
-        self._environment = environment
-        self._call = call
+    environment: Any
+    call: Caller
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Reset, then a turn of the policy and a step, until the environment or a bound ends it."""
-        observation = _observation(await self._call("reset", self._environment.reset, task), "reset")
+        observation = _observation(await self.call("reset", self.environment.reset, task), "reset")
         rewards: dict[int, float] = {}
         while True:
             try:
                 reply = await policy.turn(observation)
             except EpisodeTruncated:
                 return Outcome(turn_rewards=rewards, status="truncated")
-            observation, rewards[reply.turn], done = _step(await self._call("step", self._environment.step, reply))
+            observation, rewards[reply.turn], done = _step(await self.call("step", self.environment.step, reply))
             if done or policy.remaining_turns < 1:
                 return Outcome(turn_rewards=rewards, status="done" if done else "truncated")
 

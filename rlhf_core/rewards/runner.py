@@ -109,23 +109,14 @@ class RewardRunner:
         def collect() -> list[float | None]:
             outcomes = [outcome for future in futures for outcome in future.result()]
             by_key: dict[str | int, Outcome] = dict(zip(first, outcomes, strict=True))
+            fresh = {key: each for key, each in by_key.items() if isinstance(key, str) and isinstance(each, float)}
+            if self._cache is not None and fresh:
+                self._cache.put(fresh)
             by_key.update(known.items())
-            self._remember(by_key, known)
             found = [by_key[index if key is None else key] for index, key in enumerate(keys)]
             return [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
 
         return collect
-
-    def _remember(self, by_key: Mapping[str | int, Outcome], known: Mapping[str, float]) -> None:
-        if self._cache is None:
-            return
-        fresh = {
-            key: outcome
-            for key, outcome in by_key.items()
-            if isinstance(key, str) and key not in known and isinstance(outcome, float)
-        }
-        if fresh:
-            self._cache.put(fresh)
 
     def _apply(self, outcome: Outcome, rollout: Rollout) -> float | None:
         """The score, or the configured substitute for a missing one."""
@@ -137,7 +128,9 @@ class RewardRunner:
             raise RewardError(
                 f"{self.spec.plugin}: {what}, at sample {rollout.sample_id}",
                 where=self._where,
-                hint=self._hint(outcome),
+                hint="raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
+                if isinstance(outcome, DeadlinePassed)
+                else "mend the reward, or say on_failure: zero or on_failure: drop in its entry",
             ) from cause
         if self._call_options.on_failure == "zero":
             self._count(zeroed=1)
@@ -149,11 +142,6 @@ class RewardRunner:
         with self._lock:
             for name, number in more.items():
                 self._counts[name] += number  # type: ignore[assignment]  # seconds are not whole
-
-    def _hint(self, outcome: Outcome) -> str:
-        if isinstance(outcome, DeadlinePassed):
-            return "raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
-        return "mend the reward, or say on_failure: zero or on_failure: drop in its entry"
 
     @property
     def _where(self) -> str:

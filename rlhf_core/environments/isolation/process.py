@@ -170,7 +170,8 @@ class EnvironmentProcess(asyncio.Protocol):
             return self._ready.set_exception(error)
         suspects = self.running()
         if not suspects and not (may_be_a_leak and self.num_left):
-            suspects = {number for number, each in self.passengers.items() if each.is_running} or {*self.passengers}
+            running = {number for number, each in self.passengers.items() if each.clock.is_running}
+            suspects = running or {*self.passengers}
         self._end(suspects, what)
 
     def end_for(self, number: int) -> None:
