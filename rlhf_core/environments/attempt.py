@@ -221,13 +221,14 @@ async def _within(clock: Clock, run: Coroutine[Any, Any, Outcome]) -> Outcome:
     """
     loop = asyncio.get_running_loop()
     running = loop.create_task(run, name=EPISODE_TASK)
-    either: Iterable[asyncio.Future[Any]] = (running, clock.passed)
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        while (too_slow := clock.passed.done()) and not (clock.judge is None or await clock.judge()):
-            clock.passed = loop.create_future()
-            either = (running, clock.passed)
+        while True:
+            either: Iterable[asyncio.Future[Any]] = (running, clock.passed)
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            too_slow = clock.passed.done()
+            if not too_slow or clock.judge is None or await clock.judge():
+                break
+            clock.passed = loop.create_future()
     finally:
         running.cancel()
         running.add_done_callback(_forget)

@@ -16,7 +16,7 @@ from ..errors import ConfigError, DataError
 from ..types import Message
 from .chat_template import USER, WHERE, ChatTemplate, shared_length
 from .contract import Tool
-from .tool_calls import FORMATS, ToolFormat, tool_response
+from .tool_calls import FORMATS, ToolFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -227,7 +227,9 @@ class ChatFormat:
         after_result = False
         for message in messages:
             is_result = _role(message) == "tool"
-            content = tool_response(str(message.get("content"))) if is_result else message.get("content")
+            content = message.get("content")
+            if is_result:
+                content = f"<tool_response>\n{content}\n</tool_response>"
             joins = after_result and _role(message) in ("tool", "user") and isinstance(content, str)
             if joins:
                 found[-1] = {"role": "user", "content": f"{found[-1]['content']}\n{content}"}

@@ -21,6 +21,8 @@ from .tool_calls import ToolFormat
 if TYPE_CHECKING:
     from .episode import Episode
 
+_OVER = 401, "invalid_api_key", "the episode of this key is over"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
@@ -51,7 +53,7 @@ class Conversations:
     async def answer(self, call: Call) -> Answer:
         episode = self._episode
         if episode.is_over:
-            raise _over()
+            raise CallRefused(*_OVER)
         if episode.remaining_turns < 1:
             raise self._used_up("turns_used_up", f"no turn is left of {episode.rules.options.max_turns}")
         row, before = self._place(call)
@@ -60,9 +62,13 @@ class Conversations:
         try:
             reply = await episode.sample(row, self._limit(row, call), call.stop)
         except BaseException:
-            self._give_up(row, before)
+            # As if the call had not been: its client may bring it again.
+            if row.own_turns:
+                row.take_back(before)
+            else:
+                episode.forget(row)
             if episode.is_over:
-                raise _over() from None
+                raise CallRefused(*_OVER) from None
             raise
         finally:
             self._busy = [each for each in self._busy if each is not row]
@@ -104,13 +110,6 @@ class Conversations:
         self._episode.was_refused = True
         return CallRefused(400, code, message)
 
-    def _give_up(self, row: Row, before: Mark) -> None:
-        """As if the call had not been: its client may bring it again."""
-        if row.own_turns:
-            row.take_back(before)
-        else:
-            self._episode.forget(row)
-
     def _told(self, call: Call, row: Row, reply: Reply, num_prompt_tokens: int) -> Answer:
         """Remember the reply, and what its client is told of it."""
         message = reply_message(reply.text, reply.tool_calls, call.stop, self._episode.chat.tool_format)
@@ -125,10 +124,6 @@ class Conversations:
             turn=reply.turn,
             policy_version=reply.policy_version,
         )
-
-
-def _over() -> CallRefused:
-    return CallRefused(401, "invalid_api_key", "the episode of this key is over")
 
 
 def template_messages(messages: Sequence[ChatMessage], tool_format: Callable[[], ToolFormat]) -> list[Message]:

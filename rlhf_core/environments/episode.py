@@ -201,21 +201,15 @@ class Episode:
     def open_row(self, messages: Messages) -> Row:
         """The first row: the prompt, and what the environment puts behind it before the first turn."""
         prompt = self.task.prompt
-        if (
-            prompt.messages is None
-            and (messages is None or isinstance(messages, str))
-            and not self._speaks(prompt.text)
-        ):
+        # A task without a prompt is a conversation where the model has a template, or gets tools.
+        speaks = self.tools or (not prompt.text and self.rules.tokenizer.chat_template)
+        if prompt.messages is None and not speaks and (messages is None or isinstance(messages, str)):
             text = prompt.text + (messages or "")
             return self.open_text(text, prompt.prompt_ids if not messages else None)
         before = prompt.messages
         if before is None:
             before = as_messages(prompt.text) if prompt.text else ()
         return self.open_chat((*before, *as_messages(messages)), self.tools or ())
-
-    def _speaks(self, text: str) -> bool:
-        """Whether a task without a prompt is a conversation: it is where the model has a template, or gets tools."""
-        return bool(self.tools) or (not text and bool(self.rules.tokenizer.chat_template))
 
     def open_text(self, text: str, ids: tuple[int, ...] | None = None) -> Row:
         """A row that begins with a plain text; `ids` where they are known."""
@@ -266,7 +260,8 @@ class Episode:
         ids = self.chat.after_reply(new, tools=row.tools, sampled_ids=row.last_sampled)
         row.conversation += new
         if ids:
-            row.give(ids, messages if isinstance(messages, str) else "\n".join(_content(each) for each in new))
+            said = messages if isinstance(messages, str) else "\n".join(str(each.get("content", "")) for each in new)
+            row.give(ids, said)
         return row
 
     def _is_cut(self, row: Row, new: Sequence[Message]) -> bool:
@@ -299,12 +294,10 @@ class EpisodePolicy:
 
     @property
     def left(self) -> int | None:
-        """See `Episode.left`."""
         return self._episode.left
 
     @property
     def room(self) -> int | None:
-        """See `Episode.room`."""
         return self._episode.room(self._row)
 
     @property
@@ -359,7 +352,3 @@ def as_messages(given: Messages, role: str = "user") -> tuple[Message, ...]:
     if given is None:
         return ()
     return ({"role": role, "content": given},) if isinstance(given, str) else tuple(given)
-
-
-def _content(message: Message) -> str:
-    return str(message.get("content", ""))

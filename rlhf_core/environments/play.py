@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import EpisodeError, RlhfError
@@ -50,27 +52,21 @@ class _Turn:
     answer: asyncio.Future[Completion]
 
 
+@dataclass(eq=False)
 class EnvironmentPlayer:
     """Plays episodes of one environment with one engine."""
 
-    def __init__(
-        self,
-        make: Make | IsolatedEnvironments,
-        rules: Rules,
-        *,
-        name: str,
-        engine: RolloutEngine,
-        task: Callable[[Prompt, int], Task],
-    ) -> None:
-        """make: makes environments here, or in a process of their own, which `close` ends; name: how errors call the
-        environment; task: of a prompt and a sample id."""
-        self.make = make
-        self.rules = rules
-        self.name = name
-        self.task = task
-        self._engine = engine
-        self._waits = False
-        """Whether this environment's calls were found to take time."""
+    make: Make | IsolatedEnvironments
+    """Makes environments here, or in a process of their own, which `close` ends."""
+    rules: Rules
+    _: KW_ONLY
+    name: str
+    """How errors call the environment."""
+    engine: RolloutEngine
+    task: Callable[[Prompt, int], Task]
+    """Of a prompt and a sample id."""
+    waits: bool = field(default=False, init=False)
+    """Whether this environment's calls were found to take time."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -91,12 +87,13 @@ class EnvironmentPlayer:
             while not session.over:
                 yield from session.take_played()
                 waited = time.perf_counter()
-                while not self._waits and not session.wait_for_all(PATIENCE_SECONDS):
-                    self._waits = not session.is_starting  # a process that starts says nothing of environments' calls
+                while not self.waits and not session.wait_for_all(PATIENCE_SECONDS):
+                    self.waits = not session.is_starting  # a process that starts says nothing of environments' calls
                 turns = session.take_turns(self.rules.options.timeout_seconds)
                 times.environment_s += time.perf_counter() - waited
-                for stop, part in _by_stop(turns):
-                    yield from self._answer(session, part, stop, times)
+                turns.sort(key=lambda turn: (turn.stop, turn.request.sample_id, turn.request.branch))
+                for stop, part in groupby(turns, key=attrgetter("stop")):  # those are sampled together
+                    yield from self._answer(session, list(part), stop, times)
             yield from session.take_played()
         finally:
             session.close()
@@ -106,17 +103,9 @@ class EnvironmentPlayer:
     ) -> Iterator[Played]:
         sampling = self.rules.sampling
         sampling = replace(sampling, stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
-        for turn, completion in answers(self._engine, [(turn.request, turn) for turn in turns], sampling, times):
+        for turn, completion in answers(self.engine, [(turn.request, turn) for turn in turns], sampling, times):
             session.answer(turn, completion)
         yield from session.take_played()
-
-
-def _by_stop(turns: Sequence[_Turn]) -> list[tuple[tuple[str, ...], list[_Turn]]]:
-    """Turns that end by the same texts are sampled together."""
-    groups: dict[tuple[str, ...], list[_Turn]] = defaultdict(list)
-    for turn in sorted(turns, key=lambda turn: (turn.request.sample_id, turn.request.branch)):
-        groups[turn.stop].append(turn)
-    return sorted(groups.items())
 
 
 def answers(
@@ -196,7 +185,7 @@ class _Session:
     @property
     def is_starting(self) -> bool:
         """Whether a process of the environments is being started."""
-        return self._sitting is not None and self._sitting.is_starting
+        return self._sitting is not None and self._sitting.num_starting > 0
 
     def wait_for_all(self, seconds: float) -> bool:
         """Whether every open episode has asked for its turns within so many seconds."""

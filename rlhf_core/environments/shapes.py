@@ -11,7 +11,8 @@ Methods may be plain functions, which run on threads, or coroutines.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..plugins.environment_shape import tool_methods
@@ -40,23 +41,23 @@ def adapt(environment: Any, call: Caller) -> Environment:
     return WithTools(environment, call)
 
 
+@dataclass(frozen=True, slots=True)
 class Stepwise:
     """`reset` and `step`."""
 
-    def __init__(self, environment: Any, call: Caller) -> None:
-        self._environment = environment
-        self._call = call
+    environment: Any
+    call: Caller
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Reset, then a turn of the policy and a step, until the environment or a bound ends it."""
-        observation = _observation(await self._call("reset", self._environment.reset, task), "reset")
+        observation = _observation(await self.call("reset", self.environment.reset, task), "reset")
         rewards: dict[int, float] = {}
         while True:
             try:
                 reply = await policy.turn(observation)
             except EpisodeTruncated:
                 return Outcome(turn_rewards=rewards, status="truncated")
-            observation, rewards[reply.turn], done = _step(await self._call("step", self._environment.step, reply))
+            observation, rewards[reply.turn], done = _step(await self.call("step", self.environment.step, reply))
             if done or policy.remaining_turns < 1:
                 return Outcome(turn_rewards=rewards, status="done" if done else "truncated")
 
@@ -68,8 +69,12 @@ class WithTools:
         self._environment = environment
         self._call = call
         given = getattr(environment, "tools", None)
-        functions: Mapping[str, Callable[..., Any]] = given if isinstance(given, Mapping) else _bound(environment)
-        self._tools = {tool.name: tool for tool in map(ToolFunction, functions.values())}
+        functions: Iterable[Callable[..., Any]] = (
+            given.values()
+            if isinstance(given, Mapping)
+            else [getattr(environment, name) for name in tool_methods(type(environment))]
+        )
+        self._tools = {tool.name: tool for tool in map(ToolFunction, functions)}
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
         """Turns of the policy, each followed by the tools it calls."""
@@ -121,10 +126,6 @@ async def _result(tool_call: ToolCall, names: Sequence[str], use: UseTool) -> Me
     else:
         content = await use(tool_call)
     return {"role": "tool", "name": tool_call.name, "content": content}
-
-
-def _bound(environment: Any) -> dict[str, Callable[..., Any]]:
-    return {name: getattr(environment, name) for name in tool_methods(type(environment))}
 
 
 def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:

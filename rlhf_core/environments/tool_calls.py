@@ -77,11 +77,6 @@ def without_thinking(text: str) -> str:
     return "" if text.lstrip().startswith("<think>") else text
 
 
-def tool_response(content: str) -> str:
-    """A tool's result as text of a user message, for templates without messages of tools."""
-    return f"<tool_response>\n{content}\n</tool_response>"
-
-
 def recognise(text: str, call: ToolCall) -> ToolFormat | None:
     """The format in which `text` is exactly this call; None where it is in none of them."""
     return next((form for form in FORMATS.values() if form.parse(text) == (call,)), None)

@@ -67,14 +67,11 @@ class PromptEncoder:
     def lengths(self, records: Sequence[Record], names: Sequence[str]) -> list[int]:
         """Tokens of each prompt."""
         rendered = [self._render(record, name) for record, name in zip(records, names, strict=True)]
-        lengths = [0] * len(rendered)
-        for is_text in (True, False):
-            places = [place for place, (_, messages) in enumerate(rendered) if (messages is None) == is_text]
-            if places:
-                counts = self._count([rendered[place][0] for place in places], special_tokens=is_text)
-                for place, count in zip(places, counts, strict=True):
-                    lengths[place] = count
-        return lengths
+        texts: dict[bool, list[str]] = {True: [], False: []}
+        for text, messages in rendered:
+            texts[messages is None].append(text)
+        counts = {is_text: iter(self._count(each, special_tokens=is_text)) for is_text, each in texts.items() if each}
+        return [next(counts[messages is None]) for _, messages in rendered]
 
     def _encode(self, text: str) -> tuple[int, ...]:
         """The ids of a text prompt, with the tokenizer's own special tokens."""

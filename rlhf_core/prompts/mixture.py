@@ -49,7 +49,10 @@ class StreamedMixture:
 
     def __init__(self, sources: Sequence[tuple[str, float, PromptSource | StreamingPromptSource]]) -> None:
         """sources: name, weight and records of each."""
-        self.sources = [(weight, _labelled(name, source)) for name, weight, source in sources]
+        self.sources = [
+            (weight, Mixture([(name, 1.0, each)]) if isinstance(each, PromptSource) else _LabelledStream(name, each))
+            for name, weight, each in sources
+        ]
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         """One source after the other; a stream of prompts has them take turns instead."""
@@ -58,10 +61,6 @@ class StreamedMixture:
                 yield from (source[index] for index in range(len(source)))
             else:
                 yield from source
-
-
-def _labelled(name: str, source: PromptSource | StreamingPromptSource) -> PromptSource | StreamingPromptSource:
-    return Mixture([(name, 1.0, source)]) if isinstance(source, PromptSource) else _LabelledStream(name, source)
 
 
 class _LabelledStream:

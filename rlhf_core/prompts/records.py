@@ -20,8 +20,6 @@ _TOLD_IN_FULL = 10
 
 Check = Callable[[Record, str], None]
 """Raises `DataError` on a record, called by a name, that is wrong."""
-Fits = Callable[[Sequence[Record], Sequence[str]], Sequence[bool]]
-"""Whether each of some records, called by their names, is short enough. Raises `DataError` on a wrong one."""
 
 
 @runtime_checkable
@@ -74,7 +72,8 @@ class Selecting:
     """Requirements on a record."""
 
     check: Check | None = None
-    fits: Fits | None = None
+    fits: Callable[[Sequence[Record], Sequence[str]], Sequence[bool]] | None = None
+    """Whether each of some records, called by their names, is short enough. Raises `DataError` on a wrong one."""
     measured: int | None = None
     """Records whose length is asked for, spread evenly; None: all."""
     skip_duplicates: bool = False
@@ -198,10 +197,9 @@ def as_line(record: Record) -> bytes:
 
 def scan(source: PromptSource) -> Iterator[Record | DataError]:
     """Every record in order, or what is wrong with it."""
-    return source.scan() if isinstance(source, ScannedSource) else _read_each(source)
-
-
-def _read_each(source: PromptSource) -> Iterator[Record | DataError]:
+    if isinstance(source, ScannedSource):
+        yield from source.scan()
+        return
     for index in range(len(source)):
         try:
             yield source[index]

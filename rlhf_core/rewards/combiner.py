@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RewardError
@@ -30,15 +30,15 @@ def combined_score(weights: Mapping[str, float], clip: tuple[float, float] | Non
     return total if clip is None else min(max(total, clip[0]), clip[1])
 
 
+@dataclass(slots=True)
 class RunningMoments:
     """Mean and variance of all values seen so far, in float64 (Chan, Golub & LeVeque 1979, the parallel form of
     Welford's update), so that the order and size of the batches do not matter."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self._squares = 0.0
-        """Sum of squared distances from the mean."""
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared distances from the mean."""
 
     def update(self, values: Tensor) -> None:
         """Add `values` ([B], any floating dtype)."""
@@ -50,22 +50,14 @@ class RunningMoments:
         squares = float(((exact - mean) ** 2).sum())
         delta = mean - self.mean
         total = self.count + number
-        self._squares += squares + delta * delta * self.count * number / total
+        self.squares += squares + delta * delta * self.count * number / total
         self.mean += delta * number / total
         self.count = total
 
     @property
     def std(self) -> float:
         """Biased standard deviation; 0 before any value."""
-        return math.sqrt(self._squares / self.count) if self.count else 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean, "squares": self._squares}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count = int(state["count"])
-        self.mean = float(state["mean"])
-        self._squares = float(state["squares"])
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
 class RewardCombiner:
@@ -145,9 +137,9 @@ class RewardCombiner:
 
     def state_dict(self) -> dict[str, Any]:
         """The running moments (JSON values); empty without normalisation."""
-        return {} if self._moments is None else {"moments": self._moments.state_dict()}
+        return {} if self._moments is None else {"moments": asdict(self._moments)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`. A checkpoint made without normalisation resets the moments."""
         if self._moments is not None and "moments" in state:
-            self._moments.load_state_dict(state["moments"])
+            self._moments = RunningMoments(**state["moments"])

@@ -66,12 +66,13 @@ class RewardRunner:
         self._pool = DaemonPool(self._call_options.concurrency, self._where)
         self._left_behind: list[CallThread[Any]] = []
         self._loop = AsyncLoop(f"reward-{spec.name}-loop")
-        self._function = spec.function
+        self.reward = spec.function
+        """The reward in this process, options bound; None where it has processes of its own."""
         self._isolated: IsolatedReward | None = None
         if self._call_options.isolate:
             self._isolated = self._isolate(spec)
         elif spec.function is None and spec.recipe is not None:
-            self._function = spec.recipe()
+            self.reward = spec.recipe()
         self._cache = cache if self._call_options.cache else None
         self._identity = reward_identity(spec.name, f"{spec.plugin} {spec.source}", spec.options)
 
@@ -91,7 +92,8 @@ class RewardRunner:
 
         It raises `RewardError` under `on_failure: fail`.
         """
-        keys = self._keys(rollouts)
+        identity = None if self._cache is None else self._identity
+        keys = [None if identity is None else cache_key(identity, rollout) for rollout in rollouts]
         known = self._cache.get(key for key in keys if key is not None) if self._cache else {}
         self._count(cache_hits=sum(key in known for key in keys))
         # Of samples with equal keys only the first is scored, so that equal samples get equal scores.
@@ -107,28 +109,14 @@ class RewardRunner:
         def collect() -> list[float | None]:
             outcomes = [outcome for future in futures for outcome in future.result()]
             by_key: dict[str | int, Outcome] = dict(zip(first, outcomes, strict=True))
+            fresh = {key: each for key, each in by_key.items() if isinstance(key, str) and isinstance(each, float)}
+            if self._cache is not None and fresh:
+                self._cache.put(fresh)
             by_key.update(known.items())
-            self._remember(by_key, known)
             found = [by_key[index if key is None else key] for index, key in enumerate(keys)]
             return [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
 
         return collect
-
-    def _keys(self, rollouts: Sequence[Rollout]) -> list[str | None]:
-        if self._cache is None or self._identity is None:
-            return [None] * len(rollouts)
-        return [cache_key(self._identity, rollout) for rollout in rollouts]
-
-    def _remember(self, by_key: Mapping[str | int, Outcome], known: Mapping[str, float]) -> None:
-        if self._cache is None:
-            return
-        fresh = {
-            key: outcome
-            for key, outcome in by_key.items()
-            if isinstance(key, str) and key not in known and isinstance(outcome, float)
-        }
-        if fresh:
-            self._cache.put(fresh)
 
     def _apply(self, outcome: Outcome, rollout: Rollout) -> float | None:
         """The score, or the configured substitute for a missing one."""
@@ -140,7 +128,9 @@ class RewardRunner:
             raise RewardError(
                 f"{self.spec.plugin}: {what}, at sample {rollout.sample_id}",
                 where=self._where,
-                hint=self._hint(outcome),
+                hint="raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
+                if isinstance(outcome, DeadlinePassed)
+                else "mend the reward, or say on_failure: zero or on_failure: drop in its entry",
             ) from cause
         if self._call_options.on_failure == "zero":
             self._count(zeroed=1)
@@ -152,11 +142,6 @@ class RewardRunner:
         with self._lock:
             for name, number in more.items():
                 self._counts[name] += number  # type: ignore[assignment]  # seconds are not whole
-
-    def _hint(self, outcome: Outcome) -> str:
-        if isinstance(outcome, DeadlinePassed):
-            return "raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
-        return "mend the reward, or say on_failure: zero or on_failure: drop in its entry"
 
     @property
     def _where(self) -> str:
@@ -210,7 +195,7 @@ class RewardRunner:
         return printable(f"error: {error}")
 
     def _call_here(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
-        function = self._function
+        function = self.reward
         assert function is not None
         deadline = time.monotonic() + timeout
 
@@ -244,16 +229,11 @@ class RewardRunner:
                 self._left_behind.append(thread)
             raise
 
-    @property
-    def reward(self) -> Callable[..., Any] | None:
-        """The reward in this process, options bound; None where it has processes of its own."""
-        return self._function
-
     def take_counts(self) -> dict[str, float]:
         """Costs since the last call, and the reward's own, where it is an object with `take_counts()`."""
         with self._lock:
             taken, self._counts = self._counts, Counter()
-        take = getattr(self._function, "take_counts", None)
+        take = getattr(self.reward, "take_counts", None)
         found = {"calls": 0.0, "seconds": 0.0, **taken, **(take() if callable(take) else {})}
         return {str(name): float(value) for name, value in found.items()}
 
@@ -270,9 +250,9 @@ class RewardRunner:
 
     def _close_reward(self) -> None:
         """Call the reward's `aclose` (async) or `close`, where it is an object that has one."""
-        if callable(aclose := getattr(self._function, "aclose", None)):
+        if callable(aclose := getattr(self.reward, "aclose", None)):
             self._loop.run(aclose, _CLOSE_SECONDS)
-        elif callable(close := getattr(self._function, "close", None)):
+        elif callable(close := getattr(self.reward, "close", None)):
             try:
                 CallThread(close, f"reward-{self.spec.name}-close").result(_CLOSE_SECONDS)
             except DeadlinePassed as passed:

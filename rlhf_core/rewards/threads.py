@@ -28,6 +28,13 @@ class DeadlinePassed(RewardFault):
     """A call did not return in time."""
 
 
+def _settle(future: Future[T], job: Callable[[], T]) -> None:
+    try:
+        future.set_result(job())
+    except BaseException as error:  # raised where the future is awaited
+        future.set_exception(error)
+
+
 class DaemonPool:
     """At most `size` daemon threads, started when there is work for them."""
 
@@ -58,10 +65,7 @@ class DaemonPool:
         while (entry := self._jobs.get()) is not None:
             future, job = entry
             if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(job())
-                except BaseException as error:  # raised where the future is awaited
-                    future.set_exception(error)
+                _settle(future, job)
             del entry, future, job  # an idle thread must not keep the last result alive
             self._idle.release()
 
@@ -95,7 +99,7 @@ class CallThread(Generic[T]):
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
         self._outcome: Future[T] = Future()
-        self._thread = threading.Thread(target=self._work, args=(function,), name=name, daemon=True)
+        self._thread = threading.Thread(target=_settle, args=(self._outcome, function), name=name, daemon=True)
         self._thread.start()
 
     def result(self, timeout_seconds: float) -> T:
@@ -107,12 +111,6 @@ class CallThread(Generic[T]):
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
-
-    def _work(self, function: Callable[[], T]) -> None:
-        try:
-            self._outcome.set_result(function())
-        except BaseException as error:  # raised again where the call was made
-            self._outcome.set_exception(error)
 
 
 class AsyncLoop:

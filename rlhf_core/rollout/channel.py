@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.sections import CurriculumConfig
@@ -31,75 +32,65 @@ def success_of(options: CurriculumConfig | None) -> Callable[[RolloutGroup], flo
     return share
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalChannel:
     """Every rank makes its share of an episode's prompts, then all ranks exchange their groups.
 
     The coordinators of all ranks see the same groups in the same order, so they stay equal without communication.
     """
 
-    def __init__(
-        self,
-        *,
-        coordinator: RolloutCoordinator[RolloutGroup],
-        prompt: Callable[[int, int | None], Prompt],
-        maker: PolicyExperienceMaker,
-        strategy: Strategy,
-        keep: Callable[[RolloutGroup], bool],
-        success: Callable[[RolloutGroup], float | None] = lambda group: None,
-    ) -> None:
-        """prompt: of a position, and of the record that a curriculum has drawn for it. success: see
-        `RolloutCoordinator.submit`.
-        """
-        self._coordinator = coordinator
-        self._prompt = prompt
-        self._maker = maker
-        self._strategy = strategy
-        self._keep = keep
-        self._success = success
+    coordinator: RolloutCoordinator[RolloutGroup]
+    prompt: Callable[[int, int | None], Prompt]
+    """Of a position, and of the record that a curriculum has drawn for it."""
+    maker: PolicyExperienceMaker
+    strategy: Strategy
+    keep: Callable[[RolloutGroup], bool]
+    success: Callable[[RolloutGroup], float | None] = lambda group: None
+    """See `RolloutCoordinator.submit`."""
 
     def episode(self, index: int) -> MadeEpisode:
         """Make the episode, in as many waves as dynamic sampling needs."""
-        while not self._coordinator.ready(index):
-            leases = self._coordinator.lease("local", 1 << 30)
+        while not self.coordinator.ready(index):
+            leases = self.coordinator.lease("local", 1 << 30)
             if not leases:
-                raise RlhfError(f"episode {index} cannot go on: {self._coordinator.progress(index)}", where="rollout")
-            mine = leases[self._strategy.rank :: self._strategy.world_size]
-            made = list(self._maker.make([self._prompt(lease.position, lease.record) for lease in mine]))
-            gathered = [group for part in self._strategy.all_gather_objects(made) for group in part]
+                raise RlhfError(f"episode {index} cannot go on: {self.coordinator.progress(index)}", where="rollout")
+            mine = leases[self.strategy.rank :: self.strategy.world_size]
+            made = list(self.maker.make([self.prompt(lease.position, lease.record) for lease in mine]))
+            gathered = [group for part in self.strategy.all_gather_objects(made) for group in part]
             for group in sorted(gathered, key=lambda g: g.position):
-                keep = not group.is_empty and self._keep(group)
-                self._coordinator.submit(group, keep=keep, success=self._success(group))
-        groups = self._coordinator.take(index)
+                keep = not group.is_empty and self.keep(group)
+                self.coordinator.submit(group, keep=keep, success=self.success(group))
+        groups = self.coordinator.take(index)
         return made_episode(
             [item for group in groups for item in group.items],
-            self._maker.take_times(),
+            self.maker.take_times(),
             rollouts=[rollout for group in groups for rollout in group.rollouts],
-            metrics=self._coordinator.take_metrics(),
+            metrics=self.coordinator.take_metrics(),
         )
 
     def published(self, version: int) -> None:
-        self._coordinator.publish(version)
+        self.coordinator.publish(version)
 
     def state_dict(self) -> dict[str, Any]:
-        return coordinator_to_tree(self._coordinator.state_dict())
+        return coordinator_to_tree(self.coordinator.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._coordinator.load_state_dict(coordinator_from_tree(state))
+        self.coordinator.load_state_dict(coordinator_from_tree(state))
 
     def close(self) -> None:
         """Do nothing: no resource is held."""
 
 
+@dataclass(frozen=True, slots=True)
 class RankedRewardStates:
     """The states of all ranks' rewards. After a resume with another number of ranks, some start from the same one."""
 
-    def __init__(self, scorer: RewardScorer, strategy: Strategy) -> None:
-        self._scorer = scorer
-        self._strategy = strategy
+    scorer: RewardScorer
+    strategy: Strategy
 
     def states(self) -> list[dict[str, Any]]:
-        states: list[dict[str, Any]] = self._strategy.all_gather_objects(self._scorer.state_dict())
+        states: list[dict[str, Any]] = self.strategy.all_gather_objects(self.scorer.state_dict())
         return states if any(states) else []
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self._scorer.load_state_dict(states[self._strategy.rank % len(states)])
+        self.scorer.load_state_dict(states[self.strategy.rank % len(states)])

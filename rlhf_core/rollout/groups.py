@@ -24,7 +24,11 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
     """The group that `group_to_tree` wrote."""
     return RolloutGroup(
         position=tree["position"],
-        rollouts=tuple(_rollout(rollout) for rollout in tree["rollouts"]),
+        rollouts=tuple(
+            # Checkpoints before API 2 have no turns.
+            Rollout(**{**each, "turns": tuple(Turn.from_mapping(turn) for turn in each.get("turns", ()))})
+            for each in tree["rollouts"]
+        ),
         items=tuple(BufferItem(**_with_turn_rewards(item)) for item in tree["items"]),
     )
 
@@ -46,11 +50,6 @@ def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
         for index, saved in state["open"].items()
     }
     return {**state, "open": opened}
-
-
-def _rollout(tree: Mapping[str, Any]) -> Rollout:
-    turns = tuple(Turn.from_mapping(turn) for turn in tree.get("turns", ()))  # checkpoints before API 2 have none
-    return Rollout(**{**tree, "turns": turns})
 
 
 def _with_turn_rewards(item: Mapping[str, Any]) -> Mapping[str, Any]:

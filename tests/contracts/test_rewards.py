@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from rlhf_core.testing.contracts import RewardContract, contracts_for
 
-IN_THEIR_OWN_TESTS = {"model": "needs a reward model's folder", "http": "needs a server", "judge": "needs a judge"}
+IN_THEIR_OWN_TESTS = {
+    "model": "needs a reward model's folder",
+    "http": "needs a server",
+    "judge": "needs a judge",
+    "reasoning-gym": "needs its own prompts",
+}
 
 globals().update(
     contracts_for(

@@ -39,7 +39,7 @@ class Flight:
 
     def __init__(self, sitting: Sitting, clock: Clock) -> None:
         self._sitting = sitting
-        self._clock = clock
+        self.clock = clock
         self._process: EnvironmentProcess
         self._number: int
         self._sample_id: int
@@ -55,7 +55,7 @@ class Flight:
         it is to be made again.
         """
         assert isinstance(policy, EpisodePolicy)
-        self._clock.stop()
+        self.clock.stop()
         self._sample_id = task.sample_id
         self._branches[0] = policy
         async with self._sitting.seat(task.sample_id) as self._process:
@@ -75,9 +75,9 @@ class Flight:
                 hint="give plain values in the prompts' records, or say environment.isolate: false",
             ) from error
         self._process.passengers[self._number] = self
-        self._clock.judge = self._judge
-        self._clock.doing = "its constructor"
-        self._clock.start()
+        self.clock.judge = self._judge
+        self.clock.doing = "its constructor"
+        self.clock.start()
         try:
             return await self._outcome
         finally:
@@ -105,15 +105,10 @@ class Flight:
             process.end_for(self._number)
             return True
         if running and self._number not in running:
-            self._clock.start()
+            self.clock.start()
         else:
             process.fail("does not go on")
         return False
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its environment's time runs, and not the policy's."""
-        return self._clock.is_running
 
     def blame(self, what: str) -> None:
         """The process is gone, by the fault of this episode."""
@@ -141,8 +136,8 @@ class Flight:
             return
         match message:
             case Doing():
-                self._clock.doing = printable(message.call)
-                self._clock.start()
+                self.clock.doing = printable(message.call)
+                self.clock.start()
             case TurnAsked():
                 if message.turn in self._turns:
                     raise BadMessage("asked for one turn twice")

@@ -83,12 +83,8 @@ class Sitting:
         """Samples that may have ended a process; each is played by itself from then on."""
         self._one_at_a_time = asyncio.Lock()
         self._processes: set[EnvironmentProcess] = set()
-        self._num_starting = 0
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether a process is on its way. From any thread."""
-        return self._num_starting > 0
+        self.num_starting = 0
+        """Processes on their way. Read from any thread."""
 
     async def make(self, call: Caller) -> Environment:
         """An environment for one try at an episode. `call` has the clock of it."""
@@ -99,7 +95,10 @@ class Sitting:
     async def seat(self, sample_id: int) -> AsyncIterator[EnvironmentProcess]:
         """A process for an episode of that sample."""
         if sample_id not in self._alone:
-            yield await self._shared_process()
+            starting = self._shared
+            if starting is None or (starting.done() and _alive(starting) is None):
+                starting = self._shared = asyncio.ensure_future(self._attach(self._environments.take_process))
+            yield await asyncio.shield(starting)
             return
         async with self._one_at_a_time:
             process = await self._attach(self._environments.new_process)
@@ -112,26 +111,19 @@ class Sitting:
         """From now on, play this sample in a process by itself."""
         self._alone.add(sample_id)
 
-    async def _shared_process(self) -> EnvironmentProcess:
-        starting = self._shared
-        if starting is None or (starting.done() and _alive(starting) is None):
-            starting = self._shared = asyncio.ensure_future(self._attach(self._environments.take_process))
-        return await asyncio.shield(starting)
-
     async def _attach(self, take: Callable[[], EnvironmentProcess]) -> EnvironmentProcess:
-        self._num_starting += 1
+        self.num_starting += 1
         try:
             process = take()
             self._processes.add(process)
             await process.attach()
         finally:
-            self._num_starting -= 1
+            self.num_starting -= 1
         return process
 
     def _end(self, process: EnvironmentProcess) -> None:
         self._processes.discard(process)
-        if not process.is_over:
-            process.end()
+        process.end()
 
     def leave(self) -> None:
         """Let go of the loop: a process that is at rest is kept, any other ended."""

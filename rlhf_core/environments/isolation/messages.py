@@ -146,27 +146,23 @@ _FROM_CHILD: TypeAdapter[FromChild] = TypeAdapter(Annotated[FromChild, Field(dis
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """First state of the policy's proxy."""
+    """First state of the policy's proxy; `left` and `room` are those of `Episode`."""
 
     remaining_turns: int
     max_new_tokens: int
     """Token limit of a turn."""
     left: int | None
-    """See `Episode.left`."""
     room: int | None
-    """See `Episode.room`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A turn's reply or error, and what the proxy of its branch has to know after it."""
+    """A turn's reply or error, and what the proxy of its branch has to know after it (see `Opening`)."""
 
     reply: Any
     """A `Reply`, an `Endpoint`, or what `told_error` gave."""
     left: int | None
-    """See `Episode.left`."""
     room: int | None
-    """See `Episode.room`."""
     can_fork: bool
 
 

@@ -6,11 +6,16 @@ import asyncio
 import itertools
 import logging
 import os
+import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...distributed.child_process import START_SECONDS, ChildProcess
 from ...errors import DeadlineError, PluginError
+from ...util.printable import printable
 from .messages import (
     MAX_MESSAGE_BYTES,
     BadMessage,
@@ -21,12 +26,17 @@ from .messages import (
     read_from_child,
     to_child,
 )
-from .output import MAX_BYTES, WINDOW_SECONDS, OutputPipe
 from .slots import Slots
 
 if TYPE_CHECKING:
     from .flight import Flight
 
+_MAX_OUTPUT_BYTES = 8 << 20
+_WINDOW_SECONDS = 10.0
+"""More than `_MAX_OUTPUT_BYTES` within so long is a flood."""
+_SHOWN_BYTES = 1 << 18
+"""Bytes passed on of those printed within that time."""
+_CHUNK_BYTES = 1 << 16
 _LOOK_SECONDS = 0.1
 """Between two looks at its memory."""
 _PONG_SECONDS = 1.0
@@ -61,7 +71,7 @@ class EnvironmentProcess(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         self._flood = ""
         """Why it was killed for flooding; empty where it was not."""
-        output = OutputPipe(f"environment {name}", self._flooded)
+        output = _OutputPipe(f"environment {name}", self._flooded)
         with tempfile.TemporaryFile() as file:
             self._slots = Slots(file.fileno(), num_threads + 1)
             try:
@@ -160,7 +170,8 @@ class EnvironmentProcess(asyncio.Protocol):
             return self._ready.set_exception(error)
         suspects = self.running()
         if not suspects and not (may_be_a_leak and self.num_left):
-            suspects = {number for number, each in self.passengers.items() if each.is_running} or {*self.passengers}
+            running = {number for number, each in self.passengers.items() if each.clock.is_running}
+            suspects = running or {*self.passengers}
         self._end(suspects, what)
 
     def end_for(self, number: int) -> None:
@@ -168,7 +179,9 @@ class EnvironmentProcess(asyncio.Protocol):
         self._end({number}, "")
 
     def end(self) -> None:
-        """Kill it. Passengers are not told."""
+        """Kill it, once. Passengers are not told."""
+        if self.is_over:
+            return
         self.is_over = True
         self._forget_loop()
         self._child.end()
@@ -216,7 +229,7 @@ class EnvironmentProcess(asyncio.Protocol):
 
     def _flooded(self) -> None:
         """On the thread that reads what it prints."""
-        self._flood = f"printed more than {MAX_BYTES:,} bytes within {WINDOW_SECONDS:g} s"
+        self._flood = f"printed more than {_MAX_OUTPUT_BYTES:,} bytes within {_WINDOW_SECONDS:g} s"
         self._child.kill()
 
     # What follows is called by the event loop.
@@ -256,3 +269,37 @@ class EnvironmentProcess(asyncio.Protocol):
     def _died(self) -> None:
         if not self.is_over:
             self.fail(self._flood or self._child.death())
+
+
+class _OutputPipe:
+    """A pipe for a child's stdout and stderr, read on a thread until the child and all it started have closed it."""
+
+    def __init__(self, name: str, flooded: Callable[[], None]) -> None:
+        """flooded: called on the thread, once; what comes after that is read and left out. `write_end` is for the child
+        and is to be closed here once it has its copy."""
+        self._read_end, self.write_end = os.pipe()
+        self._name = name
+        self._flooded = flooded
+        self._thread = threading.Thread(target=self._pass_on, name=f"output of {name}", daemon=True)
+        self._thread.start()
+
+    def _pass_on(self) -> None:
+        since, count, flooded = time.monotonic(), 0, False
+        while chunk := os.read(self._read_end, _CHUNK_BYTES):
+            if (now := time.monotonic()) - since > _WINDOW_SECONDS:
+                since, count = now, 0
+            if count < _SHOWN_BYTES:
+                _show(printable(chunk.decode(errors="replace")))
+                if count + len(chunk) >= _SHOWN_BYTES:
+                    _show(f"\n[what {self._name} prints within the next {_WINDOW_SECONDS:g} s is left out]\n")
+            count += len(chunk)
+            if count > _MAX_OUTPUT_BYTES and not flooded:
+                flooded = True
+                self._flooded()
+        os.close(self._read_end)
+
+
+def _show(text: str) -> None:
+    if sys.__stderr__ is not None:
+        sys.__stderr__.write(text)
+        sys.__stderr__.flush()

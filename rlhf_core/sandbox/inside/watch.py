@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 LOOK_SECONDS = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -64,8 +65,7 @@ def _processes() -> Iterator[tuple[int, float]]:
         try:
             with open(f"/proc/{name}/status", encoding="utf-8", errors="replace") as file:
                 kilobytes = [line.split()[1] for line in file if line.startswith(("RssAnon:", "RssShmem:"))]
-            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
+            fields = _stat(name)
         except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
         yield sum(map(int, kilobytes)) * 1024, (int(fields[11]) + int(fields[12])) / _TICKS
@@ -74,9 +74,10 @@ def _processes() -> Iterator[tuple[int, float]]:
 def end_descendants() -> None:
     """Kill and reap all descendants of this process, which must be their subreaper."""
     while True:
-        for name in os.listdir("/proc"):
-            if name.isdecimal() and _parent(name) == os.getpid():
-                os.kill(int(name), signal.SIGKILL)
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+                if int(_stat(name)[1]) == os.getpid():
+                    os.kill(int(name), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -85,9 +86,7 @@ def end_descendants() -> None:
         time.sleep(LOOK_SECONDS / 10)
 
 
-def _parent(name: str) -> int:
-    try:
-        with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-        return 0
+def _stat(name: str) -> list[str]:
+    """What /proc says of a process, after its name."""
+    with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()

@@ -266,7 +266,7 @@ def test_a_slow_start_is_no_slow_call(tmp_path, monkeypatch):
     with closing(player_of(environment)) as player:
         assert len(list(player.play([(make_prompt(0), number) for number in range(4)], PhaseTimes()))) == 4
         assert (False, True) in seen
-        assert player._waits == ((False, False) in seen)
+        assert player.waits == ((False, False) in seen)
 
 
 def test_it_loads_no_heavy_library():

@@ -221,8 +221,10 @@ def test_an_own_timeout_error_is_an_error_of_the_reward(score, rollouts):
         score(reward, rollouts)
 
 
-def test_hung_threads_are_bounded(score, monkeypatch, rollouts):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_hung_threads_are_bounded(score, monkeypatch, rollouts, is_async):
     monkeypatch.setattr("rlhf_core.rewards.runner.MAX_ABANDONED", 2)
+    monkeypatch.setattr("rlhf_core.rewards.threads._PROBE_SECONDS", 0.05)
     release = threading.Event()
     calls = []
 
@@ -230,7 +232,12 @@ def test_hung_threads_are_bounded(score, monkeypatch, rollouts):
         calls.append(batch)
         release.wait()
 
-    scores, _ = score(reward, rollouts, batch_size=1, timeout_seconds=0.1, on_failure="zero")
+    async def blocks_its_loop(batch):
+        reward(batch)
+
+    scores, _ = score(
+        blocks_its_loop if is_async else reward, rollouts, batch_size=1, timeout_seconds=0.1, on_failure="zero"
+    )
     release.set()
     assert scores == [OWN] * 4
     assert len(calls) == 2

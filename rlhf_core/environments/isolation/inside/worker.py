@@ -37,9 +37,8 @@ from ..messages import (
     Ready,
     to_host,
 )
-from ..slots import Slots
+from ..slots import EPISODE, MarkedWorkers, Slots, mark_tasks
 from .policy import RemoteEpisode
-from .running import EPISODE, MarkedWorkers, mark_tasks
 
 
 def main(descriptor: int, parent: int, slots: int) -> None:

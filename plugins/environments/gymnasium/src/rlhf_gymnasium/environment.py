@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from rlhf_core.components import EnvironmentContext
-from rlhf_core.environments import EpisodeTruncated, Outcome, Policy, Task
+from rlhf_core.environments import EpisodeTruncated, Outcome, Policy, Status, Task
 
 from .config import GymnasiumConfig
 from .game import Game
@@ -42,25 +41,21 @@ class GymnasiumEnvironment:
 async def _play(made: list[Game], text: str, call: OwnThread, policy: Policy) -> Outcome:
     rewards: dict[int, float] = {}
     num_invalid = 0
+    status: Status = "truncated"
     while True:
         try:
             reply = await policy.turn(text)
         except EpisodeTruncated:
-            return _outcome(rewards, num_invalid, "truncated")
+            break
         step = await call(made[0].step, reply.text)
         rewards[reply.turn] = step.reward
         num_invalid += not step.is_valid
+        if step.ended is not None:
+            status = step.ended
         if step.ended is not None or policy.remaining_turns < 1:
-            return _outcome(rewards, num_invalid, step.ended or "truncated")
+            break
         text = step.text
-
-
-def _outcome(rewards: dict[int, float], num_invalid: int, status: Literal["done", "truncated"]) -> Outcome:
-    return Outcome(
-        turn_rewards=rewards,
-        metrics={"invalid_actions": float(num_invalid)},
-        status=status,
-    )
+    return Outcome(turn_rewards=rewards, metrics={"invalid_actions": float(num_invalid)}, status=status)
 
 
 def build(config: GymnasiumConfig, context: EnvironmentContext) -> GymnasiumEnvironment:
