@@ -1,4 +1,4 @@
-"""A click group whose commands are imported when they are run, not when they are listed."""
+"""Click groups: one whose commands are imported when they are run, not when they are listed."""
 
 from __future__ import annotations
 
@@ -17,33 +17,12 @@ class LazyCommand(NamedTuple):
     summary: str
 
 
-class LazyGroup(click.Group):
-    """Shows a table of commands and imports the one that is run."""
-
-    def __init__(self, name: str, commands: Mapping[str, LazyCommand], help: str) -> None:
-        super().__init__(name=name, help=help)
-        self._lazy = dict(commands)
+class Group(click.Group):
+    """A group that lists its commands in order, and suggests similar names for one that is not there."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Built-in commands in their table's order, then those of plugins."""
-        return [*self._lazy, *self.plugin_commands()]
-
-    def plugin_commands(self) -> dict[str, str]:
-        """Commands that plugins add: name -> summary. A built-in of the same name wins."""
-        return {}
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command; None where no command has that name."""
-        if cmd_name in self._lazy:
-            module, _, attribute = self._lazy[cmd_name].target.partition(":")
-            command = getattr(import_module(module), attribute)
-            assert isinstance(command, click.Command)
-            return command
-        return self.plugin_command(cmd_name)
-
-    def plugin_command(self, name: str) -> click.Command | None:
-        """A command that a plugin adds, imported."""
-        return None
+        """In the order in which they were added."""
+        return list(self.commands)
 
     def home(self, name: str) -> str | None:
         """The distribution that would bring a command which is not there."""
@@ -63,43 +42,57 @@ class LazyGroup(click.Group):
             ctx.fail(f"No such command '{name}'{told}.")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table of commands, from the summaries."""
-        rows = [(name, command.summary) for name, command in self._lazy.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-        plugins = [(name, summary) for name, summary in self.plugin_commands().items()]
-        if plugins:
-            with formatter.section("Commands of plugins"):
-                formatter.write_dl(plugins)
 
+class LazyGroup(Group):
+    """The `rlhf` command: a table of commands and those of plugins (`rlhf.commands`); imports the one that is run."""
 
-class RootGroup(LazyGroup):
-    """The `rlhf` command: also holds the commands of plugins (entry points `rlhf.commands`)."""
+    def __init__(self, name: str, commands: Mapping[str, LazyCommand], help: str) -> None:
+        super().__init__(name=name, help=help)
+        self._lazy = dict(commands)
 
-    def plugin_commands(self) -> dict[str, str]:
-        """Read from metadata; nothing is imported."""
-        from rlhf_core.plugins.discovery import discover
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Built-in commands in their table's order, then those of plugins."""
+        return [*self._lazy, *self._of_plugins()]
 
-        refs = discover("commands").values()
-        return {ref.name: f"From {ref.distribution} {ref.version}." for ref in refs if ref.name not in self._lazy}
-
-    def plugin_command(self, name: str) -> click.Command | None:
-        """Import the plugin's command; a broken one is a `PluginError` that names it."""
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command; None where no command has that name. A broken plugin's is a `PluginError`."""
+        if cmd_name in self._lazy:
+            module, _, attribute = self._lazy[cmd_name].target.partition(":")
+            command = getattr(import_module(module), attribute)
+            assert isinstance(command, click.Command)
+            return command
         from rlhf_core.errors import PluginError
         from rlhf_core.plugins.discovery import discover, find, import_target
         from rlhf_core.util.did_you_mean import fold
 
-        if fold(name) not in discover("commands"):
+        if fold(cmd_name) not in discover("commands"):
             return None
-        ref = find("commands", name)
-        command: Any = import_target(ref)
-        if not isinstance(command, click.Command):
-            raise PluginError(f"{ref.target} is a {type(command).__name__}, not a click command", where=ref.label)
-        return command
+        ref = find("commands", cmd_name)
+        found: Any = import_target(ref)
+        if not isinstance(found, click.Command):
+            raise PluginError(f"{ref.target} is a {type(found).__name__}, not a click command", where=ref.label)
+        return found
 
     def home(self, name: str) -> str | None:
         """Our distribution that provides the command `name`, installed or not; None if there is none."""
         from rlhf_core.plugins.known import KNOWN
 
         return KNOWN["commands"].get(name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of commands, from the summaries."""
+        tables = {
+            "Commands": {name: command.summary for name, command in self._lazy.items()},
+            "Commands of plugins": self._of_plugins(),
+        }
+        for title, rows in tables.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(list(rows.items()))
+
+    def _of_plugins(self) -> dict[str, str]:
+        """Name -> summary, from metadata; a built-in of the same name wins."""
+        from rlhf_core.plugins.discovery import discover
+
+        refs = discover("commands").values()
+        return {ref.name: f"From {ref.distribution} {ref.version}." for ref in refs if ref.name not in self._lazy}

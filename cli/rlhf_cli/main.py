@@ -16,7 +16,7 @@ import click
 from rlhf_core.distributed.interrupts import stop_signals
 from rlhf_core.errors import InterruptedRun, RlhfError, full_disk
 
-from .lazy import LazyCommand, RootGroup
+from .lazy import LazyCommand, LazyGroup
 from .output import echo, let_go, outliving
 
 _HELP = """Train language models from feedback.
@@ -44,7 +44,7 @@ COMMANDS = {
     "version": LazyCommand("rlhf_cli.commands.version:version", "Print the versions of the parts."),
 }
 
-cli = RootGroup("rlhf", COMMANDS, help=_HELP)
+cli = LazyGroup("rlhf", COMMANDS, help=_HELP)
 
 _NO_BARS = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 """Libraries draw bars of their own into the output, unless the environment says otherwise."""

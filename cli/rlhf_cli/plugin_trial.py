@@ -16,10 +16,23 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS, EngineContext, HookContext, LoggerContext
+from rlhf_core.config.named_functions import bind_function
+from rlhf_core.config.resolved import Configured, SelectedEnvironment
+from rlhf_core.config.sections import EnvironmentConfig, ModelConfig
 from rlhf_core.config.select import check_options
-from rlhf_core.errors import PluginError, UserInputError
+from rlhf_core.contexts import (
+    algorithm_context,
+    environment_context,
+    prompts_context,
+    reward_context,
+    strategy_context,
+)
+from rlhf_core.errors import EpisodeError, PluginError, UserInputError
+from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import PREFIX
+from rlhf_core.models.loading import load_policy, load_tokenizer
 from rlhf_core.plugins.discovery import (
     PluginRef,
     Selected,
@@ -31,8 +44,12 @@ from rlhf_core.plugins.discovery import (
     load_ref,
     missing_modules,
 )
+from rlhf_core.plugins.environment_shape import check_shape
 from rlhf_core.plugins.rules import broken_rules
-from rlhf_core.protocols import Logger
+from rlhf_core.protocols import Logger, PromptSource, RolloutEngine
+from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
+from rlhf_core.strategy import Strategy
+from rlhf_core.types import GenerationRequest, SamplingParams
 
 TrialStatus = Literal["ok", "not run", "not installed", "broken"]
 
@@ -88,9 +105,6 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
 def _try_other(ref: PluginRef) -> TrialOutcome:
     import click
 
-    from rlhf_core.config.named_functions import bind_function
-    from rlhf_core.hooks.relay import HookRelay
-
     if ref.kind in ("advantages", "policy_losses"):
         function = bind_function(ref.kind, ref.name, where="plugins check")  # type: ignore[arg-type]
         return TrialOutcome("ok", (inspect.getdoc(function) or "").partition("\n")[0])
@@ -114,8 +128,6 @@ def _first_problem(error: ValidationError) -> str:
 
 def _reward(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     """Score three made-up answers. A reward that raises may lack a run's metadata; an invalid result is `Wrong`."""
-    from rlhf_core.contexts import reward_context
-    from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
     from rlhf_core.testing.models import POLICY_PATH
     from rlhf_core.testing.rollouts import make_rollout
 
@@ -140,9 +152,6 @@ async def _awaited(answer: Any) -> Any:
 
 
 def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    from rlhf_core.contexts import prompts_context
-    from rlhf_core.protocols import PromptSource
-
     source = build(config, prompts_context(seed=0))
     _check_type(source, PromptSource)
     if len(source) and "prompt" not in source[0]:
@@ -151,11 +160,6 @@ def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -
 
 def _environment(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     """Play episodes with random text. An error in `reset` may come from missing prompts; any other is `Wrong`."""
-    from rlhf_core.config.resolved import Configured, SelectedEnvironment
-    from rlhf_core.config.sections import EnvironmentConfig
-    from rlhf_core.contexts import environment_context
-    from rlhf_core.errors import EpisodeError
-    from rlhf_core.plugins.environment_shape import check_shape
     from rlhf_core.testing.episodes import episode_tokenizer, play_episodes
 
     built = build(config, environment_context(seed=0))
@@ -175,10 +179,7 @@ def _environment(selected: Selected, build: Callable[..., Any], config: BaseMode
 
 
 def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
-    from rlhf_core.contexts import algorithm_context
     from rlhf_core.testing.models import tiny_tokenizer
-    from rlhf_core.types import SamplingParams
 
     sampling, weights = SamplingParams(), {"exact-match": 1.0}
     algorithm = build(
@@ -191,20 +192,13 @@ def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel)
 
 
 def _strategy(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    from rlhf_core.contexts import strategy_context
-    from rlhf_core.strategy import Strategy
-
     _check_type(build(config, strategy_context("cpu")), Strategy)
 
 
 def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     import torch
 
-    from rlhf_core.config.sections import ModelConfig
-    from rlhf_core.models.loading import load_policy, load_tokenizer
-    from rlhf_core.protocols import RolloutEngine
     from rlhf_core.testing.models import POLICY_PATH
-    from rlhf_core.types import GenerationRequest, SamplingParams
 
     model, cpu = ModelConfig(path=POLICY_PATH, device="cpu"), torch.device("cpu")
     tokenizer = load_tokenizer(model)
@@ -228,8 +222,6 @@ def _transport(selected: Selected, build: Callable[..., Any], config: BaseModel)
 
 
 def _hook(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    from rlhf_core.hooks.relay import HookRelay
-
     with TemporaryDirectory() as folder:
         built = build(config, HookContext(run_folder=Path(folder)))
         if not [name for name in dir(built) if name.startswith(PREFIX)]:

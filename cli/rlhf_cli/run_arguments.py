@@ -118,16 +118,16 @@ class RunArguments:
         if self.origin is None:
             if self.run_file is not None:
                 return self.run_file
-            return self._quickstart() if self.base is None else dict(self.base)
+            if self.base is not None:
+                return dict(self.base)
+            named = self.environment
+            return quickstart_run(self.algorithm) if named is None else environment_stages(named)[1]
         if self.run_file is not None:
             raise click.UsageError(f"--from {self.origin} takes the place of {self.run_file}: give one of them")
         from rlhf_core.runfolder.folder import RunFolder
 
         folder = RunFolder.read(self.origin)
         return folder.read_config()
-
-    def _quickstart(self) -> dict[str, Any]:
-        return quickstart_run(self.algorithm) if self.environment is None else environment_stages(self.environment)[1]
 
     def _apply_plugins(self, run: dict[str, Any]) -> list[str]:
         from rlhf_core.config.load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, switch_plugin

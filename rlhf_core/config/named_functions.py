@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, PluginError
-from ..plugins.discovery import find, import_target
+from ..plugins.discovery import SINGULAR, find, import_target
 from ..plugins.functions import FunctionOptions, load_function_file, options_model
 from ..plugins.source import read_options
 from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, split_reference
@@ -37,11 +37,7 @@ _TAKES: Mapping[FunctionKind, str | None] = {
     "policy_losses": "the batch",
     "kl_estimators": None,
 }
-_SPOKEN: Mapping[FunctionKind, str] = {
-    "advantages": "advantage estimator",
-    "policy_losses": "policy loss",
-    "kl_estimators": "KL estimator",
-}
+_SPOKEN: Mapping[str, str] = {**SINGULAR, "kl_estimators": "KL estimator"}
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
 """Those of `rlhf_core.functional.kl`; they have no options."""
 

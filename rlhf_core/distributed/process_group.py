@@ -93,23 +93,8 @@ class ProcessGroup:
         timeout = timedelta(seconds=self.timeout_seconds)
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         try:
-            if self.world_size == 1:
-                alone = dist.HashStore()  # type: ignore[attr-defined]
-                dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=timeout)
-            else:
-                is_here = is_loopback(self.env.master_addr)
-                if is_here:
-                    keep_to_loopback()
-                # torchrun's agent may keep the store; then every rank is a client of it.
-                is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-                address = "env://" if is_kept else f"tcp://{self.env.master_addr}:{self.env.master_port}"
-                rank, size = self.env.rank, self.env.world_size
-                if is_here and not is_kept:
-                    assert self.env.master_port is not None
-                    store = loopback_store(self.env.master_port, serves=rank == 0, world_size=size, timeout=timeout)
-                    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-                else:
-                    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, timeout=timeout)
+            meeting = self._meeting(timeout)
+            dist.init_process_group(backend, rank=self.rank, world_size=self.world_size, timeout=timeout, **meeting)
         except (dist.DistError, RuntimeError) as error:
             raise self._lost(
                 set(range(self.world_size)) - {self.rank},
@@ -119,6 +104,23 @@ class ProcessGroup:
                 hint=f"were all {self.world_size} processes started (under SLURM: with srun)? is the port free?",
             ) from error
         self._owned = True
+
+    def _meeting(self, timeout: timedelta) -> dict[str, Any]:
+        """Where the processes meet: a store of their own, or an address, as torch takes it."""
+        import torch.distributed as dist
+
+        if self.world_size == 1:
+            return {"store": dist.HashStore()}  # type: ignore[attr-defined]
+        is_here = is_loopback(self.env.master_addr)
+        if is_here:
+            keep_to_loopback()
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent keeps it; ranks are clients
+            return {"init_method": "env://"}
+        if not is_here:
+            return {"init_method": f"tcp://{self.env.master_addr}:{self.env.master_port}"}
+        assert self.env.master_port is not None
+        port, serves = self.env.master_port, self.rank == 0
+        return {"store": loopback_store(port, serves=serves, world_size=self.world_size, timeout=timeout)}
 
     def leave(self) -> None:
         """Leave the group, if `join` made it. The interpreter may exit after this."""

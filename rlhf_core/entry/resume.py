@@ -126,12 +126,8 @@ def _is_same_model(change: Change, folder: RunFolder, working_folder: Path, *, i
     """Whether another path is the same folder, or the quickstart's model in a run folder that was moved."""
     before, after = str(change.before), os.path.realpath(str(change.after))
     if after == os.path.realpath(folder.path / WARM_START / "model"):
-        return is_again or _is_own_model(before)
+        return is_again or Path(before).parts[-2:] == (WARM_START, "model")
     return after == os.path.realpath(working_folder / before)
-
-
-def _is_own_model(path: str) -> bool:
-    return Path(path).parts[-2:] == (WARM_START, "model")
 
 
 def _refuse(folder: RunFolder, problems: Sequence[str]) -> None:

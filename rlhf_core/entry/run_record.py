@@ -164,11 +164,12 @@ def owned(output: Path, resume: str | None) -> Iterator[RunFolder]:
 
 
 @contextmanager
-def undone_when_refused(folder: RunFolder) -> Iterator[None]:
-    """Around a new run in `folder`, which is owned.
+def undone_when_refused(folder: RunFolder, *, is_resumed: bool = False) -> Iterator[None]:
+    """Around a run in `folder`, which is owned.
 
-    A `UserInputError` before the first update puts the folder back as it was, so that the same `--output` works once
-    the input is mended; after it, a plain `RlhfError` takes its place.
+    A `UserInputError` before the first update of a new run puts the folder back as it was, so that the same `--output`
+    works once the input is mended; after it, and in a resumed run, wrong input is a failure of what has started: a
+    plain `RlhfError`.
     """
     watch = FileWatch(folder)
     before = set(folder.path.iterdir())
@@ -176,20 +177,11 @@ def undone_when_refused(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except UserInputError as error:
-        if _has_updates(folder) and not had_updates:
+        if is_resumed or (_has_updates(folder) and not had_updates):
             raise RlhfError(error.message, where=error.where, hint=error.hint) from error
         for path in set(folder.path.iterdir()) - before if watch.has_folder else ():
             _remove(path)
         raise
-
-
-@contextmanager
-def failed_when_refused() -> Iterator[None]:
-    """Around the rest of a run that goes on from a checkpoint: wrong input is then a failure of what has started."""
-    try:
-        yield
-    except UserInputError as error:
-        raise RlhfError(error.message, where=error.where, hint=error.hint) from error
 
 
 @contextmanager

@@ -40,7 +40,6 @@ from .run_record import (
     RunPlan,
     already_done,
     begin_record,
-    failed_when_refused,
     owned,
     register_run_hooks,
     tell_resume,
@@ -178,7 +177,7 @@ def train_in(
         return replace(read_result(folder.path), already_done=why)
     earlier = None if plan.checkpoint is None else read_run_state(plan.checkpoint)
     with ExitStack() as stack:
-        stack.enter_context(failed_when_refused() if plan.is_resumed else undone_when_refused(folder))
+        stack.enter_context(undone_when_refused(folder, is_resumed=plan.is_resumed))
         stack.enter_context(told_in_summary(folder, earlier))
         stack.enter_context(folder.logging())
         tell_resume(plan)

@@ -118,7 +118,7 @@ class HookRelay:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             self._remove(adapted)
-            raise PluginError(_validation_message(error), where=who, hint=self._did_you_mean(adapted)) from error
+            raise PluginError(" ".join(str(error).split()), where=who, hint=self._did_you_mean(adapted)) from error
         except ValueError as error:
             raise PluginError(str(error), where=who, hint="give each hook plugin its own name") from error
         callers = self._manager.get_hookcallers(adapted) or []
@@ -382,7 +382,3 @@ def _instantiate(plugin: object, who: str) -> object:
         return plugin()
     except Exception as error:
         raise PluginError(f"{type(error).__name__}: {error}", where=who, hint="register an instance instead") from error
-
-
-def _validation_message(error: pluggy.PluginValidationError) -> str:
-    return " ".join(str(error).split())

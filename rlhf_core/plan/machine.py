@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING
@@ -58,10 +59,9 @@ def measure(device: torch.device) -> Machine:
     return Machine(name, flops, large.numel() * 4 / read, call)
 
 
-def _fastest(action: object, device: torch.device) -> float:
+def _fastest(action: Callable[[], object], device: torch.device) -> float:
     import torch
 
-    assert callable(action)
     best = float("inf")
     for _ in range(_ROUNDS):
         started = time.perf_counter()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,4 +62,6 @@ def sample_card_script() -> str:
 def _named(runs: Sequence[Run]) -> list[Run]:
     """Give runs whose folders share a name unique names, by adding their parents' names."""
     names = [run.name for run in runs]
-    return [run.renamed(f"{run.path.parent.name}/{run.name}") if names.count(run.name) > 1 else run for run in runs]
+    return [
+        replace(run, name=f"{run.path.parent.name}/{run.name}") if names.count(run.name) > 1 else run for run in runs
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,6 @@ class Run:
     def is_running(self) -> bool:
         """Whether it goes on, or was killed: its summary is then that of its start."""
         return self.summary.get("status") == "running"
-
-    def renamed(self, name: str) -> Run:
-        """The same run under a unique name."""
-        return replace(self, name=name)
 
     def keys(self) -> list[str]:
         """Metric names, in order of first appearance."""

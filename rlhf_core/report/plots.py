@@ -124,7 +124,7 @@ def _png(figure: Figure, series: Sequence[Series], *, stacked: bool) -> bytes:
         canvas = Canvas(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(canvas)
         axes = canvas.add_subplot()
-        if stacked and _same_steps(series):
+        if stacked and all(each.steps == series[0].steps for each in series):
             _draw_stacked(axes, series)
         else:
             _draw_lines(axes, series, log_scale=figure.log_scale)
@@ -215,7 +215,3 @@ def _limit(axes: Axes, figure: Figure, values: Sequence[float]) -> None:
     if (figure.from_zero and max(values) == 0) or math.isclose(low, high, abs_tol=1e-12):
         high = low + 1.0
     axes.set_ylim(low, high)
-
-
-def _same_steps(series: Sequence[Series]) -> bool:
-    return all(each.steps == series[0].steps for each in series)

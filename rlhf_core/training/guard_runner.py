@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -47,7 +47,8 @@ class GuardRunner:
         self._resolved = resolved
         self._config = config = resolved.run.guards
         self._folder = folder
-        self._skip_rest = False
+        self.skips_rest = False
+        """Whether the episode's remaining updates are left out."""
         self.rollbacks = 0
         """Rollbacks of the run so far."""
         self._finish: Verdict | None = None
@@ -68,14 +69,14 @@ class GuardRunner:
             return
         if verdict.action == "finish":
             self._finish = verdict
-            self._skip_rest = True
+            self.skips_rest = True
             return
         if verdict.action == "skip":
             logger.warning(
                 "guard %s, update %d: %s; the rest of episode %d is skipped",
                 verdict.guard, step, verdict.reason, episode + 1,
             )  # fmt: skip
-            self._skip_rest = True
+            self.skips_rest = True
             return
         self._leave(verdict, step, episode)
 
@@ -135,10 +136,7 @@ class GuardRunner:
 
     def watch(self, source: BatchSource[B]) -> BatchSource[B]:
         """The same episodes, ended early where a guard skips the rest."""
-        return _Watched(source, self._begin_episode, lambda: self._skip_rest)
-
-    def _begin_episode(self) -> None:
-        self._skip_rest = False
+        return _Watched(source, self)
 
     def _leave(self, verdict: Verdict, step: int, episode: int) -> None:
         if verdict.action == "rollback":
@@ -168,19 +166,18 @@ class GuardRunner:
 
 
 class _Watched(Generic[B]):
-    def __init__(self, source: BatchSource[B], begin: Callable[[], None], ended: Callable[[], bool]) -> None:
+    def __init__(self, source: BatchSource[B], runner: GuardRunner) -> None:
         self._source = source
-        self._begin = begin
-        self._ended = ended
+        self._runner = runner
 
     def episode(self, index: int) -> EpisodeBatches[B]:
-        self._begin()
+        self._runner.skips_rest = False
         data = self._source.episode(index)
         return EpisodeBatches(map(self._until_ended, self._until_ended(data.epochs)), data.metrics)
 
     def _until_ended(self, parts: Iterable[P]) -> Iterator[P]:
         for part in parts:
-            if self._ended():
+            if self._runner.skips_rest:
                 return
             yield part
 

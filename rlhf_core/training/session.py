@@ -65,11 +65,8 @@ class TrainerSession:
         self._models = models
         self._parts = parts
         self._hooks = hooks
-        self._combiner = RewardCombiner(
-            resolved.reward_weights,
-            clip=resolved.run.reward_scaling.clip,
-            normalise=resolved.run.reward_scaling.normalise,
-        )
+        scaling, train = resolved.run.reward_scaling, resolved.run.train
+        self._combiner = RewardCombiner(resolved.reward_weights, clip=scaling.clip, normalise=scaling.normalise)
         self._saver = CheckpointSaver(
             CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep),
             strategy=strategy,
@@ -89,17 +86,16 @@ class TrainerSession:
             for role, each in models.trained.items()
         }
         largest = max(self._num_parameters.values())
-        self._tokens = resolved.run.train.micro_batch_tokens or default_tokens(strategy.device.type, largest)
+        self._tokens = train.micro_batch_tokens or default_tokens(strategy.device.type, largest)
         self._releases_memory = fills_host_memory(strategy.device.type, largest)
         self._updater = Updater(
             algorithm,
             strategy,
             models.trained,
             micro_batch_tokens=self._tokens,
-            compiled=resolved.run.train.compile,
+            compiled=train.compile,
         )
         self._publisher = PolicyPublisher(parts.sync, hooks, parts.channel)
-        train = resolved.run.train
         self._plan = BatchPlan(train.train_batch_size, train.epochs_per_episode, strategy.rank, strategy.world_size)
         self._dataset = self._dataset_source()
         self._evaluation = HeldOutEvaluation(

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import click
-
-from ..lazy import LazyCommand, LazyGroup
+from ..lazy import Group
 from ..output import echo, print_json, print_yaml
 from ..run_arguments import RunArguments, run_options, tell_dropped, tell_unread
 
-config = LazyGroup(
+config = Group(
     "config",
-    {
-        "show": LazyCommand(f"{__name__}:show", "Print a run with every default filled in."),
-        "check": LazyCommand(f"{__name__}:check", "Say whether a run file is right."),
-        "schema": LazyCommand(f"{__name__}:schema", "Print the JSON schema of run files."),
-    },
     help="""Show and check run files, and their schema.
 
 \b
@@ -26,7 +19,7 @@ Examples:
 )
 
 
-@click.command("show")
+@config.command("show", short_help="Print a run with every default filled in.")
 @run_options
 def show(request: RunArguments) -> None:
     """Print the run as it will be used: file, flags, --set and every default, as YAML.
@@ -50,7 +43,7 @@ def show(request: RunArguments) -> None:
     print_yaml(redact_mapping(run.to_mapping()))
 
 
-@click.command("check")
+@config.command("check", short_help="Say whether a run file is right.")
 @run_options
 def check(request: RunArguments) -> None:
     """Check a run file with its flags: every option, every plugin. Exits 2 and lists what is wrong.
@@ -76,7 +69,7 @@ def check(request: RunArguments) -> None:
     )
 
 
-@click.command("schema")
+@config.command("schema", short_help="Print the JSON schema of run files.")
 def schema() -> None:
     """Print the JSON schema of run files, with the options of every installed plugin.
 

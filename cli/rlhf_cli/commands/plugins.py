@@ -6,20 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..lazy import LazyCommand, LazyGroup
+from ..lazy import Group
 from ..output import echo, print_json, print_table
+from .plugins_check import check
+from .plugins_new import new
 
 if TYPE_CHECKING:
     from rlhf_core.plugins.discovery import PluginRef
 
-plugins = LazyGroup(
+plugins = Group(
     "plugins",
-    {
-        "list": LazyCommand(f"{__name__}:list_plugins", "List installed plugins; imports none of them."),
-        "show": LazyCommand(f"{__name__}:show", "Show one plugin and its options."),
-        "check": LazyCommand("rlhf_cli.commands.plugins_check:check", "Try plugins and say which are broken."),
-        "new": LazyCommand("rlhf_cli.commands.plugins_new:new", "Make a plugin to start from."),
-    },
     help="""List, show and check installed plugins, or make a new one.
 
 \b
@@ -36,7 +32,7 @@ _CLICK_MARK = "\b\n"
 """Marker that keeps click from wrapping a paragraph of a command's help."""
 
 
-@click.command("list")
+@plugins.command("list", short_help="List installed plugins; imports none of them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_plugins(as_json: bool) -> None:
     """List installed plugins: kind, name, distribution, version. Reads metadata only; imports none of them.
@@ -75,7 +71,7 @@ def _row(ref: PluginRef) -> dict[str, str]:
     }
 
 
-@click.command("show")
+@plugins.command("show", short_help="Show one plugin and its options.")
 @click.argument("plugin", metavar="[KIND/]NAME")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the JSON schema of the options.")
 def show(plugin: str, as_json: bool) -> None:
@@ -128,6 +124,10 @@ def show(plugin: str, as_json: bool) -> None:
     if core is not None:
         echo("")
         print_table(["read by core", "type", "default", "description"], option_rows(core))
+
+
+plugins.add_command(check)
+plugins.add_command(new)
 
 
 def _kind_of(name: str) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rlhf_core.plugins.discovery import PluginRef
 
 
-@click.command("check")
+@click.command("check", short_help="Try plugins and say which are broken.")
 @click.argument("name", metavar="[NAME | KIND/NAME]", required=False)
 def check(name: str | None) -> int:
     """Try every plugin (or those of that name), each in a separate process, without a GPU.

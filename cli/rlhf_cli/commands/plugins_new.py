@@ -9,7 +9,7 @@ import click
 from ..output import echo
 
 
-@click.command("new")
+@click.command("new", short_help="Make a plugin to start from.")
 @click.argument("kind")
 @click.argument("name")
 @click.option("--output", type=click.Path(path_type=Path), help="The folder to make.  [default: rlhf-KIND-NAME]")

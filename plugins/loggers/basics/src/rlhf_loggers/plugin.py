@@ -17,7 +17,7 @@ tensorboard = Component(
 wandb = Component(
     summary="A Weights & Biases run.",
     config=WandbConfig,
-    build="rlhf_loggers.wandb:build",
+    build="rlhf_loggers.wandb:WandbLogger",
     requires=("wandb",),
     install="pip install 'rlhf-loggers[wandb]'",
 )

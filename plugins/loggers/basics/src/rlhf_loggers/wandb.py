@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.components import LoggerContext
@@ -36,24 +35,15 @@ class WandbLogger:
     def _open(self) -> Any:
         folder = self._context.run_folder
         folder.mkdir(parents=True, exist_ok=True)
+        known = folder / _RUN_ID
         run = import_module("wandb").init(
             project=self._config.project,
             name=self._config.run_name or folder.name,
             dir=str(folder),
             config=dict(self._context.run),
             mode=self._config.mode or os.environ.get("WANDB_MODE"),
-            id=_read_id(folder),
+            id=known.read_text(encoding="utf-8").strip() if known.exists() else None,
             resume="allow",
         )
-        (folder / _RUN_ID).write_text(f"{run.id}\n", encoding="utf-8")
+        known.write_text(f"{run.id}\n", encoding="utf-8")
         return run
-
-
-def _read_id(folder: Path) -> str | None:
-    path = folder / _RUN_ID
-    return path.read_text(encoding="utf-8").strip() if path.exists() else None
-
-
-def build(config: WandbConfig, context: LoggerContext) -> WandbLogger:
-    """The logger of `logging: {wandb: …}`."""
-    return WandbLogger(config, context)

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.components import LoggerContext
@@ -46,7 +45,11 @@ class MlflowLogger:
         from mlflow.entities import Param, RunStatus
 
         folder = self._context.run_folder
-        store = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or _own_store(folder)
+        store = (
+            self._config.tracking_uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+        )
         self._client = MlflowClient(tracking_uri=store)
         known = folder / _RUN_ID
         if known.exists():
@@ -63,10 +66,6 @@ class MlflowLogger:
         known.write_text(f"{self._run_id}\n", encoding="utf-8")
 
 
-def _own_store(folder: Path) -> str:
-    return f"sqlite:///{(folder / 'mlflow.db').absolute()}"
-
-
 def _flat(run: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Dotted key -> value as text, of a run file; lists stay whole."""
     for key, value in run.items():
@@ -74,8 +73,3 @@ def _flat(run: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
-
-
-def build(config: MlflowConfig, context: LoggerContext) -> MlflowLogger:
-    """The logger of `logging: {mlflow: …}`."""
-    return MlflowLogger(config, context)

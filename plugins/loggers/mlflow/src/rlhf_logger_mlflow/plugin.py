@@ -24,7 +24,7 @@ class MlflowConfig(Section):
 mlflow = Component(
     summary="A run of an MLflow experiment.",
     config=MlflowConfig,
-    build="rlhf_logger_mlflow.logger:build",
+    build="rlhf_logger_mlflow.logger:MlflowLogger",
     requires=("mlflow",),
     install="pip install 'rlhf-logger-mlflow[mlflow]'",
 )

@@ -42,8 +42,3 @@ class TrackioLogger:
                 resume="allow",
                 embed=False,
             )
-
-
-def build(config: TrackioConfig, context: LoggerContext) -> TrackioLogger:
-    """The logger of `logging: {trackio: …}`."""
-    return TrackioLogger(config, context)

@@ -21,7 +21,7 @@ class TrackioConfig(Section):
 trackio = Component(
     summary="A run of a Trackio project, on this machine.",
     config=TrackioConfig,
-    build="rlhf_logger_trackio.logger:build",
+    build="rlhf_logger_trackio.logger:TrackioLogger",
     requires=("trackio",),
     install="pip install 'rlhf-logger-trackio[trackio]'",
 )
