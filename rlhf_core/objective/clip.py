@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PositiveFloat
 
-if TYPE_CHECKING:  # checking a run file reads the options below; only the loss needs torch
+from .. import functional  # loads torch when the loss is computed, not when its options are read
+
+if TYPE_CHECKING:
     from ..functional import PolicyLoss, PolicyLossInput
 
 
@@ -18,9 +20,7 @@ def clip(
     dual_clip: Annotated[float, Field(gt=1)] | None = None,
 ) -> PolicyLoss:
     """PPO's clipped ratio (Schulman 2017); `clip_eps_high` above `clip_eps` is DAPO's clip-higher (Yu 2025)."""
-    from ..functional import ppo_policy_loss
-
-    return ppo_policy_loss(
+    return functional.ppo_policy_loss(
         batch.log_probs,
         batch.old_log_probs,
         batch.advantages,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .. import functional
 from ..algorithm import needs_greedy_answer, needs_of
 from ..errors import ConfigError, RlhfError
 from ..whole import KL_PENALTY, LENGTH_PENALTY, Whole
@@ -46,8 +47,6 @@ def estimated(
     """
     import torch
 
-    from ..functional import AdvantageInput, masked_sum, to_tokens, turn_ids
-
     mask, scores, greedy = episode.action_mask, shaped.scores, whole.scalars.greedy_scores
     if greedy is None and needs_greedy_answer(estimator):
         raise RlhfError(
@@ -55,7 +54,7 @@ def estimated(
             where="algorithm.advantage",
             hint="let the algorithm's needs_greedy_answer say so, and the run's makers make one",
         )
-    given = AdvantageInput(
+    given = functional.AdvantageInput(
         rewards,
         mask,
         episode.group_ids,
@@ -68,7 +67,7 @@ def estimated(
         trainer_log_probs=episode.trainer_log_probs,
         reference_log_probs=episode.reference_log_probs,
         named_rewards=episode.rewards,
-        turn_ids=None if episode.turn_rewards is None else turn_ids(mask),
+        turn_ids=None if episode.turn_rewards is None else functional.turn_ids(mask),
     )
     if needs_of(estimator) != "scalars":
         return _checked(estimator(given), mask.shape)
@@ -82,10 +81,10 @@ def estimated(
         whole.scalars,
         scores=scores,
         totals=totals,
-        kl=None if kl is None else whole.of_all(masked_sum(kl.double(), mask, dim=-1)),
+        kl=None if kl is None else whole.of_all(functional.masked_sum(kl.double(), mask, dim=-1)),
         rewards=named,
     )
-    return to_tokens(whole.here(_checked(estimator(scalars), scores.shape)), mask)
+    return functional.to_tokens(whole.here(_checked(estimator(scalars), scores.shape)), mask)
 
 
 def check_groups(algorithm: str, estimator: Callable[..., Any] | None, samples_per_prompt: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from ... import functional
 from ...algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
 from ...objective.estimate import ShapedScores, estimated
 from ...rewards.combiner import RewardCombiner
@@ -131,13 +132,11 @@ class _Estimating:
 
 
 def _computed(estimator: Estimator, episode: Experience) -> Tensor:
-    from ...functional import kl_estimate, token_rewards
-
     assert episode.reference_log_probs is not None
     whole = whole_of(episode)
     shaped = ShapedScores(whole.scalars.scores, None, {})
-    kl = kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
-    rewards = token_rewards(whole.here(shaped.scores), kl, 0.1, episode.action_mask)
+    kl = functional.kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
+    rewards = functional.token_rewards(whole.here(shaped.scores), kl, 0.1, episode.action_mask)
     return estimated(estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=True)
 
 

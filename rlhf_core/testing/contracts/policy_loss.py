@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from ... import functional
 from .functions import FunctionContract
 
 if TYPE_CHECKING:
@@ -37,10 +38,8 @@ class PolicyLossContract(FunctionContract):
     def test_losses_are_numbers_of_the_tokens_that_count(self, function: Loss, batch: PolicyLossInput) -> None:
         import torch
 
-        from ...functional import PolicyLoss
-
         found = function(batch)
-        assert isinstance(found, PolicyLoss), f"it returns a {type(found).__name__}, not a PolicyLoss"
+        assert isinstance(found, functional.PolicyLoss), f"it returns a {type(found).__name__}, not a PolicyLoss"
         for name, values in (("losses", found.losses), ("ratio", found.ratio)):
             assert values.shape == batch.mask.shape, f"{name} are {tuple(values.shape)}: [B, A] of the batch"
             assert values.dtype == torch.float32, f"{name} are {values.dtype}, not float32"
@@ -115,17 +114,15 @@ class PolicyLossContract(FunctionContract):
 def _batch(distance: float) -> PolicyLossInput:
     import torch
 
-    from ...functional import PolicyLossInput, mask_from_lengths
-
     generator = torch.Generator().manual_seed(7)
-    mask = mask_from_lengths(torch.tensor([4, 1, 6, 3, 0, 5]), 6)
+    mask = functional.mask_from_lengths(torch.tensor([4, 1, 6, 3, 0, 5]), 6)
     mask[2, 2:4] = False  # an observation between two turns
     old = -torch.rand(mask.shape, generator=generator) * 3 - 0.05
     moved = (torch.rand(mask.shape, generator=generator) - 0.5) * 2 * distance
     advantages = torch.randn(mask.shape, generator=generator)
     log_probs = (old + moved).clamp(max=-1e-3) if distance < 10 else old + moved
     marked = (torch.rand(mask.shape, generator=generator) < 0.3) & mask if distance else None
-    return PolicyLossInput(log_probs.requires_grad_(), old, advantages, mask, marked)
+    return functional.PolicyLossInput(log_probs.requires_grad_(), old, advantages, mask, marked)
 
 
 def _mapped(batch: PolicyLossInput, change: Callable[[Tensor], Tensor]) -> PolicyLossInput:

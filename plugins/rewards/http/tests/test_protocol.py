@@ -59,6 +59,10 @@ def test_the_least_a_request_may_say():
             b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"","messages":"hi"}]}',
             "messages should be list or null",
         ),
+        (
+            b'{"protocol":1,"samples":[{"sample_id":1,"prompt":"a","completion":"","policy_versions":7}]}',
+            "policy_versions should be list",
+        ),
     ],
 )
 def test_a_request_that_is_none_says_what_is_wrong(body, said):

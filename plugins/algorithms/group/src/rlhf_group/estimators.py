@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+import rlhf_core.functional as functional  # loads torch when it computes, not when options are read
 from rlhf_core.algorithm import needs
 from rlhf_core.whole import KL_PENALTY
 
-if TYPE_CHECKING:  # checking a run file reads the options below; only estimates need torch
+if TYPE_CHECKING:
     from torch import Tensor
 
     from rlhf_core.functional import AdvantageInput
@@ -19,10 +20,8 @@ if TYPE_CHECKING:  # checking a run file reads the options below; only estimates
 @needs("scalars", compares_answers=True)
 def group_normalised(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """(reward - mean of its group) / deviation of its group, on every token (Shao 2024; Liu 2025 does not divide)."""
-    from rlhf_core.functional import group_normalised as normalised
-
     assert episode.totals is not None
-    return normalised(
+    return functional.group_normalised(
         episode.totals,
         episode.group_ids,
         sample_ids=episode.row_sample_ids,
@@ -40,9 +39,9 @@ def leave_one_out(episode: EpisodeScalars) -> Tensor:
 @needs("row")
 def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Tensor:
     """Sum of the rewards from each token on, whitened over all tokens of the episode (Hu 2025)."""
-    from rlhf_core.functional import masked_whiten, rewards_to_go
-
-    return masked_whiten(rewards_to_go(rows.rewards, rows.mask, gamma), rows.mask, all_reduce=rows.all_reduce)
+    return functional.masked_whiten(
+        functional.rewards_to_go(rows.rewards, rows.mask, gamma), rows.mask, all_reduce=rows.all_reduce
+    )
 
 
 @needs("row", greedy_answer=True)
@@ -51,18 +50,14 @@ def remax(rows: AdvantageInput) -> Tensor:
 
     The greedy answer is the current policy's, one more answer a prompt; its score has neither KL nor length penalty.
     """
-    from rlhf_core.functional import rewards_to_go
-
     assert rows.greedy_scores is not None
-    return (rewards_to_go(rows.rewards, rows.mask) - rows.greedy_scores.unsqueeze(-1)) * rows.mask
+    return (functional.rewards_to_go(rows.rewards, rows.mask) - rows.greedy_scores.unsqueeze(-1)) * rows.mask
 
 
 @needs("scalars", compares_answers=True)
 def group_whitened(episode: EpisodeScalars) -> Tensor:
     """reward - mean of its group on every token, whitened over the episode (REINFORCE++-baseline, Hu 2025)."""
-    from rlhf_core.functional import whitened_by_counts
-
-    return whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
+    return functional.whitened_by_counts(group_normalised(episode, divide_by_std=False), episode.lengths)
 
 
 @needs("scalars", compares_answers=True)
@@ -74,12 +69,9 @@ def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: 
     """
     import torch
 
-    from rlhf_core.functional import group_normalised as normalised
-    from rlhf_core.functional import whitened_by_counts
-
     total = torch.zeros_like(episode.scores)
     for name, reward in episode.rewards.items():
-        part = normalised(
+        part = functional.group_normalised(
             reward,
             episode.group_ids,
             sample_ids=episode.row_sample_ids,
@@ -87,7 +79,7 @@ def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: 
             leave_one_out=leave_one_out,
         )
         total = total + episode.weights.get(name, 1.0) * part
-    return whitened_by_counts(total, episode.lengths)
+    return functional.whitened_by_counts(total, episode.lengths)
 
 
 @needs("scalars", compares_answers=True)
@@ -97,8 +89,6 @@ def pass_at_k(episode: EpisodeScalars, *, divide_by_std: bool = True) -> Tensor:
     k is train.samples_per_prompt. Only a single best answer of a group has an advantage; two of them have none.
     """
     import torch
-
-    from rlhf_core.functional import group_normalised as normalised
 
     assert episode.totals is not None
     _, sample = torch.unique(episode.sample_ids, return_inverse=True)
@@ -113,7 +103,9 @@ def pass_at_k(episode: EpisodeScalars, *, divide_by_std: bool = True) -> Tensor:
     gain = torch.where(is_best & (num_best == 1) & others.isfinite(), reward - others, 0.0)[sample]
     if divide_by_std:
         ids = episode.row_sample_ids
-        centred = normalised(episode.totals, episode.group_ids, sample_ids=ids, divide_by_std=False)
-        scaled = normalised(episode.totals, episode.group_ids, sample_ids=ids)  # centred / (deviation + 1e-6)
+        centred = functional.group_normalised(episode.totals, episode.group_ids, sample_ids=ids, divide_by_std=False)
+        scaled = functional.group_normalised(
+            episode.totals, episode.group_ids, sample_ids=ids
+        )  # centred / (deviation + 1e-6)
         gain = torch.where(gain > 0, gain * scaled / centred, 0.0)
     return gain.float()

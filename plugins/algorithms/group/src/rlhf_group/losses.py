@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-if TYPE_CHECKING:  # checking a run file reads the options below; only losses need torch
+import rlhf_core.functional as functional  # loads torch when a loss is computed, not when its options are read
+
+if TYPE_CHECKING:
     from rlhf_core.functional import PolicyLoss, PolicyLossInput
 
 
@@ -17,9 +19,7 @@ def gspo(
     clip_eps_high: PositiveFloat | None = 4e-4,
 ) -> PolicyLoss:
     """The clip on the length-normalised ratio of the whole sequence (GSPO, Zheng 2025; its bounds, section 5.1)."""
-    from rlhf_core.functional import ppo_policy_loss
-
-    return ppo_policy_loss(
+    return functional.ppo_policy_loss(
         batch.log_probs,
         batch.old_log_probs,
         batch.advantages,
@@ -40,9 +40,7 @@ def cispo(
 
     By default the ratio is bounded above only, at 5 (ScaleRL, Khatri 2025).
     """
-    from rlhf_core.functional import cispo_policy_loss
-
-    return cispo_policy_loss(
+    return functional.cispo_policy_loss(
         batch.log_probs,
         batch.old_log_probs,
         batch.advantages,
@@ -61,14 +59,12 @@ def sapo(
     """
     import torch
 
-    from rlhf_core.functional import PolicyLoss, importance_ratio
-
-    ratio = importance_ratio(batch.log_probs, batch.old_log_probs, batch.mask)
+    ratio = functional.importance_ratio(batch.log_probs, batch.old_log_probs, batch.mask)
     advantages = torch.where(batch.mask, batch.advantages, 0.0)
     tau = torch.where(advantages > 0, tau_positive, tau_negative)
     losses = -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages
     nowhere = torch.zeros_like(batch.mask)
-    return PolicyLoss(torch.where(batch.mask, losses, 0.0), ratio.detach(), nowhere, nowhere)
+    return functional.PolicyLoss(torch.where(batch.mask, losses, 0.0), ratio.detach(), nowhere, nowhere)
 
 
 def gmpo(
@@ -81,17 +77,17 @@ def gmpo(
     """
     import torch
 
-    from rlhf_core.functional import PolicyLoss, clamp_log_ratio, masked_mean
-
     mask = batch.mask
     advantages = torch.where(mask, batch.advantages, 0.0)
     log_ratio = torch.where(mask, batch.log_probs - batch.old_log_probs, 0.0)
     inside = log_ratio.clamp(-clip_eps, clip_eps if clip_eps_high is None else clip_eps_high)
     kept = torch.where(advantages > 0, torch.minimum(log_ratio, inside), torch.maximum(log_ratio, inside))
-    mean = masked_mean(kept, mask, dim=-1).unsqueeze(-1).detach()
-    ratio = clamp_log_ratio(torch.where(mask, mean + kept - kept.detach(), 0.0)).exp()
+    mean = functional.masked_mean(kept, mask, dim=-1).unsqueeze(-1).detach()
+    ratio = functional.clamp_log_ratio(torch.where(mask, mean + kept - kept.detach(), 0.0)).exp()
     clipped = (kept != log_ratio).detach() & mask
-    return PolicyLoss(torch.where(mask, -ratio * advantages, 0.0), ratio.detach(), clipped, torch.zeros_like(mask))
+    return functional.PolicyLoss(
+        torch.where(mask, -ratio * advantages, 0.0), ratio.detach(), clipped, torch.zeros_like(mask)
+    )
 
 
 def dppo(
@@ -109,8 +105,6 @@ def dppo(
     """
     import torch
 
-    from rlhf_core.functional import PolicyLoss, importance_ratio
-
     mask = batch.mask
     advantages, new, old = (torch.where(mask, x, 0.0) for x in (batch.advantages, batch.log_probs, batch.old_log_probs))
     now, before = new.detach().double().exp(), old.double().exp()
@@ -122,6 +116,6 @@ def dppo(
         far = before * (old - new.detach()).double() + other_before * (other_before.log() - other.log())
     bound = torch.where(advantages > 0, clip_eps if clip_eps_high is None else clip_eps_high, clip_eps)
     clipped = (far > bound) & (moved * advantages > 0) & mask
-    ratio = importance_ratio(batch.log_probs, batch.old_log_probs, mask).detach()
+    ratio = functional.importance_ratio(batch.log_probs, batch.old_log_probs, mask).detach()
     losses = -ratio.clamp(max=max_ratio) * advantages * new
-    return PolicyLoss(torch.where(mask & ~clipped, losses, 0.0), ratio, clipped, torch.zeros_like(mask))
+    return functional.PolicyLoss(torch.where(mask & ~clipped, losses, 0.0), ratio, clipped, torch.zeros_like(mask))

@@ -154,26 +154,23 @@ class HfEngine:
         version = self._policy_version
         try:
             while batch.busy:
-                yield from self._advance(batch, version)
+                if version != self._policy_version:
+                    raise SyncError(
+                        f"weights of version {self._policy_version} arrived while version {version} was generating",
+                        where="engine hf",
+                        hint="take all completions of a generate call before publishing",
+                    )
+                finished: list[Row] = []
+                # Generation mode ends before every yield: the caller may train, or switch an adapter off, in between.
+                with self._generating():
+                    while batch.busy and not finished:
+                        finished = batch.step()
+                for row in finished:
+                    yield row.completion(version)
         finally:
             # A shared module is about to be trained: packed copies would only take its memory.
             if not self._owns_weights:
                 self._packed = None
-
-    def _advance(self, batch: SlotBatch | LockstepBatch, version: int) -> Iterator[Completion]:
-        if version != self._policy_version:
-            raise SyncError(
-                f"weights of version {self._policy_version} arrived while version {version} was generating",
-                where="engine hf",
-                hint="take all completions of a generate call before publishing",
-            )
-        # Leave generation mode before every yield: the caller may train, or switch an adapter off, in between.
-        finished: list[Row] = []
-        with self._generating():
-            while batch.busy and not finished:
-                finished = batch.step()
-        for row in finished:
-            yield row.completion(version)
 
     @contextmanager
     def _generating(self) -> Iterator[None]:

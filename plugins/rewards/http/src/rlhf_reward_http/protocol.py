@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from rlhf_core.types import Rollout, Turn
@@ -22,6 +22,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "answer": None,
     "metadata": {},
     "policy_version": 0,
+    "policy_versions": [],
     "finish_reason": "stop",
     "action_mask": None,
     "group_id": 0,
@@ -39,6 +40,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "logprobs": (list,),
     "metadata": (dict,),
     "policy_version": (int,),
+    "policy_versions": (list,),
     "finish_reason": (str,),
     "action_mask": (list, type(None)),
     "group_id": (int,),
@@ -46,7 +48,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "turns": (list,),
 }
 _FIELDS = tuple(field.name for field in fields(Rollout))
-assert all(field.default is not MISSING or field.name in {*_KINDS, "answer"} for field in fields(Rollout))
+assert set(_FIELDS) == {*_KINDS, "answer"}
 
 
 class ProtocolError(ValueError):
