@@ -149,11 +149,17 @@ class Selector:
         return self.problems.validate(model, {key: data[key] for key in model.model_fields if key in data}, path)
 
     def _check_files(self, options: Mapping[str, Any], path: str) -> None:
-        """Add a problem for each file of code that a plugin's options name, such as functions for tools."""
-        for key, value in options.items() if self.trust.runs else ():
+        """Add a problem for each file of code that a plugin's options name, such as a filter or functions for tools.
+
+        What may not be run is one; where nothing is run, a file that is not there.
+        """
+        for key, value in options.items():
             for file in sorted(referenced_files(value)):
                 try:
-                    self.trust.check(file, f"{path}.{key}")
+                    if self.trust.runs:
+                        self.trust.check(file, f"{path}.{key}")
+                    elif not file.is_file():
+                        self.problems.add(f"{path}.{key}", f"no such file: {file}", "paths start at the current folder")
                 except PluginError as error:
                     self.problems.add_error(f"{path}.{key}", error)
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, get_args
 from ..config.sections import EnvironmentConfig
 from ..errors import DataError, EpisodeError, RlhfError
 from ..types import Prompt
+from ..util.error_text import error_text
 from ..util.printable import printable
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
 from .episode import Episode, Record
@@ -273,7 +274,7 @@ async def run_environment(make: Make, call: Caller, episode: Playable) -> Outcom
 
 def said(error: BaseException) -> str:
     """The error's text, as the end of a sentence about the call that raised it."""
-    return f"raised {type(error).__name__}: {printable(str(error))}"
+    return f"raised {printable(error_text(error))}"
 
 
 def _checked(found: object, episode: Playable) -> Outcome:

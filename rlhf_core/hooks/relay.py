@@ -20,6 +20,7 @@ import pluggy
 
 from ..errors import HookError, PluginError, RlhfError
 from ..hookspecs import PREFIX, PROJECT, SPECS
+from ..util.error_text import error_text
 from .seed_callbacks import adapt_callback
 
 logger = logging.getLogger("rlhf")
@@ -362,7 +363,7 @@ def _named_wrapper(function: Callable[..., Any], hook: str, who: str, collect: C
 def _name_error(error: Exception, hook: str, who: str) -> RlhfError:
     if isinstance(error, RlhfError):
         return error
-    named = HookError(f"{hook} raised {type(error).__name__}: {error}", where=who)
+    named = HookError(f"{hook} raised {error_text(error)}", where=who)
     named.__cause__ = error
     return named
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
@@ -23,6 +22,7 @@ from pydantic import BaseModel
 from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
+from ..util.error_text import error_text
 from .functions import class_component, function_component, load_function_file
 from .known import KNOWN
 from .source import read_options
@@ -332,10 +332,8 @@ def resolve_build(selected: Selected) -> Callable[..., Any]:
             error.raised_by(selected.label)
             raise
         except Exception as error:  # a stranger's build may raise anything
-            place = traceback.extract_tb(error.__traceback__)[-1]
             raise PluginError(
-                f"{selected.component.build or selected.name} raised {type(error).__name__}: {error} "
-                f"({place.filename}, line {place.lineno})",
+                f"{selected.component.build or selected.name} raised {error_text(error)}",
                 where=selected.label,
                 hint="if its options are right, the plugin is broken: tell its authors",
             ) from error

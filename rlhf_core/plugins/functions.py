@@ -24,6 +24,7 @@ from pydantic.errors import PydanticUserError
 from ..components import Component
 from ..errors import PluginError
 from ..util.did_you_mean import suggestion
+from ..util.error_text import error_text
 from .environment_shape import check_shape
 from .trust import EVERY_FILE, FileTrust, split_reference
 
@@ -106,7 +107,7 @@ def run_file(path: Path, where: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's file may raise anything
         sys.modules.pop(module_name, None)
-        raise PluginError(f"{path.name} fails to run: {type(error).__name__}: {error}", where=where) from error
+        raise PluginError(f"{path.name} fails to run: {error_text(error)}", where=where, hint="mend it") from error
     return module
 
 

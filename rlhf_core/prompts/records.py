@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import DataError
 from ..protocols import PromptSource
+from ..util.error_text import error_text
 from .encoder import Record
 
 _CHUNK = 1024
@@ -92,7 +93,7 @@ class Selecting:
         try:
             return None if self.keep is None or self.keep(record) else "filtered"
         except Exception as error:  # the user's function may raise anything
-            raise DataError(f"prompts.filter fails on it: {type(error).__name__}: {error}", where=name) from error
+            raise DataError(f"prompts.filter fails on it: {error_text(error)}", where=name) from error
 
 
 def raise_wrong(errors: Mapping[int, DataError], total: int) -> None:

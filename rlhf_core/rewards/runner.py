@@ -14,6 +14,7 @@ from ..config.sections import RewardCallOptions
 from ..distributed.lock_watch import lock_watch
 from ..errors import RewardError
 from ..types import Rollout
+from ..util.error_text import error_text
 from ..util.printable import printable
 from .cache import ScoreCache, cache_key, reward_identity
 from .isolation import IsolatedReward
@@ -172,9 +173,9 @@ class RewardRunner:
         except RewardFault as fault:
             return [fault] * len(batch)
         except BaseException as error:  # third-party code may raise anything, KeyboardInterrupt included
-            raised = RewardFault(f"raised {type(error).__name__}: {error}")
-            raised.__cause__ = error
-            return [raised] * len(batch)
+            fault = RewardFault(f"raised {error_text(error)}")
+            fault.__cause__ = error
+            return [fault] * len(batch)
         finally:
             self._count(calls=1, seconds=time.perf_counter() - started)
 

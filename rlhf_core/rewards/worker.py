@@ -16,6 +16,7 @@ from typing import Any
 
 from ..distributed.parent_watch import killed_with_parent
 from ..types import Rollout
+from ..util.error_text import error_text
 from .values import BadScore, RewardFault, TurnScores, read_scores
 
 _MAX_REASON_CHARS = 10_000
@@ -59,7 +60,7 @@ def _score(reward: Callable[..., Any], rollouts: Sequence[Rollout], loop: asynci
     except RewardFault as fault:
         return failed(str(fault))
     except BaseException as error:  # a stranger's function may raise anything, KeyboardInterrupt included
-        return failed(f"raised {type(error).__name__}: {error}")
+        return failed(f"raised {error_text(error)}")
 
 
 class BadAnswer(ValueError):

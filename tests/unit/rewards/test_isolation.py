@@ -49,7 +49,7 @@ def test_one_process_is_kept_and_is_not_ours(isolated, rollouts):
     [
         ("segfaults", "crashed: its process was ended by SIGSEGV"),
         ("dies", "ended its process with exit code 7"),
-        ("raises", "raised KeyError: 'no such model'"),
+        ("raises", r"raised KeyError: 'no such model' \(\S*faulty_rewards.py, line \d+\)"),
         ("wrong_count", "returned 1 values for 4 samples"),
         ("not_numbers", r"answered 'good' \(str\) is no number"),
         ("missing", 'has no function "missing"'),

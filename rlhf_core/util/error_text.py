@@ -1,0 +1,40 @@
+"""What code of others raised, and on which line of its own file."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from itertools import dropwhile
+from pathlib import Path
+from traceback import extract_tb
+
+_CORE = str(Path(__file__).parents[1])
+_STANDARD = sysconfig.get_path("stdlib")
+
+
+def error_text(error: BaseException) -> str:
+    """`KeyError: 'level' (rewards/mine.py, line 7)`.
+
+    The line is the last one in the file that core called, whatever that called in turn; where core itself raised
+    there is none.
+    """
+    place = _own_line(error)
+    return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+
+
+def _own_line(error: BaseException) -> str:
+    called = []
+    for frame in extract_tb(error.__traceback__):
+        called = [] if frame.filename.startswith(_CORE) else [*called, frame]
+    own = list(dropwhile(lambda frame: _is_standard(frame.filename), called))
+    lines = [frame.lineno for frame in own if frame.filename == own[0].filename]
+    return f"{_shown(own[0].filename)}, line {lines[-1]}" if own else ""
+
+
+def _shown(file: str) -> str:
+    """The path from the current folder, where it lies below that."""
+    return file.removeprefix(f"{os.getcwd()}/")
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith(("<", _STANDARD)) and "site-packages" not in file

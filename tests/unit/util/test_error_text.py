@@ -1,0 +1,32 @@
+"""The line that an error of someone else's code is told with."""
+
+import json
+
+import pytest
+
+from rlhf_core.errors import DataError
+from rlhf_core.plugins.functions import run_file
+from rlhf_core.prompts.records import is_kept
+from rlhf_core.util.error_text import error_text
+
+FILE = """
+import json
+
+def level(record):
+    return inner(record)
+
+def inner(record):
+    return json.loads(record["level"])
+"""
+
+
+def test_the_line_is_the_last_one_of_the_file_that_core_called(tmp_path, monkeypatch):
+    """Not that of the library which it calls."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE)
+    with pytest.raises(DataError, match=r"fails on it: JSONDecodeError: .* \(mine.py, line 8\)"):
+        is_kept(run_file(tmp_path / "mine.py", "a filter").level, {"level": "{"}, "record 1")
+
+
+def test_an_error_without_a_file_of_others_has_no_line():
+    assert error_text(json.JSONDecodeError("no", "", 0)) == "JSONDecodeError: no: line 1 column 1 (char 0)"
