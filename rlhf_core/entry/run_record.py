@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
 from ..hookspecs import Verdict
 from ..plugins.trust import FileTrust, referenced_files
+from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import RunState, read_run_state
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
 from ..runfolder.control_box import ControlBox
@@ -91,6 +93,8 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
                 "changes": [change.to_json() for change in plan.changes],
             },
         )
+    if told := left_out(plan.data_counts):
+        logger.warning(told) if plan.data_counts.get("too_long") else logger.info(told)
     if plan.origin is not None:
         _tell_recreation(folder, RunFolder.read(plan.origin), config, manifest)
 
@@ -141,6 +145,15 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
                 yield f"{key}.{name}: {before[key].get(name)!r} -> {value.get(name)!r}"
         else:
             yield f"{key}: {before[key]!r} -> {value!r}"
+
+
+def refuse_output(path: Path) -> None:
+    """Raise `UserInputError` for what cannot be the folder of a new run: it holds one, or cannot be made."""
+    RunFolder(path).refuse_run()
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "is no folder that can be written to" if there.is_dir() else "is a file, not a folder"
+        raise UserInputError(f"{there} {what}", where=str(path), hint="choose another --output")
 
 
 @contextmanager

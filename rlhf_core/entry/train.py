@@ -41,6 +41,7 @@ from .run_record import (
     already_done,
     begin_record,
     owned,
+    refuse_output,
     register_run_hooks,
     tell_resume,
     told_in_summary,
@@ -101,7 +102,7 @@ def train(
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
     if dry_run and resume is None and output is not None:
-        RunFolder(Path(output)).refuse_run()
+        refuse_output(Path(output))
     prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run)
     environment = prepared.environment
     path = None if output is None else Path(output)

@@ -38,7 +38,9 @@ def check_model(config: ModelConfig) -> None:
     folder = Path(path)
     if not os.path.exists(folder):
         if path.startswith((".", "/", "~")) or path.count("/") != 1:
-            raise UserInputError(f"there is no folder {path!r}", where=WHERE, hint="check the path, or give a hub name")
+            raise UserInputError(
+                f"there is no folder {path!r}", where=WHERE, hint="check the path, or give a hub name: OWNER/NAME"
+            )
         return
     if not folder.is_dir():
         raise UserInputError(f"{path!r} is a file, not a model folder", where=WHERE)
@@ -81,7 +83,9 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # `tokenizers` raises plain exceptions on a broken file
         raise UserInputError(
-            f"cannot load the tokenizer of {config.path!r}: {first_line(error)}", where=WHERE
+            f"cannot load the tokenizer of {config.path!r}: {first_line(error)}",
+            where=WHERE,
+            hint=None if Path(config.path).exists() else "check the name and the network, or give a model's folder",
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -182,6 +182,15 @@ class Selected:
         self._measured = []
 
 
+def left_out(counts: Mapping[str, int]) -> str:
+    """`3 of 9 prompts are left out: too_long 2, filtered 1`; empty where all are used."""
+    reasons = {reason: count for reason, count in counts.items() if reason != "records" and count}
+    if not reasons:
+        return ""
+    told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
+    return f"{sum(reasons.values()):,} of {counts['records']:,} prompts are left out: {told}"
+
+
 def records_digest(source: PromptSource) -> str:
     """Hexadecimal SHA-256 of what all records say, however they are written down."""
     digest = sha256()

@@ -188,13 +188,14 @@ class RunFolder:
         return any(file.exists() for file in (self.config, self.manifest, self.metrics, self.checkpoints))
 
     def refuse_run(self) -> None:
-        """Raise `UserInputError` where it holds a run already."""
+        """Raise `UserInputError` where it holds a run already, or what a new one would replace."""
+        others = [each.name for each in (self.model, self.samples) if each.exists()]
         if self.holds_run:
-            raise UserInputError(
-                "this folder already holds a run",
-                where=str(self.path),
-                hint="go on with it: --resume auto; or start anew with another --output",
-            )
+            hint = "go on with it: --resume auto; or start anew with another --output"
+            raise UserInputError("this folder already holds a run", where=str(self.path), hint=hint)
+        if others:
+            what = f"this folder holds {' and '.join(others)} of no run, which a run would replace"
+            raise UserInputError(what, where=str(self.path), hint="choose another --output")
 
     @property
     def has_begun(self) -> bool:

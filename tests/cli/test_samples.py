@@ -41,6 +41,12 @@ def test_the_groups_are_shown_with_their_rewards(folder, capsys):
     )
 
 
+def test_a_run_without_samples_says_why(folder, capsys):
+    (folder / "samples.jsonl").unlink()
+    assert run(["samples", str(folder)]) == 2
+    assert "there are no samples\n  -> a run that learns from a dataset samples none" in capsys.readouterr().err
+
+
 def test_control_characters_of_an_answer_do_not_reach_the_terminal(folder, capsys):
     run(["samples", str(folder), "--show", "best", "--number", "1"])
     said = capsys.readouterr().out

@@ -74,15 +74,6 @@ def test_options_are_checked_from_the_source(place, capsys):
     assert resolve(shown, trust=FileTrust(runs=False)).to_mapping() == shown
 
 
-@pytest.mark.parametrize(
-    "option", ["prompts.filter=gone.py:keep", "environment={name: tools, functions: [gone.py:double]}"]
-)
-def test_a_file_that_is_not_there_is_found_without_running_any(place, capsys, option):
-    message = says(capsys, "config", "check", "theirs/run.yaml", "--set", option, code=2)
-    assert f"no such file: {place}/gone.py" in message
-    assert message.startswith("error: theirs/run.yaml: " + option.partition("=")[0])
-
-
 def test_a_run_runs_files_below_its_file_or_named_or_trusted(place, capsys):
     says(capsys, "train", "theirs/run.yaml", "--dry-run")
     assert ran() == ["theirs/in/mine.py"]

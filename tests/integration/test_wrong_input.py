@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import yaml
@@ -274,6 +275,37 @@ def test_a_dry_run_refuses_a_folder_that_holds_a_run(tmp_path, capsys):
     for flags in ([str(run)], []):
         assert rlhf(["train", *flags, "--dry-run", "--output", str(tmp_path / "out")]) == 2
         assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option", ["prompts.filter=gone.py:keep", "environment={name: tools, functions: [gone.py:double]}"]
+)
+def test_a_file_of_code_that_is_not_there_is_found_by_a_check(tmp_path, capsys, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    message = refused(["config", "check", write_run(tmp_path), "--set", option], capsys)
+    assert f"{option.partition('=')[0]}" in message
+    assert f"no such file: {tmp_path}/gone.py" in message
+
+
+def test_an_output_that_cannot_be_a_folder_is_found_by_a_dry_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path)
+    Path("file").touch()
+    for flags in ([], ["--dry-run"]):
+        assert "file" in refused(["train", run, *flags, "--output", "file/run"], capsys)
+    assert rlhf(["train", str(run), "--output", ""]) == 2
+    assert "`.` is the current folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_prompts_that_are_left_out_are_told(tmp_path, capsys, dry_run):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "12>", "answer": "12"}\n' * 7 + json.dumps({"prompt": "1" * 99, "answer": "1"}))
+    run = write_run(tmp_path, {"prompts": {"name": "jsonl", "path": str(path), "max_prompt_tokens": 16}})
+    flags = ["--dry-run"] if dry_run else ["--output", str(tmp_path / "run")]
+    assert rlhf(["train", str(run), *flags]) == 0
+    shown = capsys.readouterr()
+    assert "1 of 8 prompts are left out: too_long 1" in (shown.out if dry_run else shown.err)
 
 
 def test_a_dry_run_says_who_makes_prompts_that_have_no_text(capsys):

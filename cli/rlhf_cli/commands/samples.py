@@ -46,10 +46,12 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
     choice = choose_samples(records, number)
     chosen = {name: choice.groups[name] for name in _GROUPS if name in choice.groups and (not groups or name in groups)}
     if not chosen:
+        asked = choice.total or episode is not None
+        none = "a run that learns from a dataset samples none, and logging.samples: none writes none"
         raise UserInputError(
-            f"there is no such sample ({choice.total} in question)",
+            f"there is no such sample ({choice.total} in question)" if asked else "there are no samples",
             where=str(folder.samples),
-            hint="logging.samples: none writes none; the first policy is shown where there are two",
+            hint="the first policy is shown where there are two" if asked else none,
         )
     if as_json:
         print_json(chosen)

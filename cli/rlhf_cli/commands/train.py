@@ -51,10 +51,19 @@ Examples:
 """
 
 
+class _Folder(click.Path):
+    """A folder's path; an empty one, as of a shell's variable that is not set, is no word for the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("is empty; `.` is the current folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command("train", help=_HELP)
 @run_options
 @click.option("--num-processes", type=click.IntRange(min=1), help="Training processes.  [default: 1, or the run's]")
-@click.option("--output", type=click.Path(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
+@click.option("--output", type=_Folder(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
 @click.option("--resume", metavar="auto|DIR", help="Go on from the newest checkpoint (auto) or from the one in DIR.")
 @click.option(
     "--trust",
@@ -131,8 +140,12 @@ def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., Trai
 
 
 def print_prompt(inputs: RunInputs) -> None:
-    """Show the first prompt as the model gets it, with its token ids at both ends."""
+    """Show the first prompt as the model gets it, with its token ids at both ends, and how many are left out."""
+    from rlhf_core.prompts.records import left_out
+
     prompt, tokenizer = inputs.prompts.prompt(0), inputs.tokenizer
+    if told := left_out(inputs.prompts.counts):
+        echo(f"at least {told}")
     if not prompt.text:
         echo("the environment makes the prompts, each when its episode begins")
         return

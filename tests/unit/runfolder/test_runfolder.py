@@ -199,3 +199,12 @@ class TestAFolderOfAStranger:
 def test_a_run_folder_is_its_users_alone(tmp_path: Path):
     with RunFolder.create(tmp_path / "runs" / "first") as folder:
         assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("other", ["model", "samples.jsonl"])
+def test_files_of_the_user_that_a_run_would_replace_are_refused(tmp_path: Path, other: str):
+    """Such as the model beside a run file, with `--output .`."""
+    (tmp_path / other).mkdir() if other == "model" else (tmp_path / other).touch()
+    with pytest.raises(UserInputError, match=f"holds {other} of no run, which a run would replace"):
+        RunFolder.create(tmp_path)
+    assert [each.name for each in tmp_path.iterdir() if each.name != ".lock"] == [other]
