@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS, EngineContext, HookContext, LoggerContext
 from rlhf_core.config.named_functions import bind_function
 from rlhf_core.config.resolved import Configured, SelectedEnvironment
@@ -33,6 +32,7 @@ from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import PREFIX
 from rlhf_core.models.loading import load_policy, load_tokenizer
+from rlhf_core.plugins.built import check_built
 from rlhf_core.plugins.discovery import (
     PluginRef,
     Selected,
@@ -46,9 +46,8 @@ from rlhf_core.plugins.discovery import (
 )
 from rlhf_core.plugins.environment_shape import check_shape
 from rlhf_core.plugins.rules import broken_rules
-from rlhf_core.protocols import Logger, PromptSource, RolloutEngine
+from rlhf_core.protocols import PromptSource
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
-from rlhf_core.strategy import Strategy
 from rlhf_core.types import GenerationRequest, SamplingParams
 
 TrialStatus = Literal["ok", "not run", "not installed", "broken"]
@@ -85,7 +84,7 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
     missing = missing_modules(selected.component)
     if missing:
         return TrialOutcome("not installed", f"needs {', '.join(missing)}: {install_line(selected.component, missing)}")
-    build = find_build(selected)  # a verdict stands beside the name
+    build = _checked(selected, find_build(selected))  # a verdict stands beside the name
     summary = selected.component.summary
     try:
         config = selected.component.config()
@@ -100,6 +99,18 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
     except Exception as error:  # a third-party plugin may raise anything
         raise Wrong(f"running it: {type(error).__name__}: {error}") from error
     return TrialOutcome("ok", summary)
+
+
+def _checked(selected: Selected, build: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(config: BaseModel, context: object) -> Any:
+        built = build(config, context)
+        try:
+            check_built(selected, built)
+        except PluginError as error:
+            raise Wrong(error.message) from error
+        return built
+
+    return checked
 
 
 def _try_other(ref: PluginRef) -> TrialOutcome:
@@ -153,8 +164,7 @@ async def _awaited(answer: Any) -> Any:
 
 def _prompts(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     source = build(config, prompts_context(seed=0))
-    _check_type(source, PromptSource)
-    if len(source) and "prompt" not in source[0]:
+    if isinstance(source, PromptSource) and len(source) and "prompt" not in source[0]:
         raise Wrong(f"its first record has no `prompt`, only {sorted(source[0])}")
 
 
@@ -185,14 +195,13 @@ def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel)
     algorithm = build(
         config, algorithm_context(tiny_tokenizer(), sampling=sampling, samples_per_prompt=2, weights=weights)
     )
-    _check_type(algorithm, RolloutAlgorithm if selected.component.feeds == "rollouts" else DatasetAlgorithm)
     untrained = {term.role for term in algorithm.terms.values()} - algorithm.roles
     if untrained:
         raise Wrong(f"it has loss terms for {sorted(untrained)}, which are not among its roles")
 
 
 def _strategy(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    _check_type(build(config, strategy_context("cpu")), Strategy)
+    build(config, strategy_context("cpu"))
 
 
 def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
@@ -205,7 +214,6 @@ def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
     policy = load_policy(model, dtype=torch.float32, seed=0, tokenizer=tokenizer)
     context = EngineContext(policy, tokenizer, cpu, 0, model_path=model.path)
     engine = build(config, context)
-    _check_type(engine, RolloutEngine)
     try:
         requests = [GenerationRequest(sample_id=7, prompt_ids=(5, 6, 14))]
         answers = list(engine.generate(requests, SamplingParams(max_new_tokens=3)))
@@ -216,9 +224,7 @@ def _engine(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
 
 
 def _transport(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    transport = build(config, None)
-    if not callable(getattr(transport, "run", None)):
-        raise Wrong(f"its build returned a {type(transport).__name__}, which has no run(request)")
+    build(config, None)
 
 
 def _hook(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
@@ -232,12 +238,7 @@ def _hook(selected: Selected, build: Callable[..., Any], config: BaseModel) -> N
 def _logger(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
     """Build it only: logging might reach a server."""
     with TemporaryDirectory() as folder:
-        _check_type(build(config, LoggerContext(run_folder=Path(folder), run={})), Logger)
-
-
-def _check_type(built: object, wanted: type) -> None:
-    if not isinstance(built, wanted):
-        raise Wrong(f"its build returned a {type(built).__name__}, which is no {wanted.__name__}")
+        build(config, LoggerContext(run_folder=Path(folder), run={}))
 
 
 _TRIALS: Mapping[str, Callable[[Selected, Callable[..., Any], BaseModel], None]] = {

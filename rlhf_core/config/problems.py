@@ -28,6 +28,7 @@ class Problem:
     """Dotted place in the run file."""
     message: str
     hint: str | None = None
+    """None: the schema tells more; empty: there is none."""
 
     def render(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
@@ -49,9 +50,9 @@ class Problems:
             self._found.append(problem)
 
     def add_error(self, path: str, error: RlhfError) -> None:
-        """Add an error raised elsewhere as the problem at `path`."""
+        """Add an error raised elsewhere as the problem at `path`, with its own hint or none."""
         message = f"{error.where}: {error.message}" if error.where else error.message
-        self.add(path, message, error.hint)
+        self.add(path, message, error.hint or "")
 
     def validate(
         self, model: type[ModelT], data: Mapping[str, Any], path: str = "", also_known: Sequence[str] = ()
@@ -82,7 +83,8 @@ class Problems:
             return
         hint = "`rlhf config schema` lists every option with its bounds"
         if len(self._found) == 1:
-            raise ConfigError(self._found[0].render(), where=where, hint=self._found[0].hint or hint)
+            own = self._found[0].hint
+            raise ConfigError(self._found[0].render(), where=where, hint=hint if own is None else own)
         lines = [
             f"\n  - {problem.render()}" + (f"\n    -> {problem.hint}" if problem.hint else "")
             for problem in self._found

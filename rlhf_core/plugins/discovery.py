@@ -26,6 +26,7 @@ from ..util.error_text import error_text
 from .functions import class_component, function_component, load_function_file
 from .known import KNOWN
 from .source import read_options
+from .strays import strays
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands")
@@ -189,6 +190,7 @@ def _unknown(kind: str, name: str, refs: Mapping[str, PluginRef]) -> PluginError
         near_home = known.get(near) if near is not None and fold(near) not in refs else None
         hint = f"pip install {near_home}" if near_home else f"rlhf plugins list; pip install the one that has {name}"
     guess = "" if home is not None else suggestion(name, names)
+    hint = "; ".join(strays(GROUPS, name)) or hint
     return PluginError(f'no {SINGULAR[kind]} "{name}" is installed{guess} (installed: {installed})', hint=hint)
 
 
@@ -202,7 +204,7 @@ def import_target(ref: PluginRef) -> Any:
 
 def _broken(label: str, target: str, error: BaseException) -> PluginError:
     return PluginError(
-        f"cannot import {target}: {type(error).__name__}: {error}",
+        f"cannot import {target}: {error_text(error)}",
         where=label,
         hint="the plugin is broken: reinstall or remove it, or tell its authors",
     )
@@ -327,7 +329,7 @@ def resolve_build(selected: Selected) -> Callable[..., Any]:
     @wraps(build)
     def named(config: BaseModel, context: object) -> Any:
         try:
-            return build(config, context)
+            built = build(config, context)
         except RlhfError as error:
             error.raised_by(selected.label)
             raise
@@ -337,6 +339,8 @@ def resolve_build(selected: Selected) -> Callable[..., Any]:
                 where=selected.label,
                 hint="if its options are right, the plugin is broken: tell its authors",
             ) from error
+        check_built(selected, built)
+        return built
 
     return named
 

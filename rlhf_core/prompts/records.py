@@ -212,9 +212,12 @@ def scan(source: PromptSource) -> Iterator[Record | DataError]:
         return
     for index in range(len(source)):
         try:
-            yield source[index]
+            record = source[index]
         except DataError as error:
             yield error
+            continue
+        plain = isinstance(record, Mapping)
+        yield record if plain else DataError(f"the record is a {type(record).__name__}, not a mapping with a `prompt`")
 
 
 def _fingerprint(record: Record) -> bytes:

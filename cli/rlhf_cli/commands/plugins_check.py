@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..output import print_table
+from ..output import echo, print_table
 
 if TYPE_CHECKING:
     from rlhf_core.plugins.discovery import PluginRef
@@ -27,6 +27,9 @@ def check(name: str | None) -> int:
       rlhf plugins check ppo
       rlhf plugins check reward/exact-match
     """
+    from rlhf_core.plugins.discovery import GROUPS
+    from rlhf_core.plugins.strays import strays
+
     from ..plugin_probe import probe
 
     refs = _chosen(name)
@@ -36,12 +39,16 @@ def check(name: str | None) -> int:
         for ref, verdict in zip(refs, verdicts, strict=True)
     ]
     print_table(["plugin", "distribution", "status", "detail"], rows)
-    return int(any(verdict.status == "broken" for verdict in verdicts))
+    unread = [] if name is not None else strays(GROUPS)
+    for told in unread:
+        echo(f"error: {told}", err=True)
+    return int(bool(unread) or any(verdict.status == "broken" for verdict in verdicts))
 
 
 def _chosen(name: str | None) -> list[PluginRef]:
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import as_kind, discover_all
+    from rlhf_core.plugins.discovery import GROUPS, as_kind, discover_all
+    from rlhf_core.plugins.strays import strays
     from rlhf_core.util.did_you_mean import fold, suggestion
 
     installed = discover_all()
@@ -52,5 +59,6 @@ def _chosen(name: str | None) -> list[PluginRef]:
     found = [installed[kind][fold(last)] for kind in kinds if fold(last) in installed[kind]]
     if not found:
         known = [ref.name for kind in kinds for ref in installed[kind].values()]
-        raise PluginError(f'no plugin "{name}" is installed{suggestion(last, known)}', hint="rlhf plugins list")
+        hint = "; ".join(strays(GROUPS, last)) or "rlhf plugins list"
+        raise PluginError(f'no plugin "{name}" is installed{suggestion(last, known)}', hint=hint)
     return found

@@ -47,10 +47,10 @@ def test_names_compare_folded(install, spelling):
 
 def test_loads_and_builds(install):
     sources = {"acme_mod": GOOD.format(extra=""), "acme_build": BUILD}
-    install("acme", {"rlhf.strategies": {"thing": "acme_mod:thing"}}, sources)
-    selected = load("strategies", "thing")
+    install("acme", {"rlhf.environments": {"thing": "acme_mod:thing"}}, sources)
+    selected = load("environments", "thing")
     assert (selected.kind, selected.name, selected.distribution, selected.version) == (
-        "strategies",
+        "environments",
         "thing",
         "acme",
         "1.2.3",

@@ -152,3 +152,9 @@ class TestStreaming:
         with pytest.raises(DataError, match="no `prompt`") as caught:
             PromptStream(Wrong(20), tokenizer, seed=0)
         assert caught.value.where == "record 21"
+
+
+def test_a_record_that_is_no_mapping_is_named(tokenizer):
+    with pytest.raises(DataError, match="the record is a str, not a mapping") as caught:
+        PromptStream(["1=", "2="], tokenizer, seed=0)
+    assert "record 1" in str(caught.value)

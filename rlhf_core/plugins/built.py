@@ -1,0 +1,49 @@
+"""What a plugin's `build` returned, held against what its kind has to be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import PluginError
+
+if TYPE_CHECKING:
+    from .discovery import Selected
+
+
+def check_built(selected: Selected, built: object) -> None:
+    """Raise `PluginError` where the result of a `build` is not of the plugin's kind.
+
+    What an environment or a hook has to be is looked at where one is played, or registered.
+    """
+    wanted = _misses(selected, built)
+    if wanted is None:
+        return
+    raise PluginError(
+        f"its build returned a {type(built).__name__}, which {wanted}",
+        where=selected.label,
+        hint=f"the plugin is broken: tell its authors; rlhf plugins check {selected.name}",
+    )
+
+
+def _misses(selected: Selected, built: object) -> str | None:
+    """What it lacks, as the end of a sentence."""
+    from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
+    from ..protocols import Logger, PromptSource, RolloutEngine, StreamingPromptSource
+    from ..strategy import Strategy
+
+    kind = selected.kind
+    if kind == "rewards":
+        return None if callable(built) else "cannot be called with rollouts"
+    if kind == "transports":
+        return None if callable(getattr(built, "run", None)) else "has no run(request)"
+    if kind == "prompts" and not isinstance(built, PromptSource) and isinstance(built, StreamingPromptSource):
+        return "can be read only once: return a list, or an object that begins anew" if iter(built) is built else None
+    wanted: dict[str, type] = {
+        "algorithms": DatasetAlgorithm if selected.component.feeds == "dataset" else RolloutAlgorithm,
+        "strategies": Strategy,
+        "engines": RolloutEngine,
+        "prompts": PromptSource,
+        "loggers": Logger,
+    }
+    is_one = kind not in wanted or isinstance(built, wanted[kind])
+    return None if is_one else f"is no {wanted[kind].__name__}"
