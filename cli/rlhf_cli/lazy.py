@@ -39,16 +39,28 @@ class Group(click.Group):
         if name not in known and not name.startswith("-"):
             home = self.home(name)
             told = suggestion(name, known) if home is None else f"; it is in a plugin: pip install {home}"
-            ctx.fail(f"No such command '{name}'{told}.")
+            ctx.fail(f"No such command '{name}'{told}" + ("" if told.endswith("?") else "."))
         return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        command = ctx.command.get_command(ctx, "version") if isinstance(ctx.command, click.Group) else None
+        assert command is not None
+        ctx.invoke(command)
+        ctx.exit()
 
 
 class LazyGroup(Group):
     """The `rlhf` command: a table of commands and those of plugins (`rlhf.commands`); imports the one that is run."""
 
     def __init__(self, name: str, commands: Mapping[str, LazyCommand], help: str) -> None:
-        super().__init__(name=name, help=help)
+        super().__init__(name=name, help=help, context_settings={"help_option_names": ["--help", "-h"]})
         self._lazy = dict(commands)
+        told = "Print the versions of the parts, like `rlhf version`."
+        self.params.append(
+            click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help=told)
+        )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Built-in commands in their table's order, then those of plugins."""

@@ -28,12 +28,19 @@ _FIXED = ("model.path", "model.lora", "algorithm.name", "prompts")
 
 
 def resumed_folder(resume: str, output: Path | None) -> Path:
-    """The run folder that a resume goes on in. Raises `UserInputError` where `auto` finds none."""
-    if output is not None:
-        return output
+    """The run folder that a resume goes on in. Raises `UserInputError`: `auto` finds none, `output` is another."""
     if resume != "auto":
         path = Path(resume)
-        return path.parent.parent if path.parent.name == "checkpoints" else path
+        own = path.parent.parent if path.parent.name == "checkpoints" else path
+        if output is not None and RunFolder(own).holds_run and own.resolve() != output.resolve():
+            raise UserInputError(
+                f"a resume of {resume} goes on in {own}, not in {output}",
+                where="--resume",
+                hint=f"--output {own}; a new run like it begins with --from {own}, one of its policy with --model",
+            )
+        return own if output is None else output
+    if output is not None:
+        return output
     newest = find_newest()
     if newest is None:
         raise UserInputError("there is no run in runs/ to continue", where="--resume auto", hint="give --output DIR")

@@ -129,7 +129,7 @@ class ChatTemplate:
     def _try(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> str:
         if not self._tokenizer.chat_template:
             raise DataError(
-                "there is none, but the conversation is a list of chat messages",
+                "there is no chat template, but the conversation is a list of chat messages",
                 where=WHERE,
                 hint="use a chat model, or write prompts and observations as text",
             )

@@ -23,6 +23,7 @@ from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
 from ..util.error_text import error_text
+from .built import check_built
 from .functions import class_component, function_component, load_function_file
 from .known import KNOWN
 from .source import read_options

@@ -19,6 +19,14 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Escapes of surrogates, most of which form pairs for one character."""
 
 
+class _NoNumber(ValueError):
+    """NaN or an infinity, which Python writes and JSON does not have."""
+
+
+def _refuse(constant: str) -> None:
+    raise _NoNumber(constant)
+
+
 class JsonlSource:
     """Every line of a file is a record, parsed when it is read.
 
@@ -49,7 +57,7 @@ class JsonlSource:
 
     def scan(self) -> Iterator[Mapping[str, Any] | DataError]:
         """Every record, or what is wrong with its line."""
-        decode = json.JSONDecoder().decode
+        decode = json.JSONDecoder(parse_constant=_refuse).decode
         # As text, decoded in large blocks; a byte that is not UTF-8 becomes a surrogate.
         with self._path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             for number, line in enumerate(file, start=1):
@@ -100,7 +108,7 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
     if not text:
         raise DataError("the line is empty", where=where, hint="every line is one JSON object; delete empty ones")
     try:
-        record = json.loads(text)
+        record = json.loads(text, parse_constant=_refuse)
         if _HALF.search(text):
             json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -109,6 +117,8 @@ def parse_line(line: bytes, path: Path, number: int) -> Mapping[str, Any]:
         what = "nested too deep"
         if isinstance(error, json.JSONDecodeError):
             what = f"{error.msg} at column {error.colno}"
+        elif isinstance(error, _NoNumber):
+            what = f"{error} is no number; write null"
         elif isinstance(error, ValueError):
             what = "a number of too many digits"
         raise DataError(f"the line is not JSON: {what}", where=where) from None

@@ -173,9 +173,9 @@ class RewardRunner:
         except RewardFault as fault:
             return [fault] * len(batch)
         except BaseException as error:  # third-party code may raise anything, KeyboardInterrupt included
-            fault = RewardFault(f"raised {error_text(error)}")
-            fault.__cause__ = error
-            return [fault] * len(batch)
+            raised = RewardFault(f"raised {error_text(error)}")
+            raised.__cause__ = error
+            return [raised] * len(batch)
         finally:
             self._count(calls=1, seconds=time.perf_counter() - started)
 

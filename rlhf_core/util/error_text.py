@@ -6,7 +6,7 @@ import os
 import sysconfig
 from itertools import dropwhile
 from pathlib import Path
-from traceback import extract_tb
+from traceback import FrameSummary, extract_tb
 
 _CORE = str(Path(__file__).parents[1])
 _STANDARD = sysconfig.get_path("stdlib")
@@ -23,7 +23,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _own_line(error: BaseException) -> str:
-    called = []
+    called: list[FrameSummary] = []
     for frame in extract_tb(error.__traceback__):
         called = [] if frame.filename.startswith(_CORE) else [*called, frame]
     own = list(dropwhile(lambda frame: _is_standard(frame.filename), called))

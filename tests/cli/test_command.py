@@ -367,3 +367,10 @@ def test_main_exits_with_the_code_of_the_run(monkeypatch):
     with pytest.raises(SystemExit) as left:
         main_module.main(["trian"])
     assert left.value.code == 2
+
+
+def test_what_everyone_types_first_is_heard(capsys):
+    assert run(["--version"]) == 0
+    assert "rlhf-core" in capsys.readouterr().out
+    assert run(["train", "-h"]) == 0
+    assert "Usage: rlhf train" in capsys.readouterr().out

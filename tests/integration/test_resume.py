@@ -143,6 +143,17 @@ def test_nothing_to_resume_is_the_users_mistake(tmp_path, resume):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_checkpoint_of_one_run_is_not_gone_on_with_in_anothers_folder(tmp_path, straight):
+    """Whose own lines it would cut."""
+    other = tmp_path / "other"
+    shutil.copytree(straight.run_folder, other)
+    before = (other / "metrics.jsonl").read_text()
+    for resume in (straight.run_folder, straight.run_folder / "checkpoints" / "step-4"):
+        with pytest.raises(UserInputError, match="goes on in .*, not in .*\n.*--from"):
+            start(BASE, other, resume=str(resume))
+    assert (other / "metrics.jsonl").read_text() == before
+
+
 @pytest.mark.usefixtures("no_plots")
 def test_an_interrupt_asked_for_in_a_hook_writes_a_checkpoint(tmp_path, straight):
     with pytest.raises(InterruptedRun, match="a checkpoint is written"):

@@ -269,7 +269,7 @@ def test_a_tokenizer_without_a_template_takes_text_only():
     chat = ChatFormat(tiny_tokenizer())
     assert chat.text_ids("12>") == (5, 6, 14) and chat.text_ids("") == ()
     assert chat.eos_token_ids == {2}
-    with pytest.raises(DataError, match="there is none, but the conversation is a list of chat messages"):
+    with pytest.raises(DataError, match="there is no chat template, but the conversation is a list of chat messages"):
         chat.open([user("1")])
 
 

@@ -51,6 +51,8 @@ class TestJsonl:
             (b"\n", "the line is empty"),
             (b"  \n", "the line is empty"),
             (b'{"prompt": "b"\n', "not JSON"),
+            (b'{"prompt": "b", "level": NaN}\n', "not JSON: NaN is no number; write null"),
+            (b'{"prompt": "b", "level": -Infinity}\n', "not JSON: -Infinity is no number"),
             (b'{"prompt": \xff"b"}\n', "not UTF-8"),
             (b'["b"]\n', "a JSON list, not an object"),
             (b"[" * 200_000 + b"\n", "not JSON"),
