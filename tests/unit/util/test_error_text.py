@@ -6,7 +6,8 @@ import pytest
 
 from rlhf_core.errors import DataError
 from rlhf_core.plugins.functions import run_file
-from rlhf_core.prompts.records import is_kept
+from rlhf_core.prompts.stream import PromptStream
+from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.util.error_text import error_text
 
 FILE = """
@@ -25,7 +26,8 @@ def test_the_line_is_the_last_one_of_the_file_that_core_called(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
     with pytest.raises(DataError, match=r"fails on it: JSONDecodeError: .* \(mine.py, line 8\)"):
-        is_kept(run_file(tmp_path / "mine.py", "a filter").level, {"level": "{"}, "record 1")
+        keep = run_file(tmp_path / "mine.py", "a filter").level
+        PromptStream([{"prompt": "1>", "level": "{"}], tiny_tokenizer(), seed=0, keep=keep)
 
 
 def test_an_error_without_a_file_of_others_has_no_line():
