@@ -53,3 +53,12 @@ def test_a_bomb_takes_no_memory():
 def test_a_bad_encoding_is_named(encoding, content, says):
     with pytest.raises(UnfoldingError, match=says):
         unfold(encoding, content)
+
+
+def test_what_follows_the_end_is_not_kept():
+    unfolder = Unfolder("gzip", 100)
+    unfolder.add(gzip.compress(b"the answer"))
+    for _ in range(50):
+        unfolder.add(b"x" * 1000)
+    assert unfolder.finish() == b"the answer"
+    assert len(unfolder._stream.unused_data) <= 1000

@@ -174,8 +174,10 @@ class Unfolder:
         self._stream = zlib.decompressobj(_ANY_HEADER) if name in _KNOWN else None
 
     def add(self, piece: bytes) -> None:
-        """Take the next bytes of the answer. Raises `UnfoldingError`."""
+        """Take the next bytes of the answer; what follows its end is dropped. Raises `UnfoldingError`."""
         if self._stream is not None:
+            if self._stream.eof:
+                return  # zlib would keep it, however much comes
             try:
                 piece = self._stream.decompress(piece, self._max_bytes - len(self.content) + 1)
             except zlib.error as error:
