@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from contextlib import suppress
 from itertools import dropwhile
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
 
-_CORE = str(Path(__file__).parents[1])
+_CORE = f"{Path(__file__).parents[1]}/"
 _STANDARD = sysconfig.get_path("stdlib")
 
 
@@ -33,7 +34,9 @@ def _own_line(error: BaseException) -> str:
 
 def _shown(file: str) -> str:
     """The path from the current folder, where it lies below that."""
-    return file.removeprefix(f"{os.getcwd()}/")
+    with suppress(FileNotFoundError):  # the current folder is gone
+        return file.removeprefix(f"{os.getcwd()}/")
+    return file
 
 
 def _is_standard(file: str) -> bool:

@@ -30,5 +30,15 @@ def test_the_line_is_the_last_one_of_the_file_that_core_called(tmp_path, monkeyp
         PromptStream([{"prompt": "1>", "level": "{"}], tiny_tokenizer(), seed=0, keep=keep)
 
 
+def test_the_line_is_told_where_the_current_folder_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    keep = run_file(tmp_path / "mine.py", "a filter").level
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(DataError, match="mine.py, line 8"):
+        PromptStream([{"prompt": "1>", "level": "{"}], tiny_tokenizer(), seed=0, keep=keep)
+
+
 def test_an_error_without_a_file_of_others_has_no_line():
     assert error_text(json.JSONDecodeError("no", "", 0)) == "JSONDecodeError: no: line 1 column 1 (char 0)"
