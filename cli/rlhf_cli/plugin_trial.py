@@ -32,7 +32,6 @@ from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import PREFIX
 from rlhf_core.models.loading import load_policy, load_tokenizer
-from rlhf_core.plugins.built import check_built
 from rlhf_core.plugins.discovery import (
     PluginRef,
     Selected,
@@ -105,7 +104,7 @@ def _checked(selected: Selected, build: Callable[..., Any]) -> Callable[..., Any
     def checked(config: BaseModel, context: object) -> Any:
         built = build(config, context)
         try:
-            check_built(selected, built)
+            selected.check_built(built)
         except PluginError as error:
             raise Wrong(error.message) from error
         return built

@@ -9,7 +9,7 @@ from ..plugins.discovery import Selected, discover, load
 from .section import StrategyConfig
 
 if TYPE_CHECKING:
-    from .resolve import ResolvedRun
+    from .resolved import ResolvedRun
 
 
 def too_many(strategy: Selected, num_processes: int) -> str | None:

@@ -20,7 +20,7 @@ from .row import Row
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .attempt import Clock
+    from .clock import Clock
 
 Ask = Callable[[GenerationRequest, tuple[str, ...]], Coroutine[Any, Any, Completion]]
 """Have the engine sample one turn, which the given texts end besides the run's."""

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import EpisodeError, RlhfError
 from ..protocols import RolloutEngine
 from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
-from .attempt import EPISODE_TASK, Clock, Make, Played, play_episode
+from .attempt import EPISODE_TASK, Make, Played, play_episode
+from .clock import Clock
 from .contract import Task
 from .endpoint import Endpoints
 from .episode import Episode, Record, Rules

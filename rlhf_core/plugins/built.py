@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..components import Component
 from ..errors import PluginError
 
-if TYPE_CHECKING:
-    from .discovery import Selected
 
-
-def check_built(selected: Selected, built: object) -> None:
-    """Raise `PluginError` where the result of a `build` is not of the plugin's kind.
+def check_built(built: object, kind: str, component: Component, *, label: str, name: str) -> None:
+    """Raise `PluginError` where the result of the `build` of a component is not of its kind.
 
     What an environment or a hook has to be is looked at where one is played, or registered.
+
+    label, name: what the plugin is called in the error, and by `rlhf plugins check`.
     """
-    wanted = _misses(selected, built)
+    wanted = _misses(built, kind, component)
     if wanted is None:
         return
     raise PluginError(
         f"its build returned a {type(built).__name__}, which {wanted}",
-        where=selected.label,
-        hint=f"the plugin is broken: tell its authors; rlhf plugins check {selected.name}",
+        where=label,
+        hint=f"the plugin is broken: tell its authors; rlhf plugins check {name}",
     )
 
 
-def _misses(selected: Selected, built: object) -> str | None:
+def _misses(built: object, kind: str, component: Component) -> str | None:
     """What it lacks, as the end of a sentence."""
     from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
     from ..protocols import Logger, PromptSource, RolloutEngine, StreamingPromptSource
     from ..strategy import Strategy
 
-    kind = selected.kind
     if kind == "rewards":
         return None if callable(built) else "cannot be called with rollouts"
     if kind == "transports":
@@ -39,7 +36,7 @@ def _misses(selected: Selected, built: object) -> str | None:
     if kind == "prompts" and not isinstance(built, PromptSource) and isinstance(built, StreamingPromptSource):
         return "can be read only once: return a list, or an object that begins anew" if iter(built) is built else None
     wanted: dict[str, type] = {
-        "algorithms": DatasetAlgorithm if selected.component.feeds == "dataset" else RolloutAlgorithm,
+        "algorithms": DatasetAlgorithm if component.feeds == "dataset" else RolloutAlgorithm,
         "strategies": Strategy,
         "engines": RolloutEngine,
         "prompts": PromptSource,

@@ -92,6 +92,10 @@ class Selected:
     def label(self) -> str:
         return f'{SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
 
+    def check_built(self, built: object) -> None:
+        """Raise `PluginError` where what its `build` returned is not of its kind."""
+        check_built(built, self.kind, self.component, label=self.label, name=self.name)
+
 
 def as_kind(name: str) -> str:
     """`algorithm`, `Algorithms` -> `algorithms`; also `hooks` and `commands`. Raises `PluginError`."""
@@ -340,7 +344,7 @@ def resolve_build(selected: Selected) -> Callable[..., Any]:
                 where=selected.label,
                 hint="if its options are right, the plugin is broken: tell its authors",
             ) from error
-        check_built(selected, built)
+        selected.check_built(built)
         return built
 
     return named

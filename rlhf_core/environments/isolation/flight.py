@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import EpisodeError, RlhfError
 from ...util.printable import printable
-from ..attempt import Clock, EnvironmentFault, EpisodeLost
+from ..attempt import EnvironmentFault, EpisodeLost
+from ..clock import Clock
 from ..contract import Outcome, Policy, Task
 from ..episode import EpisodePolicy
 from .messages import (

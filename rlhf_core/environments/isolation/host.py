@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from ...distributed.child_process import default_memory_limit_bytes
 from ...errors import ConfigError
 from ...plugins.recipe import Recipe
-from ..attempt import Caller, Clock
+from ..attempt import Caller
+from ..clock import Clock
 from ..contract import Environment
 from ..workers import SPARE_THREADS
 from .flight import Flight

@@ -23,7 +23,8 @@ from rlhf_core.runfolder.control_box import ControlBox, parse_command
 from rlhf_core.util import write_json
 from rlhf_ray.commands import ray as command
 from rlhf_ray.orphan_reaper import start_time
-from rlhf_ray.status_file import ScaleRequests, Status, read_status
+from rlhf_ray.scale_request import ScaleRequests
+from rlhf_ray.status_file import Status, read_status
 
 RunFile = Callable[..., dict[str, Any]]
 CheckSamples = Callable[[Path], None]

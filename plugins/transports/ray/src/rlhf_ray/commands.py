@@ -10,7 +10,8 @@ import click
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.util import printable
 
-from .status_file import MOST_MAKERS, RunningJob, ScaleRequests, read_status
+from .scale_request import MOST_MAKERS, ScaleRequests
+from .status_file import RunningJob, read_status
 
 _TAKE_SECONDS = 60.0
 """Longest time for the driver to take a request, and to end what it began."""

@@ -24,7 +24,7 @@ from .actors import Actors, Maker, Placement, lacking
 from .calls import ActorLostError, ask, error_of, explain, is_lost
 from .cluster import cluster_address, draining_nodes
 from .messages import Overview
-from .status_file import ScaleAnswer, ScaleRequest, ScaleRequests
+from .scale_request import ScaleAnswer, ScaleRequest, ScaleRequests
 
 logger = logging.getLogger("rlhf.ray")
 

@@ -1,7 +1,6 @@
-"""Files of a running detached run, in its folder: `ray.json`, for `rlhf ray status`, `scale` and `stop`, and requests.
+"""Files of a running detached run, in its folder: `ray.json`, for `rlhf ray status`, `scale` and `stop`.
 
-`ray-scale.json` is what `rlhf ray scale` asks the driver for, who takes a regular file of its own user, and nothing but
-the values of `ScaleRequest`. Its answer is in `ray.json`. `actors.json` stays, for the report.
+`actors.json` stays, for the report.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +22,7 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.util import is_own, write_json
 
 from .orphan_reaper import start_time
+from .scale_request import ScaleAnswer
 
 if TYPE_CHECKING:
     from .actors import Actors
@@ -33,69 +33,10 @@ logger = logging.getLogger("rlhf.ray")
 
 _STATUS = "ray.json"
 _KEPT = "actors.json"
-_REQUEST = "ray-scale.json"
-MOST_MAKERS = 1024
-_MAX_BYTES = 4096
-"""Most bytes of a request; longer files are none."""
 _WRITE_SECONDS = 1.0
 _KEEP_SECONDS = 10.0
 Row = Mapping[str, Any]
 """An actor, with what it does and did: for `ray.json`, the report and Ray's metrics."""
-
-
-class ScaleRequest(BaseModel):
-    """The run is to have `makers` makers within `timeout_seconds`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    id: str = Field(max_length=100)
-    makers: int = Field(ge=1, le=MOST_MAKERS)
-    timeout_seconds: float = Field(gt=0, le=604800)
-
-
-class ScaleAnswer(BaseModel):
-    """How far the newest request is."""
-
-    model_config = ConfigDict(strict=True)
-
-    id: str
-    state: Literal["working", "done", "refused"]
-    text: str
-
-
-class ScaleRequests:
-    """The requests to one run, for sender and driver."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / _REQUEST
-
-    def send(self, makers: int, timeout_seconds: float) -> ScaleRequest:
-        """Replaces a request that was not taken yet."""
-        name = f"{time.time_ns():020d}-{os.getpid()}"
-        request = ScaleRequest(id=name, makers=makers, timeout_seconds=timeout_seconds)
-        write_json(self._path, request.model_dump())
-        return request
-
-    def take(self) -> ScaleRequest | None:
-        """The newest request, once; what is none is removed, and said in the log."""
-        if not is_own(self._path):
-            return None
-        try:
-            with open(os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                text = file.read(_MAX_BYTES)
-            self._path.unlink(missing_ok=True)
-            return ScaleRequest.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            logger.warning("%s is no request and is removed: %s", self._path, first["msg"])
-        except OSError as error:
-            logger.warning("%s cannot be read: %s", self._path, error)
-        return None
-
-    def clear(self) -> None:
-        """Remove what was asked of an earlier driver, or is not wanted any more."""
-        if is_own(self._path):
-            self._path.unlink(missing_ok=True)
 
 
 class ActorRows:
