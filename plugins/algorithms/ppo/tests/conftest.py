@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.components import StrategyContext
+from rlhf_core.errors import RlhfError
 from rlhf_core.models.builtin import build_character_tokenizer, build_llama
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.strategy import Strategy
@@ -164,3 +166,17 @@ def make_items() -> Callable[..., list[BufferItem]]:
         return [random_item(index, random) for index in range(count)]
 
     return make
+
+
+@pytest.fixture
+def losing_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy's process group that reads every `ConnectionError` as the loss of another process."""
+
+    @contextmanager
+    def naming(strategy: Strategy) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionError as error:
+            raise RlhfError("rank 1 is gone") from error
+
+    monkeypatch.setattr(type(single_strategy("fp32")), "naming_lost_peers", naming)

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_core.batching import collate, split
 from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import LoraConfig
-from rlhf_core.errors import UserInputError
+from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.models.forward import policy_forward, value_forward
 from rlhf_core.models.loading import add_lora
 from rlhf_core.plugins.discovery import load, resolve_build
@@ -327,3 +327,13 @@ def test_a_subclass_may_make_the_step_itself(
     assert trainer.strategy is strategy
     before = trainer.training_step(experience)
     assert trainer.training_step(experience)["actor_loss"] < before["actor_loss"]
+
+
+@pytest.mark.usefixtures("losing_a_peer")
+def test_a_process_lost_during_an_update_is_named(make_learner, experience, monkeypatch):
+    def update(*args: Any) -> dict[str, float]:
+        raise ConnectionError("Connection closed by peer")
+
+    monkeypatch.setattr(Updater, "update", update)
+    with pytest.raises(RlhfError, match="rank 1 is gone"):
+        make_learner().step(experience, 1.0)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.errors import CheckpointError
+from rlhf_core.errors import CheckpointError, RlhfError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.types import Experience, Rollout
 from rlhf_ppo import PPOTrainer
@@ -130,3 +130,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="PPOTrainr"):
         _ = rlhf_ppo.PPOTrainr  # type: ignore[attr-defined]
+
+
+class LosesAPeer(PPOTrainer):
+    def _training_step(self, experience: Experience) -> None:
+        raise ConnectionError("Connection closed by peer")
+
+
+@pytest.mark.usefixtures("losing_a_peer")
+def test_a_process_lost_while_the_model_runs_is_named(make_trainer, prompt_loader):
+    with pytest.raises(RlhfError, match="rank 1 is gone"):
+        make_trainer(LosesAPeer).fit(1, 1, 1, prompt_loader)

@@ -86,10 +86,10 @@ class DetachedLearner:
         temperature: sampling temperature of the batch; log-probs are computed at it.
         """
         algorithm, updater = self._for_temperature(temperature)
-        if experience.advantages is None:
-            experience = self._with_advantages(algorithm, experience)
-        with self.busy:
-            return updater.update(split(experience))
+        with self.strategy.naming_lost_peers():
+            ready = self._with_advantages(algorithm, experience) if experience.advantages is None else experience
+            with self.busy:
+                return updater.update(split(ready))
 
     def trained_names(self, role: str) -> frozenset[str]:
         """Names of trainable parameters. Raises `UserInputError` when all are trainable, i.e. there is no adapter."""

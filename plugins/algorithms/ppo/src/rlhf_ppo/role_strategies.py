@@ -95,6 +95,9 @@ class RoleStrategies(Strategy):
     def gradient_average_factor(self) -> int:
         return self._main.gradient_average_factor
 
+    def naming_lost_peers(self) -> AbstractContextManager[Any]:
+        return self._main.naming_lost_peers()
+
     def autocast(self) -> AbstractContextManager[Any]:
         return self._main.autocast()
 

@@ -224,7 +224,8 @@ class PPOTrainer(OLTrainer):
             )
             self._generation.publisher.publish(self._version)
             self._loop = TrainerLoop(self, self._source, self._context.hooks, self._record)
-            self._loop.fit(self._fit_info(num_episodes))
+            with self._context.strategy.naming_lost_peers():
+                self._loop.fit(self._fit_info(num_episodes))
         self._first_episode = 0
 
     def load_checkpoint(self, path: str | Path | None = None) -> int:
