@@ -61,6 +61,7 @@ class InterruptFlag:
 
     def __init__(self) -> None:
         self.requested = False
+        self._stops_at_once = False
         self._before: dict[int, _Handler] = {}
         self._watch: LockWatch | None = None
         self._wakeup_before = -1
@@ -89,10 +90,21 @@ class InterruptFlag:
         if self._watch is not None:
             self._kept.__exit__(None, None, None)
 
+    @contextmanager
+    def unswallowed(self) -> Iterator[None]:
+        """Within the block, an error after the second signal is a KeyboardInterrupt, which a library has swallowed."""
+        try:
+            yield
+        except Exception as error:
+            if self._stops_at_once:
+                raise KeyboardInterrupt from error
+            raise
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._watch is not None:
             self._watch.heard()
         if self.requested:
+            self._stops_at_once = True
             raise KeyboardInterrupt
         self.requested = True
         logger.warning("stopping after this episode, with a checkpoint; Ctrl-C again stops at once")

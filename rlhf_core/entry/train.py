@@ -327,10 +327,10 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
         if prepared.environment.rank != 0:
             _transport(resolved).run(request)
         else:
-            run_as_main(request)
+            run_as_main(request, interrupted)
 
 
-def run_as_main(request: RunRequest) -> None:
+def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
     """Run, and keep the folder's account of it: metrics, log, summary, report."""
     resolved, folder, relay = request.resolved, request.folder, request.hooks
     watch = FileWatch(folder)
@@ -345,7 +345,8 @@ def run_as_main(request: RunRequest) -> None:
     ended: BaseException | None = None
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
-            result = _transport(resolved).run(request)
+            with interrupted.unswallowed():
+                result = _transport(resolved).run(request)
             watch.check()
             first.score, eval_after, finished = result.eval_before, result.eval_after, result.finished
         except BaseException as error:

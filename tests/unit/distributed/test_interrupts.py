@@ -82,3 +82,16 @@ def test_a_run_under_nohup_does_not_hear_the_terminal_go():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_error_that_a_library_raises_in_place_of_the_second_interrupt_is_that_interrupt():
+    with InterruptFlag() as flag:
+        with pytest.raises(ValueError, match="a failure"), flag.unswallowed():
+            os.kill(os.getpid(), signal.SIGINT)
+            raise ValueError("a failure of its own, after the first signal")
+        with pytest.raises(KeyboardInterrupt) as caught, flag.unswallowed():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except KeyboardInterrupt:
+                raise ValueError("could not determine the shape") from None  # as torch does inside a conversion
+        assert isinstance(caught.value.__cause__, ValueError)
