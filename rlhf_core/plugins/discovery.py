@@ -27,7 +27,6 @@ from .built import check_built
 from .functions import class_component, function_component, load_function_file
 from .known import KNOWN
 from .source import read_options
-from .strays import strays
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
 GROUPS: tuple[str, ...] = (*KINDS, "advantages", "policy_losses", "endpoints", "commands")
@@ -126,6 +125,20 @@ def plugin_versions() -> dict[str, str]:
     return {ref.distribution: ref.version for ref in refs}
 
 
+def strays(name: str | None = None) -> list[str]:
+    """A sentence for each entry point (of that name) in a group nothing reads, as `rlhf.reward` for `rlhf.rewards`."""
+    groups = [f"{_PREFIX}{kind}" for kind in GROUPS]
+    return [
+        f'"{ref.name}" of {ref.distribution} is in the group {_PREFIX}{kind}, '
+        f"which nothing reads{suggestion(f'{_PREFIX}{kind}', groups)}"
+        for kind, by_name in sorted(_installed().items())
+        if kind not in GROUPS
+        for first in by_name.values()
+        for ref in (first, *first.clashes)
+        if name is None or fold(ref.name) == fold(name)
+    ]
+
+
 def _installed() -> dict[str, dict[str, PluginRef]]:
     return _read(tuple(sys.path), tuple(map(_modified, sys.path)))
 
@@ -195,7 +208,7 @@ def _unknown(kind: str, name: str, refs: Mapping[str, PluginRef]) -> PluginError
         near_home = known.get(near) if near is not None and fold(near) not in refs else None
         hint = f"pip install {near_home}" if near_home else f"rlhf plugins list; pip install the one that has {name}"
     guess = "" if home is not None else suggestion(name, names)
-    hint = "; ".join(strays(GROUPS, name)) or hint
+    hint = "; ".join(strays(name)) or hint
     return PluginError(f'no {SINGULAR[kind]} "{name}" is installed{guess} (installed: {installed})', hint=hint)
 
 

@@ -27,8 +27,7 @@ def check(name: str | None) -> int:
       rlhf plugins check ppo
       rlhf plugins check reward/exact-match
     """
-    from rlhf_core.plugins.discovery import GROUPS
-    from rlhf_core.plugins.strays import strays
+    from rlhf_core.plugins.discovery import strays
 
     from ..plugin_probe import probe
 
@@ -39,7 +38,7 @@ def check(name: str | None) -> int:
         for ref, verdict in zip(refs, verdicts, strict=True)
     ]
     print_table(["plugin", "distribution", "status", "detail"], rows)
-    unread = [] if name is not None else strays(GROUPS)
+    unread = [] if name is not None else strays()
     for told in unread:
         echo(f"error: {told}", err=True)
     return int(bool(unread) or any(verdict.status == "broken" for verdict in verdicts))
@@ -47,8 +46,7 @@ def check(name: str | None) -> int:
 
 def _chosen(name: str | None) -> list[PluginRef]:
     from rlhf_core.errors import PluginError
-    from rlhf_core.plugins.discovery import GROUPS, as_kind, discover_all
-    from rlhf_core.plugins.strays import strays
+    from rlhf_core.plugins.discovery import as_kind, discover_all, strays
     from rlhf_core.util.did_you_mean import fold, suggestion
 
     installed = discover_all()
@@ -59,6 +57,6 @@ def _chosen(name: str | None) -> list[PluginRef]:
     found = [installed[kind][fold(last)] for kind in kinds if fold(last) in installed[kind]]
     if not found:
         known = [ref.name for kind in kinds for ref in installed[kind].values()]
-        hint = "; ".join(strays(GROUPS, last)) or "rlhf plugins list"
+        hint = "; ".join(strays(last)) or "rlhf plugins list"
         raise PluginError(f'no plugin "{name}" is installed{suggestion(last, known)}', hint=hint)
     return found
