@@ -8,8 +8,7 @@ nothing on large products and loses on small ones. `benchmarks/README.md` has th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +62,12 @@ def linear_product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return functional.linear(inputs, weight, bias)
 
 
-@contextmanager
-def fast_linears(*models: nn.Module) -> Iterator[None]:
+def fast_linears(*models: nn.Module) -> AbstractContextManager[None]:
     """Context in which the `nn.Linear`s of `models` multiply float32 CPU tensors by oneDNN; all else is unchanged.
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    with replaced_forwards(forwards_of(models, _is_plain_linear, _forward)):
-        yield
+    return replaced_forwards(forwards_of(models, _is_plain_linear, _forward))
 
 
 def _is_plain_linear(module: nn.Module) -> bool:

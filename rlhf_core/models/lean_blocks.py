@@ -7,8 +7,8 @@ input, which is kept anyway, by the sum that it goes into.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -26,24 +26,20 @@ GATED_MLPS = frozenset(
 Activation = Callable[[Tensor], Tensor]
 
 
-@contextmanager
-def lean_mlps(*models: nn.Module) -> Iterator[None]:
+def lean_mlps(*models: nn.Module) -> AbstractContextManager[None]:
     """Context in which the gated MLPs of `models` keep less for the backward pass of float32 CPU tensors.
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    with replaced_forwards(forwards_of(models, _is_gated, _mlp_forward)):
-        yield
+    return replaced_forwards(forwards_of(models, _is_gated, _mlp_forward))
 
 
-@contextmanager
-def lean_norms(*models: nn.Module) -> Iterator[None]:
+def lean_norms(*models: nn.Module) -> AbstractContextManager[None]:
     """Context in which transformers' RMS norms in `models` keep less for the backward pass of float32 CPU tensors.
 
     Use one context for a forward and its backward, since gradient checkpointing repeats the forward.
     """
-    with replaced_forwards(forwards_of(models, _is_norm, _norm_forward)):
-        yield
+    return replaced_forwards(forwards_of(models, _is_norm, _norm_forward))
 
 
 def _is_gated(module: nn.Module) -> bool:
