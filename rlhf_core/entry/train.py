@@ -30,7 +30,7 @@ from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, default_path
-from ..training.request import RunInputs, RunRequest, Transport
+from ..training.request import FitResult, RunInputs, RunRequest, Transport
 from ..util.held_signals import held_signals
 from ..util.host_memory import set_up_host_memory
 from ..util.jsonl import read_lines
@@ -325,7 +325,7 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
             interrupted=interrupted,
         )
         if prepared.environment.rank != 0:
-            _transport(resolved).run(request)
+            _run(request, interrupted)
         else:
             run_as_main(request, interrupted)
 
@@ -345,8 +345,7 @@ def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
     ended: BaseException | None = None
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:
-            with interrupted.unswallowed():
-                result = _transport(resolved).run(request)
+            result = _run(request, interrupted)
             watch.check()
             first.score, eval_after, finished = result.eval_before, result.eval_after, result.finished
         except BaseException as error:
@@ -362,8 +361,10 @@ def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
                     span.set("summary", write_end(folder, ended, first.score, eval_after, wall_s, finished))
 
 
-def _transport(resolved: ResolvedRun) -> Transport:
-    return cast(Transport, resolve_build(resolved.transport)(resolved.transport.config, None))
+def _run(request: RunRequest, interrupted: InterruptFlag) -> FitResult:
+    selected = request.resolved.transport
+    with interrupted.unswallowed():
+        return cast(Transport, resolve_build(selected)(selected.config, None)).run(request)
 
 
 def read_result(folder: Path) -> TrainResult:
