@@ -26,6 +26,10 @@ _POLL_SECONDS = 0.05
 _MAX_ANSWER_BYTES = 64 << 20
 
 
+class ProcessLost(RewardFault):
+    """The process of a call ended, or was ended since it took too much memory."""
+
+
 class IsolatedReward:
     """Worker processes that score batches, one for each call at a time; safe between threads.
 
@@ -63,6 +67,15 @@ class IsolatedReward:
         if kind == "failed":
             raise RewardFault(str(answer))
         return answer  # type: ignore[no-any-return]
+
+    def prepare(self) -> None:
+        """Have a process ready for the next call. Raises `RewardFault` or `OSError` if it cannot be made."""
+        worker = self._take()
+        with self._lock:
+            if not self._closed:
+                self._free.append(worker)
+                return
+        self._end(worker)
 
     def _take(self) -> _Worker:
         with self._lock:
@@ -119,7 +132,7 @@ class _Worker(ChildProcess):
         except BlockingIOError:
             raise DeadlinePassed(f"did not take the samples within {timeout_seconds:g} s") from None
         except (BrokenPipeError, ConnectionResetError):
-            raise RewardFault(self.death()) from None
+            raise ProcessLost(self.death()) from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise RewardFault(f"cannot be sent these samples: {error}") from error
         return self._receive(len(rollouts), deadline, timeout_seconds, memory_limit_bytes)
@@ -130,14 +143,14 @@ class _Worker(ChildProcess):
         try:
             while not self._connection.poll(_POLL_SECONDS):
                 if memory_limit_bytes is not None and (used := self.resident_bytes()) > memory_limit_bytes:
-                    raise RewardFault(f"took {used:,} bytes of memory, more than its limit of {memory_limit_bytes:,}")
+                    raise ProcessLost(f"took {used:,} bytes of memory, more than its limit of {memory_limit_bytes:,}")
                 if time.monotonic() > deadline:
                     raise DeadlinePassed(f"gave no answer within {timeout_seconds:g} s")
             return read_answer(self._connection.recv_bytes(_MAX_ANSWER_BYTES), count)
         except BlockingIOError:
             raise DeadlinePassed(f"stopped in the middle of an answer for {timeout_seconds:g} s") from None
         except (EOFError, ConnectionResetError):
-            raise RewardFault(self.death()) from None
+            raise ProcessLost(self.death()) from None
         except (OSError, BadAnswer) as error:
             raise RewardFault(f"wrote what is no answer: {error}") from None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from ..config.sections import RewardCallOptions
@@ -16,14 +18,20 @@ from ..errors import RewardError
 from ..types import Rollout
 from ..util.error_text import error_text
 from ..util.printable import printable
+from .attribution import Outcome, score_alone
 from .cache import ScoreCache, cache_key, reward_identity
-from .isolation import IsolatedReward
+from .isolation import IsolatedReward, ProcessLost
 from .threads import MAX_ABANDONED, AsyncLoop, CallThread, DaemonPool, DeadlinePassed
 from .values import BadScore, RewardFault, fits, read_scores
 
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
+_MAX_NAMED = 8
+"""Maximum number of samples named in one warning."""
+_MAX_REASONS = 4
+"""Maximum number of warnings about one batch, each of another reason."""
+_log = logging.getLogger("rlhf.rewards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +56,6 @@ class RewardSpec:
     def __post_init__(self) -> None:
         if self.function is None and self.recipe is None:
             raise ValueError(f"reward {self.name!r} has neither function nor recipe")
-
-
-Outcome = float | BadScore | RewardFault
 
 
 class RewardRunner:
@@ -115,7 +120,9 @@ class RewardRunner:
                 self._cache.put(fresh)
             by_key.update(known.items())
             found = [by_key[index if key is None else key] for index, key in enumerate(keys)]
-            return [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
+            scores = [self._apply(outcome, rollout) for outcome, rollout in zip(found, rollouts, strict=True)]
+            self._warn(found, rollouts)
+            return scores
 
         return collect
 
@@ -124,20 +131,39 @@ class RewardRunner:
         if isinstance(outcome, float):
             return outcome
         if self._call_options.on_failure == "fail":
-            what = f"answered {outcome.reason}" if isinstance(outcome, BadScore) else str(outcome)
             cause = outcome.__cause__ if isinstance(outcome, RewardFault) else None
             raise RewardError(
-                f"{self.spec.plugin}: {what}, at sample {rollout.sample_id}",
+                f"{self.spec.plugin}: {_reason(outcome)}, at sample {rollout.sample_id}",
                 where=self._where,
-                hint="raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
-                if isinstance(outcome, DeadlinePassed)
-                else "mend the reward, or say on_failure: zero or on_failure: drop in its entry",
+                hint=self._hint(outcome),
             ) from cause
         if self._call_options.on_failure == "zero":
             self._count(zeroed=1)
             return 0.0
         self._count(dropped=1)
         return None
+
+    def _hint(self, outcome: BadScore | RewardFault) -> str:
+        if not isinstance(outcome, DeadlinePassed):
+            return "mend the reward, or say on_failure: zero or on_failure: drop in its entry"
+        if self._isolated is None:
+            return "raise its timeout_seconds or lower its batch_size; isolate: true ends a call that hangs"
+        return (
+            "on_failure: zero or on_failure: drop in its entry applies to such an answer alone; "
+            "if the reward is slow, raise its timeout_seconds or lower its batch_size"
+        )
+
+    def _warn(self, found: Sequence[Outcome], rollouts: Sequence[Rollout]) -> None:
+        """Name the samples to which `on_failure` was applied, by reason."""
+        samples = defaultdict(list)
+        for outcome, rollout in zip(found, rollouts, strict=True):
+            if not isinstance(outcome, float):
+                samples[_reason(outcome)].append(rollout.sample_id)
+        done = "counts 0" if self._call_options.on_failure == "zero" else "is dropped"
+        for reason, ids in islice(samples.items(), _MAX_REASONS):
+            more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
+            named = ", ".join(map(str, ids[:_MAX_NAMED])) + more
+            _log.warning("%s: %s: %s: sample %s %s", self._where, self.spec.plugin, printable(reason), named, done)
 
     def _count(self, **more: float) -> None:
         with self._lock:
@@ -149,7 +175,10 @@ class RewardRunner:
         return f'reward "{self.spec.name}"'
 
     def _run(self, batch: Sequence[Rollout]) -> list[Outcome]:
-        """Score one batch with retries; invalid scores count as a failure."""
+        """Score one batch with retries; invalid scores count as a failure.
+
+        If the call of an isolated reward still hangs or ends its process, its answers are scored one by one.
+        """
         outcomes: list[Outcome] = []
         for attempt in range(self._call_options.retries + 1):
             if attempt:
@@ -157,18 +186,27 @@ class RewardRunner:
                 wait = min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), _LONGEST_WAIT_SECONDS)
                 if self._closing.wait(wait):
                     break
-            outcomes = self._attempt(batch)
+            outcomes = self._attempt(batch, self._call_options.timeout_seconds)
             num_bad = sum(isinstance(outcome, BadScore) for outcome in outcomes)
             failures = num_bad or int(any(isinstance(outcome, RewardFault) for outcome in outcomes))
             self._count(failures=failures)
             if not failures:
                 break
+        fault = outcomes[0] if outcomes else None
+        if self._isolated is not None and len(batch) > 1 and isinstance(fault, DeadlinePassed | ProcessLost):
+            timeout = self._call_options.timeout_seconds
+            return score_alone(self._attempt_alone, self._isolated.prepare, batch, fault, timeout)
         return outcomes
 
-    def _attempt(self, batch: Sequence[Rollout]) -> list[Outcome]:
+    def _attempt_alone(self, rollout: Rollout, timeout_seconds: float) -> Outcome:
+        (outcome,) = self._attempt([rollout], timeout_seconds)
+        self._count(failures=not isinstance(outcome, float))
+        return outcome
+
+    def _attempt(self, batch: Sequence[Rollout], timeout_seconds: float) -> list[Outcome]:
         started = time.perf_counter()
         try:
-            scores = zip(self._call(batch), batch, strict=True)
+            scores = zip(self._call(batch, timeout_seconds), batch, strict=True)
             return [fits(score, sum(turn.role == "policy" for turn in each.turns)) for score, each in scores]
         except RewardFault as fault:
             return [fault] * len(batch)
@@ -179,8 +217,7 @@ class RewardRunner:
         finally:
             self._count(calls=1, seconds=time.perf_counter() - started)
 
-    def _call(self, batch: Sequence[Rollout]) -> Sequence[float | BadScore]:
-        timeout = self._call_options.timeout_seconds
+    def _call(self, batch: Sequence[Rollout], timeout: float) -> Sequence[float | BadScore]:
         if self._isolated is not None:
             return self._isolated.score(batch, timeout)
         with lock_watch().deadline(timeout, self._held_lock()):
@@ -258,6 +295,10 @@ class RewardRunner:
                 CallThread(close, f"reward-{self.spec.name}-close").result(_CLOSE_SECONDS)
             except DeadlinePassed as passed:
                 raise RewardError(f"{self.spec.plugin}: its close {passed}", where=self._where) from None
+
+
+def _reason(outcome: BadScore | RewardFault) -> str:
+    return f"answered {outcome.reason}" if isinstance(outcome, BadScore) else str(outcome)
 
 
 def _itself(function: Callable[..., Any] | None) -> Callable[..., Any] | None:

@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Generic, TypeVar
 
 from ..errors import RewardError
+from ..util.bounded_thread import BoundedThread
 from .values import RewardFault
 
 T = TypeVar("T")
@@ -56,9 +57,9 @@ class DaemonPool:
                 return future
             self._jobs.put((future, job))
             if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
-                thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
+                thread = BoundedThread(self._work, f"{self._name}-{len(self._threads)}")
                 thread.start()
+                self._threads.append(thread)
         return future
 
     def _work(self) -> None:
@@ -99,7 +100,7 @@ class CallThread(Generic[T]):
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
         self._outcome: Future[T] = Future()
-        self._thread = threading.Thread(target=_settle, args=(self._outcome, function), name=name, daemon=True)
+        self._thread = BoundedThread(_settle, name, (self._outcome, function))
         self._thread.start()
 
     def result(self, timeout_seconds: float) -> T:
@@ -147,7 +148,7 @@ class AsyncLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+                self._thread = BoundedThread(self._loop.run_forever, self._name)
                 self._thread.start()
             return self._loop
 

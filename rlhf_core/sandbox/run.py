@@ -169,6 +169,7 @@ def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limi
                 elif not is_ready and b'"ready"' in said["status"]:
                     is_ready = True
                     deadline = time.monotonic() + limits.timeout_seconds + _GRACE_SECONDS
+        timed_out = bool(pipes.get_map()) and not too_long
     status: dict[str, Any] = {}
     for line in said["status"].splitlines():
         status |= json.loads(line)
@@ -180,9 +181,11 @@ def _result(process: subprocess.Popen[bytes], read: dict[str, int], limits: Limi
     output, error_output = (
         bytes(said[name][: limits.max_output_bytes]).decode(errors="replace") for name in ("output", "error_output")
     )
+    if "failed" in status:
+        error_output += f"\n[the process that watches the program failed: {status['failed']}]\n"
     return ProgramResult(
         exit_code=status.get("exit_code", 128 + signal.SIGKILL),
         output=output,
         error_output=error_output,
-        stopped_for="output" if too_long else status.get("stopped_for", "time"),
+        stopped_for="output" if too_long else status.get("stopped_for", "time" if timed_out else ""),
     )

@@ -7,20 +7,30 @@ import sysconfig
 from contextlib import suppress
 from itertools import dropwhile
 from pathlib import Path
-from traceback import FrameSummary, extract_tb
+from traceback import FrameSummary, extract_tb, walk_tb
 
 _CORE = f"{Path(__file__).parents[1]}/"
 _STANDARD = sysconfig.get_path("stdlib")
 
 
-def error_text(error: BaseException) -> str:
+def error_text(error: BaseException, module: str | None = None) -> str:
     """`KeyError: 'level' (rewards/mine.py, line 7)`.
 
-    The line is the last one in the file that core called, whatever that called in turn; where core itself raised
-    there is none.
+    The line is the innermost one of the top-level package of `module`. Otherwise it is the last one in the file that
+    core called, whatever that called in turn; where core itself raised there is none.
     """
-    place = _own_line(error)
+    place = (module and _line_of(error, module)) or _own_line(error)
     return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+
+
+def _line_of(error: BaseException, module: str) -> str:
+    package = module.partition(".")[0]
+    lines = [
+        f"{_shown(frame.f_code.co_filename)}, line {line}"
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package
+    ]
+    return lines[-1] if lines else ""
 
 
 def _own_line(error: BaseException) -> str:

@@ -35,6 +35,14 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
+_OPENED = {
+    "while parsing a flow mapping": 'the "{" is not closed, or a comma is missing after it',
+    "while parsing a flow sequence": 'the "[" is not closed, or a comma is missing after it',
+    "while scanning a quoted scalar": "the quote is not closed",
+}
+"""PyYAML's context of an error -> what is wrong with the bracket or quote where that context starts."""
+
+
 _LONGEST_INT = 100
 _MAX_VALUES = 100_000
 """Most values in a file, counting each repetition by an alias."""
@@ -112,14 +120,33 @@ def _check_size(node: yaml.Node, known: dict[int, int], open_nodes: set[int]) ->
     return size
 
 
+def _explained(error: yaml.MarkedYAMLError) -> tuple[str, yaml.Mark | None]:
+    """Explain a common mistake without YAML's own terms, at the place to correct. Others keep PyYAML's message."""
+    context, problem, mark = error.context or "", error.problem or "", error.problem_mark or error.context_mark
+    if (found := re.match(r"found character '(.+)' that cannot start any token", problem)) is not None:
+        is_tab = found[1] == r"\t"
+        return (
+            "YAML allows no tab here: use spaces" if is_tab else f'text that begins with "{found[1]}" needs quotes',
+            mark,
+        )
+    if context in _OPENED and ("expected ',' or" in problem or "end of stream" in problem):
+        return _OPENED[context], error.context_mark
+    if context == "while parsing a flow node" and "stream end" in problem:
+        return 'the file ends, and a "{" or "[" is not closed', mark
+    if "mapping values are not allowed" in problem:
+        return 'unexpected ":": put text that contains ": " in quotes, or check the indentation of this line', mark
+    if problem.startswith("expected <block end>"):
+        return "does not fit the lines above: check the indentation, brackets and quotes of this line", mark
+    return " ".join(part for part in (context, problem) if part), mark
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """Parse `text`. Raises `ConfigError` with the line of a mistake."""
     try:
         return _load(text)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        message, mark = _explained(error)
         line = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        message = " ".join(part for part in (error.context, error.problem) if part)
         raise ConfigError(message, where=f"{where}{line}", hint="mend the YAML on that line") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"not YAML: {error}", where=where) from error

@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from . import kernel, landlock, syscall_filter, system, view, watch
@@ -26,6 +27,8 @@ def main(job_fd: int, status_fd: int) -> NoReturn:
     with os.fdopen(job_fd, "rb") as file:
         job: dict[str, Any] = json.load(file)
     os.set_inheritable(status_fd, False)
+    with suppress(ValueError, OSError):  # a hard limit of 0 stays
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not prevent a pipe of `core_pattern`
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         if job["mode"] == "namespaces":
@@ -108,6 +111,7 @@ def _end_all(number: int, frame: object) -> None:
 def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: str) -> NoReturn:
     """Start the program, wait for it, report how it ended, and end all its descendants."""
     whole = job["mode"] == "namespaces"
+    socket_bytes = watch.bytes_of_a_socket() if whole else 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Python handler would let the program reach this process
     _say(status_fd, {"ready": True})
     child = os.fork()
@@ -117,15 +121,23 @@ def _run(job: dict[str, Any], status_fd: int, program: str, given: str, folder: 
         except (kernel.Unavailable, OSError) as error:
             _say(status_fd, {"missing": f"the interpreter inside ({error})"})
         os._exit(127)
-    code, stopped_for = watch.wait_for(
-        child,
-        wall_seconds=job["timeout_seconds"],
-        cpu_seconds=job["cpu_seconds"],
-        memory_bytes=job["memory_bytes"] if whole else None,
-    )
-    if not whole:
-        watch.end_descendants()
-    _say(status_fd, {"exit_code": code, "stopped_for": stopped_for})
+    how: dict[str, Any]
+    try:
+        try:
+            code, stopped_for = watch.wait_for(
+                child,
+                wall_seconds=job["timeout_seconds"],
+                cpu_seconds=job["cpu_seconds"],
+                memory_bytes=job["memory_bytes"] if whole else None,
+                socket_bytes=socket_bytes,
+            )
+        finally:
+            if not whole:
+                watch.end_descendants()
+        how = {"exit_code": code, "stopped_for": stopped_for}
+    except Exception as error:  # the program may be its cause, so it says nothing about the machine
+        how = {"exit_code": 128 + signal.SIGKILL, "stopped_for": "", "failed": repr(error)}
+    _say(status_fd, how)
     os._exit(0)
 
 
@@ -140,7 +152,7 @@ def _become(job: dict[str, Any], status_fd: int, program: str, given: str, folde
     if job["mode"] == "landlock":
         watcher_counts = os.geteuid() != 0
         kernel.drop_rights(NOBODY if os.geteuid() == 0 else None)
-        readable = [*system.FOLDERS, *system.FILES, *system.interpreter_paths(job["prefixes"]), program]
+        readable = [*system.FOLDERS, *system.FILES, "/dev/zero", *system.interpreter_paths(job["prefixes"]), program]
         landlock.restrict(readable, system.DEVICES, folder)
         syscall_filter.install(signals_to=os.getpid())
     _limit(job, job["max_processes"] + watcher_counts)
@@ -161,7 +173,6 @@ def _limit(job: dict[str, Any], num_processes: int) -> None:
         (resource.RLIMIT_AS, job["memory_bytes"], job["memory_bytes"]),
         (resource.RLIMIT_NPROC, num_processes, num_processes),
         (resource.RLIMIT_NOFILE, _OPEN_FILES, _OPEN_FILES),
-        (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
         (resource.RLIMIT_SIGPENDING, _OPEN_FILES, _OPEN_FILES),

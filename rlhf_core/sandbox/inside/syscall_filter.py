@@ -1,7 +1,8 @@
 """A seccomp filter against system calls that no sandboxed program needs but many attacks do.
 
-Namespaces hide the machine; this hides most of the kernel, and disables resources that neither a namespace nor a limit
-bounds (System V shared memory, files in memory, kernel keys, sockets).
+Namespaces hide the machine. The filter hides most of the kernel, refuses calls that change other processes of the same
+user, and disables resources that neither a namespace nor a limit bounds (System V shared memory, files in memory,
+kernel keys, sockets but for connected pairs, memory that only a pipe keeps, shared memory without a file).
 """
 
 from __future__ import annotations
@@ -9,11 +10,27 @@ from __future__ import annotations
 import ctypes
 import errno
 import struct
+from collections.abc import Mapping, Sequence
 
 from .kernel import CLONE, NAMESPACES, checked, machine, syscall
 
 _DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
     "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "setsockopt": (54, 208),
+    "splice": (275, 76),
+    "vmsplice": (278, 75),
+    "tee": (276, 77),
+    "sendfile": (40, 71),
+    "io_setup": (206, 0),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "ioprio_set": (251, 30),
+    "landlock_create_ruleset": (444, 444),
     "mount": (165, 40),
     "umount2": (166, 39),
     "pivot_root": (155, 41),
@@ -25,6 +42,7 @@ _DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
     "unshare": (272, 97),
     "setns": (308, 268),
     "ptrace": (101, 117),
@@ -52,6 +70,7 @@ _DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
     "swapoff": (168, 225),
     "acct": (163, 89),
     "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
     "syslog": (103, 116),
     "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264),
@@ -78,6 +97,64 @@ _DENIED = {  # name: (x86_64, aarch64), None where the call does not exist
 }
 _CLONE3 = 435
 """A filter cannot follow the pointer to its flags; without clone3 the C library falls back to clone."""
+_DENIED_ON_FILES = {  # modes, owners, times and attributes, which Landlock does not restrict
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "lchown": (94, None),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+}
+_ARGUMENTS = (16, 24, 32)
+"""Offsets in the kernel's seccomp_data: the low halves of the first three arguments. Integers have no high half."""
+_POINTER_2_HIGH = 36
+_ITSELF = ({_ARGUMENTS[0]: (0,)},)
+_CORE_FILES = 4
+"""RLIMIT_CORE: 1 is the only value that also prevents a pipe of `core_pattern`, and must not be lowered to 0."""
+_OTHER_LIMITS = tuple(each for each in range(16) if each != _CORE_FILES)
+_FCNTL_COMMANDS = (*range(8), 9, 11, 36, 37, 38, 1025, 1030, 1032, 1034)
+"""Not the ones that choose who gets a signal on input (F_SETOWN, F_SETSIG), nor leases, nor larger pipes."""
+_IOCTL_COMMANDS = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
+"""TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, TCGETS2. File systems have many more."""
+_CONNECTED = tuple(1 | flags for flags in (0, 0x800, 0x80000, 0x80800))
+"""SOCK_STREAM, non-blocking and close-on-exec or not. Datagrams from a pair could be sent to any socket by its path."""
+_ALLOWED_ONLY = {  # name: numbers, what is refused with, alternatives {offset: values} of which one has to hold
+    "prlimit64": (
+        (302, 261),
+        errno.EPERM,
+        (
+            {_ARGUMENTS[0]: (0,), _ARGUMENTS[1]: _OTHER_LIMITS},
+            {_ARGUMENTS[0]: (0,), _ARGUMENTS[2]: (0,), _POINTER_2_HIGH: (0,)},
+        ),
+    ),
+    "setrlimit": ((160, 164), errno.EPERM, ({_ARGUMENTS[0]: _OTHER_LIMITS},)),
+    "setpriority": ((141, 140), errno.EPERM, ({_ARGUMENTS[0]: (0,), _ARGUMENTS[1]: (0,)},)),
+    "sched_setparam": ((142, 118), errno.EPERM, _ITSELF),
+    "sched_setscheduler": ((144, 119), errno.EPERM, _ITSELF),
+    "sched_setaffinity": ((203, 122), errno.EPERM, _ITSELF),
+    "sched_setattr": ((314, 274), errno.EPERM, _ITSELF),
+    "socketpair": ((53, 199), errno.EPERM, ({_ARGUMENTS[1]: _CONNECTED},)),
+    "fcntl": ((72, 25), errno.EPERM, ({_ARGUMENTS[1]: _FCNTL_COMMANDS},)),
+    "ioctl": ((16, 29), errno.EOPNOTSUPP, ({_ARGUMENTS[1]: _IOCTL_COMMANDS},)),
+}
+_MMAP = (9, 222)
+_MMAP_FLAGS, _SHARED_OR_VALIDATED, _ANONYMOUS = 40, 1, 0x20
+"""Shared memory without a file outlives its pages' mapping, so that no process shows all of it."""
 _SIGNALLING = {
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -85,17 +162,12 @@ _SIGNALLING = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
 }
-_PIDFD_SEND_SIGNAL = 424
-_FCNTL, _IOCTL = (72, 25), (16, 29)
-_OWNER_BY_FCNTL = (8, 10, 15)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: could send any process a chosen signal on file input."""
-_OWNER_BY_IOCTL = (0x8901, 0x8902)
-"""FIOSETOWN and SIOCSPGRP."""
+_PIDFD_SEND_SIGNAL = (424, 424)
 _SECCOMP = (317, 277)
 _X32_BIT = 0x40000000
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _JUMP, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x05, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24
+_NUMBER, _ARCHITECTURE = 0, 4
 """Offsets in the kernel's seccomp_data."""
 _SET_MODE_FILTER = 1
 
@@ -103,7 +175,8 @@ _SET_MODE_FILTER = 1
 def install(signals_to: int | None = None) -> None:
     """Filter this process and its descendants permanently; `no_new_privs` must be set. Raises `Unavailable`.
 
-    With `signals_to`, for use without a process namespace, signals can be sent to that process only.
+    With `signals_to`, for use without namespaces, signals can be sent to that process only, and modes, owners, times
+    and attributes of files cannot be changed.
     """
     program = filter_program(signals_to)
     buffer = ctypes.create_string_buffer(program, len(program))
@@ -119,45 +192,59 @@ def install(signals_to: int | None = None) -> None:
 def filter_program(signals_to: int | None = None) -> bytes:
     """The filter as BPF instructions of eight bytes."""
     column, architecture = machine()
-
-    def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-        return struct.pack("=HBBI", code, if_true, if_false, value)
-
-    def refuse(number: int, reason: int) -> list[bytes]:
-        return [instruction(_EQUAL, number, 0, 1), instruction(_RETURN, _ERROR | reason)]
-
     lines = [
-        instruction(_LOAD, _ARCHITECTURE),
-        instruction(_EQUAL, architecture, 1, 0),
-        instruction(_RETURN, _KILL),
-        instruction(_LOAD, _NUMBER),
+        _instruction(_LOAD, _ARCHITECTURE),
+        _instruction(_EQUAL, architecture, 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
     ]
     if column == 0:  # the second set of numbers of x86_64
-        lines += [instruction(_AT_LEAST, _X32_BIT, 0, 1), instruction(_RETURN, _KILL)]
-    for per_machine in _DENIED.values():
+        lines += [_instruction(_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
+    denied, allowed_only = dict(_DENIED), dict(_ALLOWED_ONLY)
+    if signals_to is not None:
+        denied |= _DENIED_ON_FILES | {"pidfd_send_signal": _PIDFD_SEND_SIGNAL}
+        to_it = ({_ARGUMENTS[0]: (signals_to,)},)
+        allowed_only |= {name: (numbers, errno.EPERM, to_it) for name, numbers in _SIGNALLING.items()}
+    for per_machine in denied.values():
         number = per_machine[column]
         if number is not None:
-            lines += refuse(number, errno.EPERM)
-    lines += refuse(_CLONE3, errno.ENOSYS)
-
-    def unless(number: int, offset: int, values: tuple[int, ...], then: int, otherwise: int) -> list[bytes]:
-        """For one call: `then` where its argument is one of the values, else `otherwise`."""
-        checks = [part for value in values for part in (instruction(_EQUAL, value, 0, 1), instruction(_RETURN, then))]
-        rest = [instruction(_LOAD, offset), *checks, instruction(_RETURN, otherwise)]
-        return [instruction(_EQUAL, number, 0, len(rest)), *rest]
-
-    if signals_to is not None:
-        refused = _ERROR | errno.EPERM
-        for per_machine in _SIGNALLING.values():
-            lines += unless(per_machine[column], _ARGUMENT_0, (signals_to,), _ALLOW, refused)
-        lines += refuse(_PIDFD_SEND_SIGNAL, errno.EPERM)
-        lines += unless(_FCNTL[column], _ARGUMENT_1, _OWNER_BY_FCNTL, refused, _ALLOW)
-        lines += unless(_IOCTL[column], _ARGUMENT_1, _OWNER_BY_IOCTL, refused, _ALLOW)
+            lines += _refuse(number, errno.EPERM)
+    lines += _refuse(_CLONE3, errno.ENOSYS)
+    for numbers, reason, alternatives in allowed_only.values():
+        lines += _allow_only(numbers[column], reason, alternatives)
     lines += [
-        instruction(_EQUAL, CLONE[column], 0, 3),
-        instruction(_LOAD, _ARGUMENT_0),
-        instruction(_ANY_BIT, NAMESPACES, 0, 1),
-        instruction(_RETURN, _ERROR | errno.EPERM),
-        instruction(_RETURN, _ALLOW),
+        _instruction(_EQUAL, _MMAP[column], 0, 5),
+        _instruction(_LOAD, _MMAP_FLAGS),
+        _instruction(_ANY_BIT, _SHARED_OR_VALIDATED, 0, 2),
+        _instruction(_ANY_BIT, _ANONYMOUS, 0, 1),
+        _instruction(_RETURN, _ERROR | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_EQUAL, CLONE[column], 0, 3),
+        _instruction(_LOAD, _ARGUMENTS[0]),
+        _instruction(_ANY_BIT, NAMESPACES, 0, 1),
+        _instruction(_RETURN, _ERROR | errno.EPERM),
+        _instruction(_RETURN, _ALLOW),
     ]
     return b"".join(lines)
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _refuse(number: int, reason: int) -> list[bytes]:
+    return [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, _ERROR | reason)]
+
+
+def _allow_only(number: int, reason: int, alternatives: Sequence[Mapping[int, Sequence[int]]]) -> list[bytes]:
+    """For one call: allow it if in an alternative each word has one of its values, else refuse it with `reason`."""
+    body: list[bytes] = []
+    for words in alternatives:
+        rest = [_instruction(_RETURN, _ALLOW)]
+        for offset, values in words.items():
+            # A value that is equal jumps over the other values and the jump to the next alternative.
+            checks = [_instruction(_EQUAL, value, len(values) - at, 0) for at, value in enumerate(values)]
+            rest = [_instruction(_LOAD, offset), *checks, _instruction(_JUMP, len(rest)), *rest]
+        body += rest
+    body.append(_instruction(_RETURN, _ERROR | reason))
+    return [_instruction(_EQUAL, number, 0, len(body)), *body]

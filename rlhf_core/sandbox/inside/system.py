@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+"""Devices to read and write. Mapped for writing, /dev/zero would be shared memory without a file."""
 _OF_A_PREFIX = ("bin", "lib", "lib64", "pyvenv.cfg")
 """Readable parts of an interpreter's prefix; the prefix itself may be a home folder."""
 

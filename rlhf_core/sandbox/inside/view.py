@@ -74,5 +74,6 @@ def _own_places(job: dict[str, Any], user: int) -> None:
     mount("proc", _BASE + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid")
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(f"/proc/self/{target}", f"{_BASE}/dev/{name}")
+    _link("/dev/zero", "full")  # which reads the same, but cannot be mapped
     for path in ("/dev/shm", "/tmp", "/var/tmp"):
         _link(path, PRIVATE)

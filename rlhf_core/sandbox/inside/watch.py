@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+
+from .kernel import Unavailable
 
 LOOK_SECONDS = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def wait_for(program: int, *, wall_seconds: float, cpu_seconds: float, memory_bytes: int | None) -> tuple[int, str]:
+def wait_for(
+    program: int, *, wall_seconds: float, cpu_seconds: float, memory_bytes: int | None, socket_bytes: int
+) -> tuple[int, str]:
     """Wait for `program`, reaping every process that ends; SIGCHLD must be blocked.
 
     Returns its exit code (128 + n for signal n) and the exceeded limit: `time`, `processor`, `memory` or nothing.
-    `memory_bytes` bounds the memory of all processes in /proc, which must be those of the sandbox; None disables it.
+    `memory_bytes` bounds the memory of all processes in /proc, which must be those of the sandbox, and of
+    their sockets, each counted as `socket_bytes`; None disables it.
     """
     deadline = time.monotonic() + wall_seconds
     while True:
@@ -26,8 +32,8 @@ def wait_for(program: int, *, wall_seconds: float, cpu_seconds: float, memory_by
         seconds = used.ru_utime + used.ru_stime
         if code is not None:
             return code, "processor" if seconds > cpu_seconds else ""
-        size = 0
         if memory_bytes is not None:
+            size = num_sockets() * socket_bytes
             for each_size, each_seconds in _processes():
                 size += each_size
                 seconds += each_seconds
@@ -57,18 +63,46 @@ def _collect(program: int) -> int | None:
 
 
 def _processes() -> Iterator[tuple[int, float]]:
-    """For each process but this one: bytes of memory not backed by a file on disk, and processor seconds."""
+    """For each process but this one: bytes of memory not backed by a file on disk, and processor seconds.
+
+    The seconds include those of its children that ended.
+    """
     own = str(os.getpid())
     for name in os.listdir("/proc"):
         if not name.isdecimal() or name == own:
             continue
         try:
-            with open(f"/proc/{name}/status", encoding="utf-8", errors="replace") as file:
-                kilobytes = [line.split()[1] for line in file if line.startswith(("RssAnon:", "RssShmem:"))]
+            size = _memory(f"/proc/{name}")
             fields = _stat(name)
         except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
-        yield sum(map(int, kilobytes)) * 1024, (int(fields[11]) + int(fields[12])) / _TICKS
+        yield size, sum(map(int, fields[11:15])) / _TICKS
+
+
+def _memory(process: str) -> int:
+    """Bytes of a process that are not backed by a file on disk, swapped out or not."""
+    # The status of a first thread that has ended holds no sizes, though its process continues.
+    for path in (process, *(f"{process}/task/{each}" for each in os.listdir(f"{process}/task"))):
+        with open(f"{path}/status", encoding="utf-8", errors="replace") as file:
+            lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:"))]
+        if lines:
+            return sum(int(line[1]) for line in lines) * 1024
+    return 0
+
+
+def num_sockets() -> int:
+    """Number of sockets in this network namespace, with those that are only on their way through another socket."""
+    with open("/proc/self/net/sockstat", encoding="ascii") as file:
+        return int(file.readline().split()[-1])
+
+
+def bytes_of_a_socket() -> int:
+    """Maximum memory of a socket: its buffer, which the last message may exceed by half. Raises `Unavailable`."""
+    first, second = socket.socketpair()
+    with first, second:
+        if num_sockets() < 2:
+            raise Unavailable("a count of sockets (/proc/net/sockstat)")
+        return first.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * 3 // 2
 
 
 def end_descendants() -> None:

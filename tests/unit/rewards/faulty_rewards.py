@@ -67,6 +67,28 @@ def segfaults_on_two(rollouts):
     return right(rollouts)
 
 
+def hangs_on_two(rollouts):
+    if any(each.completion == "2" for each in rollouts):
+        hangs(rollouts)
+    return right(rollouts)
+
+
+SEEN = set()
+
+
+def hangs_or_crashes_after_a_look(rollouts):
+    """Scores -1 for an answer that this process has scored before; sample 1 hangs, sample 4 crashes."""
+    scores = []
+    for each in rollouts:
+        scores.append(-1.0 if each.completion in SEEN else float(each.completion))
+        SEEN.add(each.completion)
+        if each.completion == "1":
+            hangs(rollouts)
+        if each.completion == "4":
+            os.kill(os.getpid(), 9)
+    return scores
+
+
 def hangs(rollouts):
     threading.Event().wait()
 
@@ -149,10 +171,11 @@ async def interrupts_async(rollouts):
     raise KeyboardInterrupt("from a reward")
 
 
-def answers_and_then_holds_the_lock(rollouts):
-    timer = threading.Timer(0.05, never_lets_go_of_the_lock, [rollouts])
-    timer.daemon = True
-    timer.start()
+def answers_a_batch_and_then_holds_the_lock(rollouts):
+    if len(rollouts) > 1:
+        timer = threading.Timer(0.05, never_lets_go_of_the_lock, [rollouts])
+        timer.daemon = True
+        timer.start()
     return [1.0] * len(rollouts)
 
 

@@ -1,5 +1,6 @@
 """Rewards that ignore deadlines and signals, and what a model writes to make them."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -53,12 +54,20 @@ def test_a_deadline_holds_where_pythons_lock_is_held(started):
     assert process.returncode == -signal.SIGKILL
     assert 'reward "r": dist 1.0: gave no answer within 0.5 s and holds Python\'s lock' in said
     assert "isolate: true" in said
+    assert_stack_of_the_hanging_line(said.partition("isolate: true")[2])
 
 
 def test_two_signals_end_the_run_where_pythons_lock_is_held(started):
     process = started("never_lets_go_of_the_lock", timeout=600)
-    end_by_two_signals(process)
+    said = end_by_two_signals(process)
     assert process.returncode == -signal.SIGKILL
+    assert_stack_of_the_hanging_line(said)
+
+
+def assert_stack_of_the_hanging_line(said):
+    line = faulty.never_lets_go_of_the_lock.__code__.co_firstlineno + 1
+    assert "Thread 0x" in said
+    assert re.search(rf'File ".*faulty_rewards.py", line {line} in never_lets_go_of_the_lock\n', said)
 
 
 def test_two_signals_end_the_run_where_a_reward_hangs(started):
@@ -116,13 +125,16 @@ def test_a_keyboard_interrupt_in_a_reward_is_its_failure(score, rollouts, name, 
         score({"r": None}, rollouts, recipe=recipe, isolate=isolate)
 
 
-def test_an_isolated_reward_that_does_not_take_its_samples_is_ended(score):
+def test_a_batch_that_a_hanging_process_does_not_take_is_scored_in_a_new_one(score):
     large = [faulty.make_rollout(index, "x" * 10**6) for index in range(4)]
-    recipe = faulty.Recipe(faulty.__file__, "answers_and_then_holds_the_lock")
+    recipe = faulty.Recipe(faulty.__file__, "answers_a_batch_and_then_holds_the_lock")
     _, scorer = score({"r": None}, large, recipe=recipe, isolate=True, timeout_seconds=2.0)
     time.sleep(0.5)
     with pytest.raises(RewardError, match="did not take the samples within 2 s"):
-        scorer.score(large)
+        scorer.score(large[:1])
+    assert scorer.score(large) == [{"r": 1.0}] * 4
+    time.sleep(0.5)
+    assert scorer.score(large) == [{"r": 1.0}] * 4
 
 
 def test_a_close_that_hangs_is_left_behind(score, rollouts, monkeypatch):

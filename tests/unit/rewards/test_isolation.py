@@ -16,7 +16,7 @@ MEGABYTE = 10**6
 
 @pytest.fixture
 def isolated(score, rollouts):
-    def run(name, **policy):
+    def run(name, rollouts=rollouts, **policy):
         recipe = faulty.Recipe(str(PATH), name)
         return score({"r": None}, rollouts, recipe=recipe, isolate=True, **({"timeout_seconds": 60.0} | policy))
 
@@ -83,6 +83,34 @@ def test_an_answer_comes_over_as_it_is():
 
 def test_the_run_survives_a_crash(isolated):
     assert values(isolated("segfaults_on_two", batch_size=1, on_failure="zero")[0]) == [0, 1, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("hangs_on_two", "gave no answer within"), ("segfaults_on_two", "crashed: its process")]
+)
+def test_one_answer_that_hangs_or_crashes_fails_alone(isolated, caplog, name, reason):
+    scores, scorer = isolated(name, timeout_seconds=1.0, on_failure="zero")
+    assert values(scores) == [0, 1, 0, 3]
+    assert scorer.take_metrics()["reward_calls/r/zeroed"] == 1
+    (warning,) = caplog.messages
+    assert warning.startswith('reward "r": dist 1.0: ' + reason)
+    assert "scoring this answer alone after a call with 4 answers failed" in warning
+    assert warning.endswith("sample 2 counts 0")
+
+
+def test_the_answer_that_ends_the_run_is_named(isolated):
+    with pytest.raises(RewardError, match="crashed.*at sample 2") as caught:
+        isolated("segfaults_on_two")
+    assert "on_failure: zero" in str(caught.value)
+
+
+def test_answers_that_fail_alone_are_asked_once_of_each_state_and_not_cached(isolated):
+    name, rollouts = "hangs_or_crashes_after_a_look", [faulty.make_rollout(index) for index in range(7)]
+    scores, scorer = isolated(name, timeout_seconds=2.0, on_failure="drop", cache=True, rollouts=rollouts)
+    assert values(scores) == [0, None, 2, 3, None, 5, 6]
+    assert scorer.take_metrics()["reward_calls/r/dropped"] == 2
+    assert values(scorer.score([faulty.make_rollout(3)])) == [3]
+    assert scorer.take_metrics()["reward_calls/r/cache_hits"] == 1
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_with_the_lock_held"])

@@ -71,6 +71,27 @@ ATTACKS = {
         "attempt(lambda: syscall(numbers[1], -100, b'/usr', handle, ctypes.byref(where), 0))\n"
         "attempt(lambda: syscall(numbers[0], -100, handle, 0))"
     ),
+    "change what is known of a file outside": Attack(
+        "import fcntl\n"
+        "attempt(lambda: os.chmod('@OPEN_FILE@', 0o777)); attempt(lambda: os.utime('@OPEN_FILE@', (1, 1)))\n"
+        "attempt(lambda: os.chown('@OPEN_FILE@', -1, os.getgid()))\n"
+        "attempt(lambda: os.setxattr('@OPEN_FILE@', 'user.intruder', b'x'))\n"
+        "attempt(lambda: os.removexattr('@OPEN_FILE@', 'user.kept'))\n"
+        "attempt(lambda: syscall(452, -100, b'@OPEN_FILE@', 0o777, 0))\n"
+        "arguments = struct.pack('QII', 0, 0, 0)\n"
+        "attempt(lambda: syscall(463, -100, b'@OPEN_FILE@', 0, b'user.intruder', arguments, 16))\n"
+        "attempt(lambda: syscall(466, -100, b'@OPEN_FILE@', 0, b'user.kept'))\n"
+        "attempt(lambda: syscall(469, -100, b'@OPEN_FILE@', bytes(24), 24, 0))"
+    ),
+    "change attributes through an open file": Attack(
+        "import fcntl\nfile = open('own', 'w')\n"
+        "for number in (0x40086602, 0x401C5820, 0x40087602, 0x40806685):\n"
+        "    attempt(lambda: fcntl.ioctl(file, number, bytes(128)))\n"
+        "for number in (1024, 1026, 1031):\n    attempt(lambda: fcntl.fcntl(file, number, 1))"
+    ),
+    "watch files": Attack(
+        "number = 294 if os.uname().machine == 'x86_64' else 26\nattempt(lambda: syscall(number, 0))"
+    ),
     # /proc
     "look into the first process": Attack(
         "for name in ('environ', 'mem', 'root/etc/passwd', 'cwd/..', 'fd/0', 'maps'):\n"
@@ -106,6 +127,20 @@ ATTACKS = {
     "kill the watcher": Attack(
         "for number in (9, 19, 15, 2):\n    os.kill(1, number)\nprint('done')", "ran", landlock=False
     ),
+    "limit other processes": Attack(
+        "def limit(pid): resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))\n"
+        "attempt(lambda: limit(1)); attempt(lambda: limit(os.getppid()))\n"
+        "attempt(lambda: resource.prlimit(@PID@, resource.RLIMIT_CPU)); print('done')"
+    ),
+    "slow other processes down": Attack(
+        "ioprio_set = 251 if os.uname().machine == 'x86_64' else 30\n"
+        "for pid in (1, os.getppid()):\n"
+        "    attempt(lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))\n"
+        "    attempt(lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)))\n"
+        "    attempt(lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)))\n"
+        "    attempt(lambda: syscall(ioprio_set, 1, pid, 3 << 13))\n"
+        "attempt(lambda: os.setpriority(os.PRIO_USER, 0, 19))"
+    ),
     "trace": Attack(
         "number = 101 if os.uname().machine == 'x86_64' else 117\n"
         "for pid in (1, @PID@, os.getppid()):\n    attempt(lambda: syscall(number, 16, pid, 0, 0))"
@@ -123,6 +158,13 @@ ATTACKS = {
     "listen": Attack("attempt(lambda: socket.create_server(('', 0)))"),
     "connect to a unix socket": Attack("attempt(lambda: socket.socket(socket.AF_UNIX).connect('@SOCKET@'))"),
     "connect to an abstract socket": Attack(r"attempt(lambda: socket.socket(socket.AF_UNIX).connect('\0@ABSTRACT@'))"),
+    "datagrams to a private unix socket": Attack(
+        "attempt(lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', '@DATAGRAMS@'))\n"
+        "attempt(lambda: socket.socketpair(type=socket.SOCK_SEQPACKET)[0].connect('@DATAGRAMS@'))\n"
+        "attempt(lambda: socket.socketpair()[0].sendto(b'x', '@DATAGRAMS@'))\n"
+        "attempt(lambda: socket.socketpair()[0].connect('@DATAGRAMS@'))\n"
+        "attempt(lambda: socket.socketpair()[0].bind('own'))"
+    ),
     "talk to the kernel by sockets": Attack(
         "attempt(lambda: socket.socket(16, socket.SOCK_RAW, 0)); attempt(lambda: socket.socket(38, 5, 0))"
     ),
@@ -203,10 +245,25 @@ ATTACKS = {
         "memory",
         landlock=False,
     ),
-    "shared memory in many processes": Attack(
-        "for _ in range(6):\n    if os.fork() == 0:\n        kept = mmap.mmap(-1, 60 * 2**20)\n"
-        "        kept.write(b'x' * len(kept)); time.sleep(1000)\ntime.sleep(1000)",
+    "memory that only the kernel knows": Attack(
+        "attempt(lambda: mmap.mmap(-1, 2**20))\nattempt(lambda: mmap.mmap(os.open('/dev/zero', os.O_RDWR), 2**20))"
+    ),
+    "memory without a first thread": Attack(
+        "number = 60 if os.uname().machine == 'x86_64' else 93\n"
+        "def fill(): time.sleep(0.5); kept = b'x' * (60 * 2**20); time.sleep(1000)\n"
+        "for _ in range(6):\n"
+        "    if os.fork() == 0: threading.Thread(target=fill).start(); syscall(number, 0)\n"
+        "time.sleep(1000)",
         "memory",
+        landlock=False,
+    ),
+    "processor in processes that ended": Attack(
+        "while True:\n"
+        "    if os.fork() == 0:\n"
+        "        while time.process_time() < 0.2: pass\n"
+        "        os._exit(0)\n"
+        "    os.wait()",
+        "processor",
         landlock=False,
     ),
     "processor in many processes": Attack(
@@ -237,7 +294,57 @@ ATTACKS = {
         "attempt(lambda: open('f', 'wb').write(bytes(2**24)))"
     ),
     "1,500 folders deep": Attack(
-        "for _ in range(1500): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0); print('done')", "ran"
+        "for _ in range(1500): os.mkdir('d'); os.chdir('d')\n"
+        "try: os.chmod('.', 0)\nexcept PermissionError: pass  # in the weaker mode\nprint('done')",
+        "ran",
+    ),
+    "memory in sockets": Attack(
+        "for _ in range(2): os.fork()\n"
+        "kept = [end for _ in range(120) for end in socket.socketpair()]\n"
+        "for each in kept:\n"
+        "    each.setblocking(False)\n"
+        "    try:\n"
+        "        while True: each.send(bytes(2**16))\n"
+        "    except BlockingIOError: pass\n"
+        "time.sleep(1000)",
+        "memory",
+        landlock=False,
+    ),
+    "larger buffers": Attack(
+        "for each in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):\n"
+        "    attempt(lambda: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, each, 2**24))\n"
+        "import fcntl; attempt(lambda: fcntl.fcntl(os.pipe()[1], 1031, 2**20))"
+    ),
+    "memory kept by pipes": Attack(
+        "numbers = (278, 275, 276) if os.uname().machine == 'x86_64' else (75, 76, 77)\n"
+        "kept = bytes(4096); into = os.pipe()[1]\n"
+        "address = ctypes.cast(kept, ctypes.c_void_p).value\n"
+        "attempt(lambda: syscall(numbers[0], into, struct.pack('QQ', address, len(kept)), 1, 0))\n"
+        "file = open(sys.argv[0], 'rb')\n"
+        "attempt(lambda: syscall(numbers[1], file.fileno(), None, into, None, 10, 0))\n"
+        "attempt(lambda: os.sendfile(into, file.fileno(), 0, 10))\n"
+        "first = os.pipe(); os.write(first[1], b'x')\n"
+        "attempt(lambda: syscall(numbers[2], first[0], into, 1, 0))"
+    ),
+    "dump core": Attack(
+        "print('held' if resource.getrlimit(resource.RLIMIT_CORE) == (1, 1) else 'BROKEN')\n"
+        "attempt(lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))\n"
+        "attempt(lambda: resource.prlimit(0, resource.RLIMIT_CORE, (0, 1)))\n"
+        "number = 160 if os.uname().machine == 'x86_64' else 164\n"
+        "attempt(lambda: syscall(number, 4, struct.pack('QQ', 0, 0)))"
+    ),
+    "what any program may do": Attack(
+        "import asyncio, fcntl, multiprocessing, shutil, sqlite3\n"
+        "assert asyncio.run(asyncio.sleep(0, 'slept')) == 'slept'\n"
+        "one, other = multiprocessing.Pipe(); one.send('x'); assert other.recv() == 'x'\n"
+        "open('a', 'w').write('x'); shutil.copyfile('a', 'b'); assert open('b').read() == 'x'\n"
+        "with open('a') as file: fcntl.flock(file, fcntl.LOCK_EX); os.set_blocking(os.dup(file.fileno()), False)\n"
+        "sqlite3.connect('db').execute('create table t (x)')\n"
+        "for each in range(16): resource.getrlimit(each)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)); os.nice(1); sys.stdout.isatty()\n"
+        "assert open('/dev/zero', 'rb').read(3) == bytes(3)\n"
+        "os.sched_setaffinity(0, os.sched_getaffinity(0)); print('done')",
+        "ran",
     ),
     "the second set of system calls": Attack(
         "print('held', flush=True)\n"

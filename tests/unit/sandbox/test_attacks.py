@@ -41,6 +41,12 @@ import sys; sys.path.append(sys.argv[1])
 from inside import landlock
 landlock.version = lambda: 3
 """
+FAILING_WATCHER = """
+import sys; sys.path.append(sys.argv[1])
+from inside import watch
+def fail(*arguments, **named): raise OSError(24, "Too many open files")
+watch._processes = fail
+"""
 OLD_LANDLOCK_ATTACKS = ("signal the parent", "signal the parent by other ways", "truncate outside", "write outside")
 SHORT = Limits(timeout_seconds=0.5, cpu_seconds=10)
 USER = 54321
@@ -71,6 +77,7 @@ def outside():
         socket.create_server(("127.0.0.1", 0)) as inet,
         socket.socket(socket.AF_UNIX) as path_socket,
         socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
     ):
         folder = Path(name)
         folder.chmod(0o777)
@@ -78,6 +85,13 @@ def outside():
         (folder / "secret").chmod(0o600)
         (folder / "open").write_text("open")
         (folder / "open").chmod(0o666)
+        if os.geteuid() == 0:
+            os.chown(folder / "open", USER, USER)  # one of those who run programs below
+        datagrams.bind(str(folder / "datagrams"))
+        (folder / "datagrams").chmod(0o600)
+        if os.geteuid() == 0:
+            os.chown(folder / "datagrams", USER, USER)
+        before = (folder / "open").stat()
         path_socket.bind(str(folder / "socket"))
         (folder / "socket").chmod(0o777)
         path_socket.listen()
@@ -89,11 +103,13 @@ def outside():
             "FOLDER": name,
             "PORT": str(inet.getsockname()[1]),
             "SOCKET": str(folder / "socket"),
+            "DATAGRAMS": str(folder / "datagrams"),
             "ABSTRACT": f"rlhf-attack-{os.getpid()}",
             "PID": str(os.getpid()),
             "MARK": f"86400.{os.getpid()}",
         }
-        assert {each.name for each in folder.iterdir()} == {"secret", "open", "socket"}
+        assert {each.name for each in folder.iterdir()} == {"secret", "open", "socket", "datagrams"}
+        assert (folder / "open").stat() == before
         assert (folder / "open").read_text() == "open" and (folder / "secret").read_text() == "key"
 
 
@@ -119,7 +135,11 @@ def failing(name, attack, result):
         "ran": output.endswith("done\n") and result["exit_code"] == 0,
         "exit 3": held and result["exit_code"] == 3,
     }.get(attack.expect, result["stopped_for"] == attack.expect)
-    if attack.expect == "processor" and result["exit_code"] in (128 + signal.SIGXCPU, 128 + signal.SIGKILL):
+    if (
+        attack.expect == "processor"
+        and not result["stopped_for"]
+        and result["exit_code"] in (128 + signal.SIGXCPU, 128 + signal.SIGKILL)
+    ):
         fits = True  # in the weaker mode the kernel ends it, which has no name for why
     return None if fits else f"{name}: {result}"
 
@@ -293,3 +313,12 @@ def test_a_machine_that_gives_nothing_is_refused_and_says_what_it_lacks(monkeypa
     monkeypatch.setattr(run_module, "_BOOTSTRAP", NO_NAMESPACES + run_module._BOOTSTRAP)
     with pytest.raises(SandboxError, match=r"lacks: user namespaces \(Operation not permitted\)"):
         run_program("print('ran')")
+
+
+def test_a_watcher_that_fails_is_a_failure_of_that_program_only(monkeypatch):
+    if why := missing():
+        pytest.skip(why)
+    monkeypatch.setattr(run_module, "_BOOTSTRAP", FAILING_WATCHER + run_module._BOOTSTRAP)
+    result = run_program("import time; time.sleep(1000)")
+    assert not result.succeeded and not result.stopped_for
+    assert "the process that watches the program failed: OSError(24, 'Too many open files')" in result.error_output

@@ -81,6 +81,7 @@ def test_a_sample_that_is_too_long_is_named_or_cut(rollout):
         ("conversation", None, made.TEMPLATE, "sample 3 is no chat.*encoding: continuation"),
         ("auto", CHAT, None, "no chat template.*chat_template.jinja"),
         ("auto", CHAT, "{{ raise_exception('no tools') }}", "refuses it: no tools"),
+        ("auto", CHAT, "{{ 1 / 0 }}", "refuses it: division by zero"),
     ],
 )
 def test_a_sample_that_cannot_be_rendered_is_named(rollout, encoding, messages, template, said):

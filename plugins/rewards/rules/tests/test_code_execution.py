@@ -60,6 +60,38 @@ def test_ending_early_does_not_pass_the_assertions():
     assert score("import os\nos._exit(0)", tests="assert False") == 0.0
 
 
+@in_the_sandbox
+def test_the_file_of_the_program_does_not_hold_what_passes_the_assertions():
+    """It printed the last line of its file, with the token."""
+    cheat = "import os, sys\nfor each in (__file__, '/input'):\n    print(open(each).read())\n"
+    found = (
+        "print(*__import__('re').findall('[0-9a-f]{32}', open(__file__).read()), sep='\\n', flush=True)\nos._exit(0)"
+    )
+    assert score(cheat + found, tests="assert False") == 0.0
+    assert score("import os\n" + found, tests="assert False") == 0.0
+
+
+@in_the_sandbox
+def test_programs_with_assertions_run_as_a_script_does():
+    program = """\
+from __future__ import annotations
+import inspect, multiprocessing, sys
+
+def print(*given):
+    raise RuntimeError("the program's own")
+
+def double(x: Undefined):
+    return 2 * x
+
+assert inspect.getsource(double).startswith("def double")
+assert sys.modules["__main__"].double is double and not hasattr(sys.modules["__main__"], "_run")
+if __name__ == "__main__":
+    ran = True
+"""
+    assert score(program, tests="assert ran and double(2) == 4") == 1.0
+    assert score("def broken(:", tests="pass") == 0.0
+
+
 def test_without_tests_the_sample_is_named():
     with pytest.raises(ValueError, match="sample 7 has no tests"):
         score("print(1)")

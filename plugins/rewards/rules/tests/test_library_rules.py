@@ -65,9 +65,21 @@ def test_math_equivalence_does_not_hang_on_a_number_too_large_to_write(completio
     assert score == {"math-equivalence": 0.0}
 
 
-def make_rollout(completion):
+@pytest.mark.slow
+def test_math_equivalence_scores_the_others_of_a_batch_with_one_that_hangs():
+    selected = load("rewards", "math-equivalence")
+    policy = RewardCallOptions(timeout_seconds=4.0, on_failure="zero")
+    spec = reward_spec(selected, selected.component.config(), RewardContext(device="cpu", seed=0), policy)
+    batch = [make_rollout("12", sample_id) for sample_id in range(8)]
+    batch[3] = make_rollout(r"\boxed{10^{10^{10}}}", 3)
+    with closing(RewardScorer([spec])) as scorer:
+        scores = [row["math-equivalence"] for row in scorer.score(batch)]
+    assert scores == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def make_rollout(completion, sample_id=7):
     return Rollout(
-        sample_id=7,
+        sample_id=sample_id,
         prompt="",
         messages=None,
         prompt_ids=(1,),

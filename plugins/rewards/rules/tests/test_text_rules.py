@@ -67,6 +67,8 @@ def test_regex_modes():
 def test_regex_pattern_is_checked_with_the_options():
     with pytest.raises(ValueError, match="not a regular expression"):
         RegexConfig(pattern="(")
+    with pytest.raises(ValueError, match="its groups nest too deeply"):
+        RegexConfig(pattern="(" * 5000 + "a" + ")" * 5000)
 
 
 BACKTRACKS = "(a|aa)+$"

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.prompts import PromptEncoder
@@ -84,7 +83,7 @@ class RolloutEncoder:
         messages = [*map(dict, rollout.messages), {"role": "assistant", "content": rollout.completion}]
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        except TemplateError as error:
+        except Exception as error:  # a template may also recurse or overflow
             raise ValueError(
                 f"sample {rollout.sample_id}: the reward model's chat template refuses it: {error}"
             ) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +15,22 @@ from rlhf_core.sandbox import Limits, Mode, missing, run_program
 from .config import CodeExecutionConfig
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_TOKEN_LENGTH = 32
+_WITH_ASSERTIONS = """\
+def _run(source):
+    import linecache, secrets
+    del globals()["_run"]
+    say, token = print, secrets.token_hex({half})
+    linecache.cache["<answer>"] = len(source), None, source.splitlines(True), "<answer>"
+    say(token, flush=True)
+    exec(compile(source, "<answer>", "exec"), globals())
+    say(token, flush=True)
+_run({source!r})
+"""
+"""Prints a token before the answer runs and again when all assertions have held.
+
+The token is made in the process, so that it is in no file that the answer can read.
+"""
 _log = logging.getLogger("rlhf.rewards")
 
 
@@ -33,8 +48,8 @@ def code_execution(
     The tests are in the sample's metadata under `tests_key`: a list of `{"input": …, "output": …}`, each a run
     that must print that output, or Python source with assertions (or a list of such), run after the program in
     its process. Without tests the sample's `answer` is the output to print. A program can detect that assertions
-    test it, and cheat; input and output are the safer form. `rlhf_core.sandbox` describes what the sandbox keeps out,
-    and what not.
+    test it, and cheat (the plugin's page lists how); input and output are the safer form. `rlhf_core.sandbox`
+    describes what the sandbox keeps out, and what not.
     """
     if not allow_execution:
         raise PermissionError(
@@ -70,11 +85,11 @@ def _tests(rollout: Any, tests_key: str) -> list[Mapping[str, str] | str]:
 
 def _passes(program: str, test: Mapping[str, str] | str, limits: Limits, sandbox: Mode) -> bool:
     if isinstance(test, str):
-        # Reached only when every assertion held: a program that just exits with 0 does not print it.
-        token = secrets.token_hex(16)
-        source = f"{program}\n\n{test}\n\nprint({token!r}, flush=True)\n"
+        source = _WITH_ASSERTIONS.format(half=_TOKEN_LENGTH // 2, source=f"{program}\n\n{test}\n")
         result = run_program(source, "", limits, mode=sandbox)
-        return result.succeeded and result.output.rstrip().endswith(token)
+        token, _, printed = result.output.partition("\n")
+        # A program that just exits with 0 does not print the token again.
+        return result.succeeded and len(token) == _TOKEN_LENGTH and printed.rstrip().endswith(token)
     result = run_program(program, str(test.get("input", "")), limits, mode=sandbox)
     return result.succeeded and _lines(result.output) == _lines(str(test["output"]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +50,23 @@ class JsonSchemaConfig(Section):
             raise ValueError("give inline_schema or schema_file, not both")
         if self.schema_file is not None and not Path(self.schema_file).expanduser().is_file():
             raise ValueError(f"no such file: {self.schema_file}")
+        try:
+            from .schema_check import make_validator
+        except ImportError:  # jsonschema is missing, which is reported elsewhere
+            return self
+        schema = self.read_schema()
+        if schema is not None:
+            make_validator(schema)
         return self
+
+    def read_schema(self) -> Any:
+        """The schema itself or the content of its file; None if neither is set. Raises `ValueError` if not JSON."""
+        if self.schema_file is None:
+            return self.inline_schema
+        try:
+            return json.loads(Path(self.schema_file).expanduser().read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{self.schema_file} is not JSON: {error}") from None
 
 
 class CodeExecutionConfig(Section):

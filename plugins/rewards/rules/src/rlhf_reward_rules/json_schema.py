@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.protocols import Reward
 
 from .config import JsonSchemaConfig
+from .processor_time import TimeUp, within
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+_SECONDS_PER_ANSWER = 1.0
+"""Processor time of the check of one answer. Sound ones take milliseconds."""
+_MAX_NAMED = 8
+_log = logging.getLogger("rlhf.rewards")
 
 
 def json_schema(
@@ -29,53 +37,78 @@ def json_schema(
     The schema is the sample's own (under `metadata_key` of its metadata) or `inline_schema`; without either all
     JSON fits. `allow_fence` also takes the JSON from the last fenced code block. NaN and Infinity are no JSON.
     Schemas are read by the jsonschema library; remote references are not fetched.
+
+    An answer that cannot be checked scores 0: its numbers are too large, it is nested too deeply, or it takes more
+    than a second of processor time (a pattern that backtracks, thousands of objects under `uniqueItems`). This limit
+    works in the reward's own process; with `isolate: false` there is only the deadline of the call.
     """
-    checkers: dict[str, Any] = {}
+    validators: dict[str, Any] = {}
     scores = []
+    slow = []
     for rollout in rollouts:
         schema = rollout.metadata.get(metadata_key) if metadata_key is not None else None
         schema = inline_schema if schema is None else schema
+        validator = None if schema is None else _validator(schema, validators, rollout.sample_id)
+        check = partial(_fits, rollout.completion, validator, allow_fence)
         try:
-            value = json.loads(_json_text(rollout.completion, allow_fence), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
+            scores.append(1.0 if within(_SECONDS_PER_ANSWER, check) else valid_json_score)
+        except (ValueError, RecursionError, OverflowError):
             scores.append(0.0)
-            continue
-        scores.append(1.0 if schema is None or _checker(schema, checkers).is_valid(value) else valid_json_score)
+        except TimeUp:
+            scores.append(0.0)
+            slow.append(rollout.sample_id)
+    if slow:
+        _warn_of_slow_answers(slow)
     return scores
 
 
-def _json_text(completion: str, allow_fence: bool) -> str:
+def _fits(completion: str, validator: Any | None, allow_fence: bool) -> bool:
+    """Whether it is JSON that fits. Raises `ValueError`, `RecursionError` or `OverflowError` if that has no answer."""
     fenced = _FENCED.findall(completion) if allow_fence else []
-    return str(fenced[-1]) if fenced else completion
+    text = str(fenced[-1]) if fenced else completion
+    value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    return validator is None or bool(validator.is_valid(value))
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits} is too large")
+    return number
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _checker(schema: Mapping[str, Any], known: dict[str, Any]) -> Any:
-    import jsonschema
-    from referencing import Registry
+def _validator(schema: Mapping[str, Any], known: dict[str, Any], sample_id: int) -> Any:
+    from .schema_check import make_validator
 
     key = json.dumps(schema, sort_keys=True)
     if key not in known:
-        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         try:
-            kind.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise ValueError(f"the schema is no JSON schema: {error.message}") from error
-        known[key] = kind(schema, registry=Registry())  # an empty registry: nothing is fetched from outside
+            known[key] = make_validator(schema)
+        except ValueError as error:
+            raise ValueError(f"sample {sample_id}: {error}") from error
     return known[key]
+
+
+def _warn_of_slow_answers(sample_ids: Sequence[int]) -> None:
+    more = f" and {len(sample_ids) - _MAX_NAMED} more" if len(sample_ids) > _MAX_NAMED else ""
+    _log.warning(
+        "json-schema: sample %s%s scores 0: its answer takes more than %g s to check against the schema; simpler "
+        "patterns, less nesting and no uniqueItems make a schema faster",
+        ", ".join(map(str, sample_ids[:_MAX_NAMED])),
+        more,
+        _SECONDS_PER_ANSWER,
+    )
 
 
 def build(config: JsonSchemaConfig, context: object) -> Reward:
     """The reward with its options, for the plugin's component."""
-    schema = config.inline_schema
-    if config.schema_file is not None:
-        schema = json.loads(Path(config.schema_file).expanduser().read_text(encoding="utf-8"))
     return partial(
         json_schema,
-        inline_schema=schema,
+        inline_schema=config.read_schema(),
         metadata_key=config.metadata_key,
         allow_fence=config.allow_fence,
         valid_json_score=config.valid_json_score,

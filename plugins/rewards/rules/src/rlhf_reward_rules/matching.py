@@ -25,6 +25,8 @@ class Matcher:
             self._compiled = regex.compile(pattern)
         except regex.error as error:
             raise ValueError(f"not a regular expression: {error}") from None
+        except RecursionError:
+            raise ValueError("not a regular expression that can be compiled: its groups nest too deeply") from None
         self._warned = False
 
     def matches(self, rollout: Any, mode: Literal["search", "fullmatch"]) -> bool:

@@ -20,7 +20,8 @@ def math_equivalence(rollouts: Sequence[Any], *, decimal_places: int = 6, requir
     \boxed{…} result only. An answer that cannot be read as mathematics is an error.
 
     The library's own deadlines need the main thread, so they are off. An answer can keep it busy for ever
-    (`10^{10^{10}}`), so it runs in a separate process, which the reward's `timeout_seconds` ends.
+    (`10^{10^{10}}`), so it runs in a separate process, which the reward's `timeout_seconds` ends. The other answers of
+    its call are scored in a new one.
     """
     from math_verify import verify
 
@@ -55,4 +56,6 @@ def _parse_answer(answer: str, sample_id: int) -> list[Any]:
 
 def build(config: MathEquivalenceConfig, context: object) -> Reward:
     """The reward with its options, for the plugin's component."""
+    import math_verify  # noqa: F401 - its import takes seconds, which are not to count in the deadline of an answer
+
     return partial(math_equivalence, decimal_places=config.decimal_places, require_boxed=config.require_boxed)
