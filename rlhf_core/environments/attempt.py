@@ -233,6 +233,7 @@ def _checked(found: object, episode: Playable) -> Outcome:
         },
         metrics={str(name): _finite(f"the metric {name}", value) for name, value in found.metrics.items()},
         status=found.status,
+        bad_tool_calls=int(_finite("the number of bad tool calls", found.bad_tool_calls)),
     )
 
 
@@ -263,7 +264,7 @@ def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
         "num_turns": float(episode.num_turns),
         "truncated": float(outcome.status == "truncated"),
         "failed": float(outcome.status == "failed"),
-        "bad_tool_calls": float(episode.bad_tool_calls),
+        "bad_tool_calls": float(episode.bad_tool_calls + outcome.bad_tool_calls),
         "observation_tokens": float(response - sum(sum(row.mask) for row in rows)),
         "response_tokens": float(response),
         **{OWN + name: value for name, value in outcome.metrics.items()},

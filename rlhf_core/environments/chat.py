@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..config.sections import EnvironmentConfig
 from ..errors import ConfigError, DataError
 from ..types import Message
-from .chat_template import USER, WHERE, ChatTemplate, shared_length
+from .chat_template import THINKING_TAGS, USER, WHERE, ChatTemplate, shared_length
 from .contract import Tool
 from .tool_calls import FORMATS, ToolFormat
 
@@ -106,6 +107,17 @@ class ChatFormat:
         ids = self._after(self._template.after_reply(self._without_tool_role(messages, tools), self._native(tools)))
         return ids[self._closed_by(sampled_ids[-1], ids) :] if ended else ids
 
+    def reply_message(self, sampled_ids: Sequence[int]) -> Message:
+        """A sampled reply as the template takes it: its parts, or its text without special tokens but thinking tags."""
+        if (channels := self._template.channels) is not None:
+            parts = channels.message(str(self._tokenizer.decode(list(sampled_ids), skip_special_tokens=False)))
+            if parts is not None:
+                return parts
+        pieces: list[str] = []
+        for is_tag, run in groupby(sampled_ids, key=self._thinking_tags.__contains__):
+            pieces.append(str(self._tokenizer.decode(list(run), skip_special_tokens=not is_tag)))
+        return _reply("".join(pieces))
+
     def text_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a plain text that stands behind other text: no special tokens, no blank put before it."""
         behind = self._behind_newline(text) if self._puts_blank_before else None
@@ -145,6 +157,11 @@ class ChatFormat:
             return None
 
     @cached_property
+    def _end_between_id(self) -> int | None:
+        """The token that ends a reply before other messages, if the last one of a conversation ends otherwise."""
+        return self._first_marker(self._after(self._template.closing_between()))
+
+    @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a sampled turn. An engine should stop at each of them."""
         own = (self._tokenizer.eos_token_id, self.end_of_turn_id)
@@ -161,6 +178,12 @@ class ChatFormat:
     def _markers(self) -> frozenset[int]:
         """Tokens that stand by themselves: no text before or after them changes how they are encoded."""
         return frozenset(self._tokenizer.added_tokens_decoder) | self._given_eos
+
+    @cached_property
+    def _thinking_tags(self) -> frozenset[int]:
+        """Special tokens that a text without special tokens would lose, though a template looks for them."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(number for number, token in added if token.special and token.content in THINKING_TAGS)
 
     @cached_property
     def _puts_blank_before(self) -> bool:
@@ -189,7 +212,8 @@ class ChatFormat:
         """How many of the ids that close a reply are settled by the EOS that was sampled."""
         first = self._first_marker(ids)
         # Without an end of turn, some templates end a reply with the token that begins the next message.
-        return ids.index(first) + 1 if first is not None and first in (self.end_of_turn_id, sampled) else 0
+        ends = (self.end_of_turn_id, self._end_between_id, sampled)
+        return ids.index(first) + 1 if first is not None and first in ends else 0
 
     def _is_native(self) -> bool:
         """Whether the template itself renders tools in the format that is used."""
@@ -218,9 +242,13 @@ class ChatFormat:
 
         Neighbours become one message, for roles that have to alternate.
         """
-        if not any(_role(message) == "tool" for message in messages):
+        results = [message for message in messages if _role(message) == "tool"]
+        if not results:
             return list(messages)
-        if self._template.refusal("tool") is None and (not tools or self._is_native()):
+        takes = self._template.refusal("tool") is None or (
+            self._template.takes_results_of_calls and all(each.get("name") for each in results)
+        )
+        if takes and (not tools or self._is_native()):
             # Some templates ask which call it answers.
             return [{"tool_call_id": "call00000", **each} if _role(each) == "tool" else each for each in messages]
         found: list[Message] = []

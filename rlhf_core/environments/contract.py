@@ -71,6 +71,8 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Averaged over episodes as `environment/<name>`."""
     status: Status = "done"
+    bad_tool_calls: int = 0
+    """Calls with wrong arguments; core counts unreadable ones and those of unknown tools itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

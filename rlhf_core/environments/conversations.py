@@ -135,10 +135,9 @@ def template_messages(messages: Sequence[ChatMessage], tool_format: Callable[[],
     }
     found: list[Message] = []
     for message in messages:
-        content = message.content
+        each: dict[str, object] = {"role": message.role, "content": message.content}
         if message.tool_calls:
-            content = tool_format().write(content, message.tool_calls)
-        each = {"role": message.role, "content": content}
+            each |= tool_format().message(message.content, message.tool_calls)
         if message.tool_call_id is not None:
             each["tool_call_id"] = message.tool_call_id
             if message.tool_call_id in names:

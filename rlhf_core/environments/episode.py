@@ -12,6 +12,7 @@ from ..errors import EpisodeError
 from ..prompts.stream import PromptEncoder
 from ..types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
 from .chat import ChatFormat, chat_format
+from .chat_template import THINKING_ENDS
 from .contract import Endpoint, EpisodeTruncated, Messages, Reply, Task, Tool
 from .conversations import Conversations
 from .endpoint import Endpoints
@@ -80,6 +81,7 @@ class Episode:
         self.num_turns = 0
         """Turns of the policy."""
         self.bad_tool_calls = 0
+        """Unreadable, or of a tool that does not exist."""
         self.was_refused = False
         """Whether a call at the endpoint was refused as no turn or token was left."""
         self._being_sampled = 0
@@ -178,7 +180,7 @@ class Episode:
         calls = self._read_calls(completion, row)
         row.sample(completion, text, calls, number)
         if row.messages is not None:
-            row.conversation.append({"role": "assistant", "content": text})
+            row.say(self.chat.reply_message(row.replies[-1]))
         return Reply(
             text=text,
             tool_calls=calls,
@@ -194,8 +196,9 @@ class Episode:
         # With the special tokens: some models mark a call by one.
         text = self.rules.tokenizer.decode(list(completion.token_ids), skip_special_tokens=False)
         assert isinstance(text, str)
-        calls = self.chat.tool_format().parse(text)
-        self.bad_tool_calls += sum(call.error is not None for call in calls)
+        calls = self.chat.tool_format().parse(text, row.tools)
+        names = {tool.get("function", {}).get("name") for tool in row.tools}
+        self.bad_tool_calls += sum(call.error is not None or call.name not in names for call in calls)
         return calls
 
     def open_row(self, messages: Messages) -> Row:
@@ -266,7 +269,7 @@ class Episode:
 
     def _is_cut(self, row: Row, new: Sequence[Message]) -> bool:
         """Whether the template writes replies of this row otherwise than they were sampled, now that `new` follows."""
-        thinking = any(turn.role == "policy" and "</think>" in turn.text for turn in row.turns)
+        thinking = any(THINKING_ENDS in str(self.chat.reply_message(reply)["content"]) for reply in row.replies)
         return self.chat.check(row.tools).cuts(new, thinking=thinking)
 
 

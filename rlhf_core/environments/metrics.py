@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
+
+from ..columns import Column
 
 ENVIRONMENT: Final = "environment"
-"""Name of the environment's reward, and of its metrics."""
+"""Name of the environment's reward, and of the column of its metrics, which are with the first row of an episode."""
+TURN_REWARDS: Final = "turn_rewards"
+"""Column [A, R], raw: what each of a sample's `rewards` gave to a turn, at its last token."""
+COLUMNS: Final = {ENVIRONMENT: Column(per="metrics"), TURN_REWARDS: Column()}
+"""Those of samples from an environment."""
 OWN: Final = "own/"
 """Begins the names of what an environment measures itself."""
 RESERVED: Final = frozenset({"num_turns_mean", "truncated_fraction", "failed_fraction", "bad_tool_calls"})
 """Names under `environment/` that are core's."""
 
 
-class HasMetrics(Protocol):
-    """A record of an episode: a sample of it, or its row of an evaluation."""
-
-    @property
-    def environment(self) -> Mapping[str, float]: ...
-
-
-def environment_metrics(items: Sequence[HasMetrics]) -> dict[str, float]:
-    """`environment/*` and `response/observation_fraction` of the samples; nothing where none came from one.
+def environment_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """`environment/*` and `response/observation_fraction` of samples; nothing if none is from an environment.
 
     Means are over episodes, those of an environment's own metrics over the episodes that report them;
     `environment/bad_tool_calls` is their number.
     """
-    episodes = [item.environment for item in items if item.environment]
+    episodes = [each for each in found if each]
     if not episodes:
         return {}
     response = _total(episodes, "response_tokens")

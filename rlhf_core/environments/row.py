@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain, groupby
 
 from ..types import Completion, FinishReason, Message, ToolCall, Turn
 from .contract import Tool
@@ -20,6 +20,7 @@ class Mark:
     num_ids: int
     num_turns: int
     num_messages: int
+    last_message: Message | None
     num_sampled: int
     policy_version: int | None
 
@@ -87,6 +88,12 @@ class Row:
         return sorted(places, key=lambda number: places[number])
 
     @property
+    def replies(self) -> list[tuple[int, ...]]:
+        """The tokens of the policy's replies: turns with nothing between them are one, cut and continued."""
+        runs = groupby(self.turns, key=lambda turn: turn.role)
+        return [tuple(chain.from_iterable(turn.token_ids for turn in run)) for role, run in runs if role == "policy"]
+
+    @property
     def last_sampled(self) -> tuple[int, ...]:
         """The tokens of the policy's newest turn; none before the first."""
         return next((turn.token_ids for turn in reversed(self.turns) if turn.role == "policy"), ())
@@ -125,12 +132,19 @@ class Row:
             )
         )
 
+    def say(self, reply: Message) -> None:
+        """Add the message of the last of `replies` to the conversation; one that continues a cut turn replaces it."""
+        if len(self.turns) > 1 and self.turns[-2].role == "policy":
+            self.conversation.pop()
+        self.conversation.append(reply)
+
     @property
     def mark(self) -> Mark:
         return Mark(
             num_ids=len(self.ids),
             num_turns=len(self.turns),
             num_messages=len(self.conversation),
+            last_message=self.conversation[-1] if self.conversation else None,
             num_sampled=self.num_sampled,
             policy_version=self.policy_version,
         )
@@ -138,10 +152,11 @@ class Row:
     def fork(self, branch: int, at: Mark | None = None) -> Row:
         """A branch that begins with what stood here at a place, or with all; it counts in this one alone."""
         mark = at or self.mark
+        last = () if mark.last_message is None else (mark.last_message,)
         return replace(
             self,
             branch=branch,
-            conversation=self.conversation[: mark.num_messages],
+            conversation=[*self.conversation[: mark.num_messages - len(last)], *last],
             ids=self.ids[: mark.num_ids],
             mask=[False] * mark.num_ids,
             logprobs=[0.0] * mark.num_ids,

@@ -74,6 +74,8 @@ class WithTools:
             if isinstance(given, Mapping)
             else [getattr(environment, name) for name in tool_methods(type(environment))]
         )
+        self._num_unbound = 0
+        """Calls whose arguments were wrong."""
         self._tools = {tool.name: tool for tool in map(ToolFunction, functions)}
 
     async def run(self, task: Task, policy: Policy) -> Outcome:
@@ -88,12 +90,13 @@ class WithTools:
         status = await converse(policy, messages, schemas, self._use)
         get_reward = getattr(self._environment, "get_reward", None)
         reward = 0.0 if get_reward is None else _number(await self._call("get_reward", get_reward), "get_reward")
-        return Outcome(reward=reward, status=status)
+        return Outcome(reward=reward, status=status, bad_tool_calls=self._num_unbound)
 
     async def _use(self, tool_call: ToolCall) -> str:
         tool = self._tools[tool_call.name]
         arguments = tool.bind(tool_call)
         if isinstance(arguments, str):
+            self._num_unbound += 1
             return f"error: {arguments}"
         found = await self._call(f"tool {tool_call.name}", tool.function, **arguments)
         return _bounded(found if isinstance(found, str) else str(found), f"tool {tool_call.name}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ..types import ToolCall
+from ..types import Message, ToolCall
 from ..util.untrusted_json import UnreadableJson, read_first_json, read_json
 from .contract import Tool
 
@@ -30,16 +30,24 @@ class ToolFormat:
     """For `environment.tool_format`."""
     example: str
     """A call as a model is told to write it."""
-    calls: Callable[[str], Iterator[ToolCall]]
+    calls: Callable[[str, Sequence[Tool]], Iterator[ToolCall]]
     tag: str
     """Stands before calls."""
-    joined: Callable[[Sequence[ToolCall]], str]
-    """Calls as a model writes them, after whatever else it says."""
+    joined: Callable[[Sequence[ToolCall]], str] | None = None
+    """Calls as a model writes them, after whatever else it says; None if only the chat template writes them."""
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         """The text of a reply that says `content` and then makes the calls."""
-        written = self.joined(calls) if calls else ""
+        written = self.joined(calls) if calls and self.joined else ""
         return f"{content}\n{written}" if content and written else content or written
+
+    def message(self, content: str, calls: Sequence[ToolCall]) -> Message:
+        """A reply that says `content` and makes the calls, as the chat template takes it."""
+        message: Message = {"role": "assistant", "content": self.write(content, calls)}
+        if self.joined is not None or not calls:
+            return message
+        made = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+        return {**message, "tool_calls": [{"type": "function", "function": each} for each in made]}
 
     def content(self, text: str, calls: Sequence[ToolCall]) -> str:
         """The text of a reply before the calls read from it; all of it where one could not be read."""
@@ -48,14 +56,17 @@ class ToolFormat:
         thought, ended, answer = text.partition("</think>")
         if not ended:
             thought, answer = "", text
-        before, tagged, _ = answer.partition(self.tag)
+        before, tagged, _ = answer.partition(self.tag) if self.tag else (answer, "", "")
         return thought + ended + (before if tagged else "")
 
-    def parse(self, text: str) -> tuple[ToolCall, ...]:
-        """The calls in a reply, in order; what the model thought (up to `</think>`) is left out. Never raises."""
-        found = tuple(islice(self.calls(without_thinking(text)), MAX_CALLS + 1))
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[ToolCall, ...]:
+        """The calls in a reply, in order; what the model thought (up to `</think>`) is left out. Never raises.
+
+        `tools`: their schemas type the arguments where a format writes them as plain text.
+        """
+        found = tuple(islice(self.calls(without_thinking(text), tools), MAX_CALLS + 1))
         if len(found) > MAX_CALLS:
-            return (*found[:MAX_CALLS], _unreadable(f"only the first {MAX_CALLS} calls of a reply are made"))
+            return (*found[:MAX_CALLS], unreadable(f"only the first {MAX_CALLS} calls of a reply are made"))
         return found
 
     def describe(self, tools: Sequence[Tool]) -> str:
@@ -85,16 +96,16 @@ def recognise(text: str, call: ToolCall) -> ToolFormat | None:
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
-def _hermes(text: str) -> Iterator[ToolCall]:
+def _hermes(text: str, tools: Sequence[Tool] = ()) -> Iterator[ToolCall]:
     """Each call between tags; the last closing tag may be missing where the call itself is whole."""
     start = text.find(_OPEN)
     while start >= 0:
         start += len(_OPEN)
         end = text.find(_CLOSE, start)
         try:
-            yield _to_call(read_json(text[start:end]) if end >= 0 else read_first_json(text, start)[0])
+            yield to_call(read_json(text[start:end]) if end >= 0 else read_first_json(text, start)[0])
         except UnreadableJson as error:
-            yield _unreadable(str(error) if end >= 0 else f"{_CLOSE} is missing")
+            yield unreadable(str(error) if end >= 0 else f"{_CLOSE} is missing")
         start = text.find(_OPEN, end) if end >= 0 else -1
 
 
@@ -113,15 +124,15 @@ def _json_after(tag: str, opening: str, text: str) -> Iterator[ToolCall]:
             return
     place = _next_call(body, 0)
     if tagged and not body.startswith(("{", "["), place):
-        yield _unreadable(f"no JSON object follows {tag}")
+        yield unreadable(f"no JSON object follows {tag}")
     while body.startswith(("{", "["), place):
         try:
             value, place = read_first_json(body, place)
         except UnreadableJson as error:
-            yield _unreadable(str(error))
+            yield unreadable(str(error))
             return
         # A list without a call counts as one that cannot be read: what is read makes an entry, and they are bounded.
-        yield from map(_to_call, value if isinstance(value, list) and value else [value])
+        yield from map(to_call, value if isinstance(value, list) and value else [value])
         place = _next_call(body, place)
 
 
@@ -130,27 +141,28 @@ def _next_call(text: str, place: int) -> int:
     return len(text) - len(text[place:].lstrip(" \t\r\n;,"))
 
 
-def _to_call(value: Any) -> ToolCall:
+def to_call(value: Any) -> ToolCall:
     """A call from `{"name", "arguments" | "parameters"}`; arguments may be JSON within a string, as OpenAI has them."""
     if not isinstance(value, dict):
-        return _unreadable('a call is a JSON object with "name" and "arguments"')
+        return unreadable('a call is a JSON object with "name" and "arguments"')
     name = value.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
-        return _unreadable('"name" has to be the name of a function')
+        return unreadable('"name" has to be the name of a function')
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
         try:
             arguments = read_json(arguments)
         except UnreadableJson as error:
-            return _unreadable(f'"arguments" of {name}: {error}')
+            return unreadable(f'"arguments" of {name}: {error}')
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        return _unreadable(f'"arguments" of {name} have to be a JSON object')
+        return unreadable(f'"arguments" of {name} have to be a JSON object')
     return ToolCall(name=name, arguments=arguments)
 
 
-def _unreadable(reason: str) -> ToolCall:
+def unreadable(reason: str) -> ToolCall:
+    """A call that cannot be read, and why, for the model to see."""
     return ToolCall(name="", error=f"The tool call could not be read: {reason}.")
 
 
@@ -171,14 +183,14 @@ FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat(
             name="mistral",
             example='[TOOL_CALLS][{"name": <function-name>, "arguments": <arguments-object>}]',
-            calls=lambda text: _json_after("[TOOL_CALLS]", "[", text),
+            calls=lambda text, _: _json_after("[TOOL_CALLS]", "[", text),
             tag="[TOOL_CALLS]",
             joined=lambda calls: f"[TOOL_CALLS][{', '.join(map(_written, calls))}]",
         ),
         ToolFormat(
             name="llama3",
             example='{"name": <function-name>, "parameters": <arguments-object>}',
-            calls=lambda text: _json_after("<|python_tag|>", "{", text),
+            calls=lambda text, _: _json_after("<|python_tag|>", "{", text),
             tag="<|python_tag|>",
             joined=lambda calls: "; ".join(_written(call, "parameters") for call in calls),
         ),

@@ -157,6 +157,7 @@ class Flight:
                         turn_rewards=dict(message.turn_rewards),
                         metrics=message.metrics,
                         status=message.status,
+                        bad_tool_calls=message.bad_tool_calls,
                     )
                 )
             case Failed():

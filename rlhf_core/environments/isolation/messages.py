@@ -128,6 +128,7 @@ class Ended(_Message):
     turn_rewards: list[tuple[int, float]]
     metrics: dict[str, float]
     status: Status
+    bad_tool_calls: int = Field(0, ge=0)
 
 
 class Failed(_Message):

@@ -27,7 +27,9 @@ from rlhf_core.errors import ConfigError, PluginError, RlhfError
 
 def messages():
     turn = TurnAsked(episode=1, branch=0, turn=2, messages=[{"role": "user", "content": "é\n"}], tools=[], stop=["a"])
-    ended = Ended(episode=1, reward=0.1, turn_rewards=[(0, 1.0)], metrics={"speed": 2.0}, status="done")
+    ended = Ended(
+        episode=1, reward=0.1, turn_rewards=[(0, 1.0)], metrics={"speed": 2.0}, status="done", bad_tool_calls=3
+    )
     failed = Failed(episode=1, error=ErrorTold.of(PluginError("no", where="here", hint="do")))
     return [turn, ended, failed]
 

@@ -35,7 +35,7 @@ def select(name):
 
 
 def test_the_run_file_is_right(files):
-    assert files == ["guess.py", "guess.yaml", "sums.py", "my_tools.py", "tools.yaml", "agent.py"]
+    assert files == ["guess.py", "guess.yaml", "sums.py", "my_tools.py", "tools.yaml", "notes.py", "agent.py"]
     resolved = resolve(load_run("guess.yaml"))
     assert resolved.environment.name == "Guess" and resolved.reward_weights == {"environment": 1.0}
 

@@ -63,11 +63,14 @@ def test_rewards_stand_at_the_last_sampled_token_of_their_turn():
     assert item.rewards == {"environment": 6.0}
     rewards = [[0.0]] * 13
     rewards[2], rewards[7], rewards[12] = [1.0], [2.0], [3.0]
-    assert item.turn_rewards.tolist() == rewards
+    assert item.columns["turn_rewards"].tolist() == rewards
     assert item.action_mask.tolist() == list(rollouts(played)[0].action_mask)
     assert [turn.reward for turn in rollouts(played)[0].turns] == [1.0, 0.0, 2.0, 0.0, 3.0]
-    assert item.environment["num_turns"] == 3.0
-    assert (item.environment["observation_tokens"], item.environment["response_tokens"]) == (4.0, 13.0)
+    assert item.columns["environment"]["num_turns"] == 3.0
+    assert (item.columns["environment"]["observation_tokens"], item.columns["environment"]["response_tokens"]) == (
+        4.0,
+        13.0,
+    )
 
 
 def test_the_first_observation_is_part_of_the_prompt():
@@ -164,11 +167,11 @@ def test_forks_are_rows_that_share_what_came_before():
         [0.0, 20.0],
         [0.0, 0.0, 30.0],
     ]
-    ends = [item.turn_rewards[:, 0].nonzero().flatten().tolist() for item in items(played)]
+    ends = [item.columns["turn_rewards"][:, 0].nonzero().flatten().tolist() for item in items(played)]
     assert ends == [[2, 7], [7], [12]]
     # A reward is shown the last row: the first turn, the one of the branch it came from, and its own.
     given = {"even": 4.0, "by turn": TurnScores({0: 0.5, 1: 0.25, 2: 7.0})}
-    columns = [item.turn_rewards[:, 1:] for item in items(played, given)]
+    columns = [item.columns["turn_rewards"][:, 1:] for item in items(played, given)]
     assert [[each.nonzero().tolist(), each.sum().item()] for each in columns] == [
         [[[2, 1]], 0.5],
         [[[7, 1]], 0.25],
@@ -177,7 +180,7 @@ def test_forks_are_rows_that_share_what_came_before():
     assert items(played, given)[0].rewards == {"environment": 66.0, "even": 4.0, "by turn": 7.75}
     measured = played.measured
     assert (measured["response_tokens"], measured["observation_tokens"]) == (3 * 4 + 6, 6)
-    assert [bool(item.environment) for item in items(played)] == [True, False, False]
+    assert [bool(item.columns["environment"]) for item in items(played)] == [True, False, False]
 
 
 def test_branches_at_the_same_time_are_sampled_in_one_round():

@@ -124,6 +124,7 @@ class Worker(asyncio.Protocol):
                 turn_rewards=[*found.turn_rewards.items()],
                 metrics=dict(found.metrics),
                 status=found.status,
+                bad_tool_calls=found.bad_tool_calls,
             )
         except RlhfError as error:
             told = Failed(episode=episode.number, error=ErrorTold.of(error))

@@ -1,0 +1,126 @@
+"""How model families write replies, as response templates of transformers, for tokenizers that bring none.
+
+A family is recognized by what its chat template writes for a call (`ChatTemplate.call_format`), not by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A way to write replies."""
+
+    name: str
+    tag: str
+    """In every reply with a call; "" if unknown."""
+    end: str | None
+    """Closes what `tag` opens: a call without it was cut. None if the arguments show it."""
+    template: Mapping[str, Any]
+    in_channels: bool = False
+    """Whether special tokens mark the parts of a reply, so that its text alone would mix them up."""
+
+
+_FUNCTION = {"name": "{name}", "arguments": "{content}"}
+
+
+def _template(anchor: str, end: str, calls: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    """A template whose calls have a name in front; the rest of the reply is its content."""
+    called = {"repeats": True, "transform": {"type": "function", "function": _FUNCTION}, **calls}
+    content = {"close_pattern": end, "content": "text"}
+    return {
+        "defaults": {"role": "assistant"},
+        "start_anchor": anchor,
+        "fields": {"tool_calls": called, "content": content, **others},
+    }
+
+
+_ASSISTANT = "<|im_start|>assistant\n"
+_TO_MESSAGE = r"(?:[^<]|<\|constrain\|>){0,64}<\|message\|>"
+_IM_END = r"<\|im_end\|>\s*"
+FAMILIES = (
+    Family(
+        name="gpt-oss",
+        tag=" to=functions.",
+        end=None,
+        in_channels=True,
+        template=_template(
+            "<|start|>assistant",
+            r"<\|return\|>\s*",
+            {
+                # Templates write the recipient before the channel, models often after it.
+                "open_pattern": r"(?:<\|start\|>assistant)?(?:<\|channel\|>commentary)?"
+                r" to=functions\.(?P<name>[^\s<]+)(?:<\|channel\|>commentary)?" + _TO_MESSAGE,
+                "close_pattern": r"<\|call\|>\s*",
+                "content": "json",
+            },
+            content={
+                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>final" + _TO_MESSAGE,
+                "close_pattern": r"<\|(?:return|end)\|>\s*",
+                "content": "text",
+            },
+            thinking={
+                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>(?:analysis|commentary)<\|message\|>",
+                "close_pattern": r"<\|end\|>\s*",
+                "content": "text",
+                "repeats": True,
+                "join": "\n",
+            },
+        ),
+    ),
+    Family(
+        name="qwen3_5",  # and nemotron_3
+        tag="<function=",
+        end="</function>",
+        template=_template(
+            _ASSISTANT,
+            _IM_END,
+            {
+                "open_pattern": r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
+                "close_pattern": r"</tool_call>\s*",
+                "content": "xml-inline",
+                "content_args": {
+                    "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+                    "value_parser": {"name": "text", "args": {"strip": False}},
+                },
+            },
+        ),
+    ),
+    Family(
+        name="glm4moe",
+        tag="<tool_call>",
+        end="</tool_call>",
+        template=_template(
+            "<|assistant|>",
+            r"<\|(?:user|observation)\|>\s*",
+            {
+                "open_pattern": r"<tool_call>(?P<name>[^\s<]+)\s*",
+                "close_pattern": r"</tool_call>\s*",
+                "content": "xml-inline",
+                "content_args": {
+                    "tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+                    "value_parser": {"name": "text", "args": {"strip": False}},
+                },
+            },
+        ),
+    ),
+    Family(
+        name="lfm2",
+        tag="<|tool_call_start|>",
+        end="<|tool_call_end|>",
+        in_channels=True,
+        template=_template(
+            _ASSISTANT,
+            _IM_END,
+            {
+                "open": "<|tool_call_start|>",
+                "close": "<|tool_call_end|>",
+                "content": "text",
+                "transform": "{content}",  # a list of Python calls, which the process of the parser reads
+            },
+        ),
+    ),
+)
