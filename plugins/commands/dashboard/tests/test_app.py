@@ -27,6 +27,13 @@ def test_a_run_alone_is_its_own_folder(runs):
     assert [row["name"] for row in Runs(runs / "first").rows()] == ["first"]
 
 
+def test_a_run_in_the_folder_of_another_names_its_parent(client, runs, first):
+    make_run(runs / "first" / "warm-start")
+    make_run(runs / "sweep" / "second")
+    rows = {row["name"]: row["parent"] for row in client.get("/api/runs").json()["runs"]}
+    assert rows == {"first": None, "first/warm-start": first, "sweep/second": None}
+
+
 def test_curves_and_samples_grow(client, runs, first):
     seen = client.get(f"/api/runs/{first}/metrics").json()
     assert [line["step"] for line in seen["lines"]] == [1, 2] and seen["anew"]
@@ -193,6 +200,19 @@ def test_a_number_that_json_has_no_word_for_takes_nothing_away(client, runs):
     (runs / "first" / "summary.json").write_text('{"status": "done", "eval_before": NaN, "wall_s": Infinity}')
     (row,) = client.get("/api/runs").json()["runs"]
     assert (row["status"], row["eval_before"], row["wall_s"]) == ("done", None, None)
+
+
+def test_half_of_a_surrogate_pair_takes_nothing_away(client, runs, first):
+    odd = make_run(runs / os.fsdecode(b"odd-\xff"))
+    for name in ("metrics", "samples"):
+        with (odd / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 9, "\ud800": 1.0, "completion": "\udfff"}) + "\n")
+    (odd / "summary.json").write_text('{"status": "\\ud800", "eval_before": 0.5}')
+    rows = {row["name"]: row for row in client.get("/api/runs").json()["runs"]}
+    assert rows["first"]["status"] == "running" and rows["odd-\udcff"]["last"]["\ud800"] == 1.0
+    found = rows["odd-\udcff"]["id"]
+    for what in ("", "/metrics", "/samples"):
+        assert client.get(f"/api/runs/{found}{what}").status_code == 200
 
 
 def test_a_line_longer_than_a_look_is_passed(tmp_path):

@@ -1,5 +1,6 @@
 """The page in a real browser, where one is installed: what it draws, that it grows, and that no text becomes markup."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -67,6 +68,21 @@ def test_it_shows_runs_curves_events_and_samples(serve, runs, tmp_path):
     assert '<div class="who">user</div><div class="text prompt">Say hi</div>' in page
     assert '<div class="text completion">hi</div>' in page
     assert '<td class="text">exact-match</td>' in page
+
+
+def test_runs_are_nested_and_the_best_is_selected(serve, runs, tmp_path):
+    from rlhf_dashboard.runs import Runs
+
+    for name, score in (("first", 0.5), ("first/warm-start", 0.3), ("second", 0.9)):
+        folder = runs / name if name == "first" else make_run(runs / name)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": 3, "kl/mean": 7.64e-14}) + "\n")
+        (folder / "summary.json").write_text(json.dumps({"status": "done", "eval_after": score}))
+    page = dumped(f"{serve(Runs(runs))}#key={KEY}", tmp_path)
+    assert '<span class="depth1">└ <button class="link" type="button" aria-pressed="false">warm-start<' in page
+    assert re.search(r'aria-pressed="true">second</button> <span class="chip">best<', page)
+    assert "e-14" not in page
+    assert 'aria-sort="descending"><button class="link" type="button">changed ↓<' in page
 
 
 def test_curves_and_samples_grow_while_it_is_open(serve, runs, tmp_path):

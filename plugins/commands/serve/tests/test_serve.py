@@ -22,9 +22,9 @@ from running import PATIENCE_SECONDS, wait_until
 from tool_models import CALL
 
 from rlhf_cli.main import run
-from rlhf_core import report, train
+from rlhf_core import train
 from rlhf_core.entry.inference import generate_text
-from rlhf_core.entry.serving import choose_model, serve_model
+from rlhf_core.entry.serving import serve_model
 from rlhf_core.environments import Keys
 from rlhf_core.errors import UserInputError
 from rlhf_core.testing.models import save_tiny_model
@@ -32,15 +32,15 @@ from rlhf_core.testing.runs import tiny_run
 from rlhf_core.types import SamplingParams
 from rlhf_core.util import ServerLimits
 from rlhf_serve.server import start
+from rlhf_serve.weights import choose_model
 
 
 @asynccontextmanager
 async def client_of(path, *, max_new_tokens=32, **options):
     """The real client of a model that is served."""
+    chosen = choose_model(str(path), device="cpu", **options)
     with closing(
-        serve_model(
-            choose_model(str(path), device="cpu", **options), engine="hf", seed=0, max_new_tokens=max_new_tokens
-        )
+        serve_model(chosen.config, chosen.weights, engine="hf", seed=0, max_new_tokens=max_new_tokens)
     ) as model:
         keys = Keys()
         key = keys.add(model)
@@ -101,13 +101,11 @@ def test_a_chat_model_calls_tools(tool_model):
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "build_report", lambda folders: None)
-        changes = {
-            "checkpoint": {"every_episodes": 1, "best": "reward/mean", "best_is": "lowest"},
-            "optimizer": {"lr": 0.05},
-        }
-        return train(tiny_run(changes), output=tmp_path_factory.mktemp("runs") / "run").run_folder
+    changes = {
+        "checkpoint": {"every_episodes": 1, "best": "reward/mean", "best_is": "lowest"},
+        "optimizer": {"lr": 0.05},
+    }
+    return train(tiny_run(changes), output=tmp_path_factory.mktemp("runs") / "run").run_folder
 
 
 def test_a_checkpoint_is_served_with_the_runs_chat_options(run_folder, tmp_path):
@@ -141,8 +139,7 @@ def test_of_a_run_the_newest_model_is_served_or_the_best(run_folder, tmp_path):
     assert choose_model(str(tmp_path / "resumed")).label == str(tmp_path / "resumed" / "checkpoints" / "step-4")
 
 
-def test_a_checkpoint_of_adapters_is_served_with_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "build_report", lambda folders: None)
+def test_a_checkpoint_of_adapters_is_served_with_them(tmp_path):
     model = {"path": "builtin:tiny-digits", "device": "cpu", "lora": {"r": 4}}
     changes = {"model": model, "checkpoint": {"every_episodes": 1}, "optimizer": {"lr": 0.1}}
     folder = train(tiny_run(changes), output=tmp_path / "run").run_folder
@@ -206,7 +203,7 @@ def test_the_command_serves_until_a_signal(monkeypatch, capfd, tiny):
             return
         try:
             with openai.OpenAI(base_url=told(r"at (http://\S+)")[1], api_key=told(r"key: (\S+)")[1]) as client:
-                answers.append(client.completions.create(model="m", prompt="31>", max_tokens=4).choices[0].text)
+                answers.append(client.completions.create(model=tiny.name, prompt="31>", max_tokens=4).choices[0].text)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -233,7 +230,7 @@ def test_the_command_serves_on_loopback_until_ctrl_c(tiny):
         places = [each.laddr.ip for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
         assert places == ["127.0.0.1"]
         with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
-            assert client.completions.create(model="m", prompt="31>", max_tokens=4).usage.completion_tokens <= 4
+            assert client.completions.create(model=tiny.name, prompt="31>", max_tokens=4).usage.completion_tokens <= 4
         process.send_signal(signal.SIGINT)
         assert "stopped" in read_until(ours, "stopped")
         assert process.wait(PATIENCE_SECONDS) == 0

@@ -42,7 +42,7 @@ class Owner:
 
 
 @contextmanager
-def serving(owner, **limits):
+def serving(owner, model=None, **limits):
     """A server on a thread of its own: (port, its loop)."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -60,7 +60,7 @@ def serving(owner, **limits):
 
     keys = Keys()
     keys.add(owner, KEY)
-    server = on_loop(start(keys.find, host="127.0.0.1", port=0, limits=ServerLimits(**limits)))
+    server = on_loop(start(keys.find, host="127.0.0.1", port=0, limits=ServerLimits(**limits), model=model))
     try:
         yield int(server.base_url.split(":")[2].removesuffix("/v1")), loop
     finally:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rlhf_core import report, train
+from rlhf_core import train
 
 AGENT = Path(__file__).with_name("adding_agent.py")
 
@@ -26,8 +26,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_what_an_agent_does_is_trained_on(tmp_path, monkeypatch, tool_model):
-    monkeypatch.setattr(report, "build_report", lambda folders: None)
+def test_what_an_agent_does_is_trained_on(tmp_path, tool_model):
     result = train(run_file(tool_model), output=tmp_path / "run")
     metrics, samples = lines(tmp_path / "run/metrics.jsonl"), lines(tmp_path / "run/samples.jsonl")
     assert result.summary["status"] == "done" and len(metrics) == 2

@@ -148,3 +148,44 @@ def test_the_module_is_as_it_was_between_two_steps(flight, requests):
     script.asked = {0: [(each, SAMPLING) for each in requests(3)]}
     assert len(list(script._made.generate_in_flight(between))) == 3
     assert len(seen) > 3 and set(seen) == {(True, True)}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "mamba"])
+def test_canceled_requests_yield_nothing_and_the_others_what_they_would(
+    family, flight, model, engine, requests, collect
+):
+    """Some are sampled when they are canceled, some wait, and one is the last that shares its prompt."""
+    asked = requests(14, same=2)
+    script = flight(family, max_batch_size=4)
+    script.asked = {0: [(each, SAMPLING) for each in asked[:10]], 5: [(each, SAMPLING) for each in asked[10:]]}
+    expected = collect(engine(model(family)), asked, SAMPLING)
+    longest = sorted(asked[:4], key=lambda each: -len(expected[each.sample_id].token_ids))[:2]
+    gone = {each.sample_id for each in (*longest, *asked[6:9], asked[13])}
+
+    def between() -> Sequence[Asked]:
+        found = script()
+        if script.step == 3:
+            for sample_id in gone - {asked[13].sample_id}:
+                script._made.cancel(sample_id)
+        elif script.step == 5:
+            script._made.cancel(asked[13].sample_id)  # which is not known yet
+        elif script.step == 6:
+            script._made.cancel(asked[13].sample_id)
+        return found
+
+    found = {each.sample_id: each for each in script._made.generate_in_flight(between)}
+    assert tokens(found) == {key: each.token_ids for key, each in expected.items() if key not in gone}
+
+
+def test_a_generation_ends_when_all_is_canceled(flight, requests):
+    (asked,) = requests(1)
+    script = flight()
+    script.asked = {0: [(asked, SamplingParams(max_new_tokens=100))]}
+
+    def between() -> Sequence[Asked]:
+        found = script()
+        if script.step == 2:
+            script._made.cancel(asked.sample_id)
+        return found
+
+    assert list(script._made.generate_in_flight(between)) == [] and script.step == 3

@@ -177,7 +177,7 @@ import sys, time
 sys.path[:0] = sys.argv[1:]
 import torch
 from rlhf_core.components import EngineContext
-from rlhf_core.testing.contracts.tiny import contract_policy, contract_tokenizer
+from rlhf_core.testing.tiny import contract_policy, contract_tokenizer
 from rlhf_vllm.config import VllmEngineConfig
 from rlhf_vllm.engine import build
 context = EngineContext(model=contract_policy(), tokenizer=contract_tokenizer(), device=torch.device("cpu"), seed=1)

@@ -15,9 +15,9 @@ from rlhf_core.errors import RlhfError
 from rlhf_core.models.builtin import build_llama
 from rlhf_core.rollout.weight_sync import CopiedWeights
 from rlhf_core.testing.contracts.engine import make_requests
-from rlhf_core.testing.contracts.tiny import contract_policy, perturb
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.runs import tiny_run
+from rlhf_core.testing.tiny import contract_policy, perturb
 from rlhf_core.types import SamplingParams
 from rlhf_core.util.weight_files import state_dict_shards_of
 

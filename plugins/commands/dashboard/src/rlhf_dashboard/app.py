@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import json
 import re
 import socket
 from importlib.resources import files
@@ -21,8 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlhf_core.report import known_line, known_sample, sample_card_script
-from rlhf_core.runfolder import RunFolder
+from rlhf_core.runfolder import RunFolder, known_line, known_sample, sample_card_script
 
 from .runs import Runs
 from .tail import Gained, gained
@@ -48,15 +48,22 @@ _HEADERS = {
 }
 
 
+class _Json(JSONResponse):
+    """In ASCII: what runs wrote, and names of folders, may hold half of a surrogate pair."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 def make_app(runs: Runs, *, key: str, host: str) -> ASGIApp:
     """The application. `host`: the address it listens at, which requests may name."""
 
     def listed(request: Request) -> Response:
-        return JSONResponse({"runs": runs.rows()})
+        return _Json({"runs": runs.rows()})
 
     def details(request: Request) -> Response:
         folder = _folder(runs, request)
-        return _missing() if folder is None else JSONResponse(runs.details(folder))
+        return _missing() if folder is None else _Json(runs.details(folder))
 
     def metrics(request: Request) -> Response:
         folder = _folder(runs, request)
@@ -150,4 +157,4 @@ def _missing() -> Response:
 
 
 def _lines(found: Gained) -> Response:
-    return JSONResponse({"lines": list(found.lines), "mark": found.mark, "anew": found.anew, "more": found.more})
+    return _Json({"lines": list(found.lines), "mark": found.mark, "anew": found.anew, "more": found.more})

@@ -8,8 +8,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
 
 _BACKLOG = 128
 
@@ -26,6 +31,8 @@ _BACKLOG = 128
 def dashboard(runs: Path, host: str, port: int, api_key_env: str | None) -> None:
     """Show the runs in a folder (default: runs) side by side in a browser, while they go on. Nothing is changed.
 
+    Open http://HOST:PORT/#key=KEY with the key that is shown, or that of --api-key-env; or type it into the page.
+
     \b
     Examples:
       rlhf dashboard
@@ -38,6 +45,25 @@ def dashboard(runs: Path, host: str, port: int, api_key_env: str | None) -> None
     listening = bound_socket(host, port, where="rlhf dashboard")
     listening.listen(_BACKLOG)  # whoever comes before the first turn of the server waits
     asyncio.run(_serve(runs, host, listening, key or secrets.token_urlsafe(24), shows_key=key is None))
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """Bounds on what clients may take."""
+    import uvicorn
+
+    from .connection import BoundedConnection
+
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        http=BoundedConnection,
+        limit_concurrency=64,
+        timeout_graceful_shutdown=1,
+    )
 
 
 async def _serve(runs: Path, host: str, listening: socket.socket, key: str, *, shows_key: bool) -> None:
@@ -56,17 +82,7 @@ async def _serve(runs: Path, host: str, listening: socket.socket, key: str, *, s
             yield
 
     app = make_app(Runs(runs), key=key, host=host)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        ws="none",
-        limit_concurrency=64,
-        timeout_graceful_shutdown=1,
-    )
-    server = Server(config)
+    server = Server(server_config(app))
     loop = asyncio.get_running_loop()
 
     def ask_to_stop() -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.report import known_line, known_values
-from rlhf_core.runfolder import RunFolder
+from rlhf_core.runfolder import RunFolder, known_line, known_values
 from rlhf_core.util import redact_mapping, redact_text
 
 from .tail import gained
@@ -48,9 +47,13 @@ class Runs:
         return self._found[run][1] if run in self._found else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a run, the one written to last first."""
+        """A row a run, the one written to last first. `parent`: the run in whose folder it is."""
         self._scan()
-        rows = [self._row(run, name, folder) for run, (name, folder) in self._found.items()]
+        ids = {folder.path: run for run, (_, folder) in self._found.items()}
+        rows = [
+            {**self._row(run, name, folder), "parent": next((ids[up] for up in folder.path.parents if up in ids), None)}
+            for run, (name, folder) in self._found.items()
+        ]
         return sorted(rows, key=lambda row: row["changed"], reverse=True)
 
     def details(self, folder: RunFolder) -> dict[str, Any]:

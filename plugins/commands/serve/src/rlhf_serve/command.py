@@ -49,16 +49,24 @@ def serve(
     """
     from contextlib import closing
 
-    from rlhf_core.entry.serving import choose_model, serve_model
+    from rlhf_core.entry.serving import serve_model
     from rlhf_core.util import server_key
+
+    from .weights import choose_model
 
     key = server_key(api_key_env, where="rlhf serve", example="SERVE_KEY")
     chosen = choose_model(model, best=best, device=device)
-    with closing(serve_model(chosen, engine=engine, seed=seed, max_new_tokens=max_new_tokens)) as answering:
-        asyncio.run(_serve(answering, chosen.label, host, port, key))
+    served = serve_model(chosen.config, chosen.weights, engine=engine, seed=seed, max_new_tokens=max_new_tokens)
+    with closing(served) as answering:
+        asyncio.run(_serve(answering, chosen.label, _name(model), host, port, key))
 
 
-async def _serve(answering: Answering, label: str, host: str, port: int, key: str | None) -> None:
+def _name(model: str) -> str:
+    """How requests call it: the last part of its path."""
+    return os.path.basename(os.path.abspath(model)) or model
+
+
+async def _serve(answering: Answering, label: str, name: str, host: str, port: int, key: str | None) -> None:
     """Until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once."""
     from rlhf_core.distributed import stop_signals
     from rlhf_core.environments import Keys
@@ -77,9 +85,9 @@ async def _serve(answering: Answering, label: str, host: str, port: int, key: st
 
     for number in stop_signals():
         loop.add_signal_handler(number, ask_to_stop)
-    server = await start(keys.find, host=host, port=port, limits=ServerLimits(), model=os.path.basename(label) or label)
+    server = await start(keys.find, host=host, port=port, limits=ServerLimits(), model=name)
     try:
-        click.echo(f"serving {label} at {server.base_url}")
+        click.echo(f"serving {label} as {name} at {server.base_url}")
         if key is None:
             click.echo(f"key: {made}", err=True)
         await asked.wait()

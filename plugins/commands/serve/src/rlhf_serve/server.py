@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import h11
 
@@ -13,7 +15,18 @@ from rlhf_core.environments import Answer, Answering, Call, CallRefused, Endpoin
 from rlhf_core.util import ServerLimits, bound_socket
 
 from .connection import JSON, BytesInFlight, ClientLeft, Head, HttpConnection
-from .protocol import MODELS_PATH, READERS, Asked, answer_body, answer_events, error_body, models_body
+from .protocol import (
+    HEALTH_PATH,
+    MODELS_PATH,
+    POLICY,
+    READERS,
+    Asked,
+    answer_body,
+    answer_events,
+    encode,
+    error_body,
+    models_body,
+)
 
 logger = logging.getLogger("rlhf.serve")
 
@@ -24,10 +37,13 @@ _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Leng
 class Server:
     """Serves the owners of keys on one event loop (`EndpointServer`)."""
 
-    def __init__(self, find_key: FindKey, limits: ServerLimits, model: str) -> None:
+    def __init__(self, find_key: FindKey, limits: ServerLimits, model: str | None) -> None:
+        """model: the only name that requests may give; without one any will do."""
         self._find_key = find_key
         self._limits = limits
         self._model = model
+        # A template may render ids, and episodes have to repeat: in a run they are made of the turn alone.
+        self._ids_begin = "" if model is None else f"{secrets.token_hex(8)}-"
         self._in_flight = BytesInFlight(limits)
         self._connections: set[asyncio.StreamWriter] = set()
         self._listening: asyncio.Server | None = None
@@ -87,37 +103,48 @@ class Server:
 
     async def _answer(self, connection: HttpConnection, head: Head) -> None:
         try:
+            if head.path == HEALTH_PATH:
+                await self._respond_to_get(connection, head, encode({"status": "ok"}))
+                return
             owner = self._owner(head)
             if head.path == MODELS_PATH:
-                if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
-                    raise CallRefused(413, "request_too_large", f"{MODELS_PATH} takes no body")
-                await connection.body()
-                await connection.respond(200, models_body(self._model))
+                await self._respond_to_get(connection, head, models_body(self._model or POLICY))
                 return
             asked = await self._asked(connection, head)
-            answer = await connection.while_it_stays(_answer_of(owner, asked.call))
+            answers = await connection.while_it_stays(_answers_of(owner, asked.calls))
         except CallRefused as refused:
             again = [("retry-after", "1")] if refused.status == 503 else []
             await connection.respond(
                 refused.status, error_body(refused), closes=not connection.has_read_all, headers=again
             )
             return
+        reply_id = f"{self._ids_begin}{answers[0].turn}"
         if asked.streams:
-            await connection.stream(answer_events(asked, answer))
+            await connection.stream(answer_events(asked, answers, reply_id))
         else:
-            await connection.respond(200, answer_body(asked, answer))
+            await connection.respond(200, answer_body(asked, answers, reply_id))
+
+    async def _respond_to_get(self, connection: HttpConnection, head: Head, body: bytes) -> None:
+        """Raises `CallRefused` for another method, or with a body."""
+        if head.method != "GET":
+            raise CallRefused(405, "method_not_allowed", f"{head.path} takes GET")
+        if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
+            raise CallRefused(413, "request_too_large", f"{head.path} takes no body")
+        await connection.body()
+        await connection.respond(200, body)
 
     def _owner(self, head: Head) -> Answering:
         """Whose key it brings, for a request that may be made. Raises `CallRefused`."""
         owner = self._find_key(head.key)
         if owner is None:
             raise CallRefused(401, "invalid_api_key", "the key is missing or wrong, or its episode is over")
-        wanted = {MODELS_PATH: "GET", **dict.fromkeys(READERS, "POST")}.get(head.path)
-        if wanted is None:
-            raise CallRefused(404, "not_found", f"there are {', '.join(READERS)} and {MODELS_PATH}")
-        if head.method != wanted:
-            raise CallRefused(405, "method_not_allowed", f"{head.path} takes {wanted}")
-        if wanted == "POST" and head.media_type != JSON:
+        if head.path == MODELS_PATH:
+            return owner
+        if head.path not in READERS:
+            raise CallRefused(404, "not_found", f"there are {', '.join(READERS)}, {MODELS_PATH} and {HEALTH_PATH}")
+        if head.method != "POST":
+            raise CallRefused(405, "method_not_allowed", f"{head.path} takes POST")
+        if head.media_type != JSON:
             raise CallRefused(415, "unsupported_media_type", f"send {JSON}")
         return owner
 
@@ -132,9 +159,24 @@ class Server:
         read: Callable[[bytes], Asked] = READERS[head.path]
         try:
             async with self._in_flight.place(int(length)):
-                return read(await connection.body())
+                asked = read(await connection.body())
         except asyncio.TimeoutError as error:
             raise CallRefused(503, "busy", "too many large requests at once") from error
+        if self._model is not None and asked.model not in (None, self._model):
+            message = f"the model {asked.model!r} does not exist: this server has {self._model!r}"
+            raise CallRefused(404, "model_not_found", message)
+        return replace(asked, model=asked.model or self._model or POLICY)
+
+
+async def _answers_of(owner: Answering, calls: Sequence[Call]) -> list[Answer]:
+    """All answers, in the order of the calls. Where one is refused, the others are cancelled."""
+    tasks = [asyncio.ensure_future(_answer_of(owner, call)) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def _answer_of(owner: Answering, call: Call) -> Answer:
@@ -149,9 +191,12 @@ async def _answer_of(owner: Answering, call: Call) -> Answer:
 
 
 async def start(
-    find_key: FindKey, *, host: str, port: int, limits: ServerLimits, model: str = "policy"
+    find_key: FindKey, *, host: str, port: int, limits: ServerLimits, model: str | None = None
 ) -> EndpointServer:
-    """Start the server; the entry point `openai` of `rlhf.endpoints` (`StartServer`)."""
+    """Start the server; the entry point `openai` of `rlhf.endpoints` (`StartServer`).
+
+    model: the only name that requests may give; without one any will do.
+    """
     server = Server(find_key, limits, model)
     listening = bound_socket(host, port, where="the endpoint")
     listening.setblocking(False)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class HfEngine:
-    """An `InFlightEngine` over a module of this process, shared with the trainer or its own."""
+    """A `CancelingEngine` over a module of this process, shared with the trainer or its own."""
 
     def __init__(self, config: HfEngineConfig, context: EngineContext) -> None:
         self._config = config
@@ -51,6 +51,7 @@ class HfEngine:
         """True once weights arrive through a receiver: then nobody else changes them."""
         self._policy_version = 0
         self._prefixes = PrefixStore(config.prefix_cache_tokens)
+        self._flight: Flight | None = None
 
     @property
     def policy_version(self) -> int:
@@ -96,6 +97,7 @@ class HfEngine:
         Raises what `generate` raises, while iterating.
         """
         flight = Flight(self._decoder, partial(self._batch, goes_on=True), self._forward.context_tokens)
+        self._flight = flight
         try:
             while True:
                 asked = between()
@@ -108,8 +110,14 @@ class HfEngine:
                 for row in finished:
                     yield row.completion(self._policy_version)
         finally:
+            self._flight = None
             if not self._owns_weights:
                 self._packed = None
+
+    def cancel(self, sample_id: int, branch: int = 0) -> None:
+        """Drop an open request of `generate_in_flight`; called in `between` (see `CancelingEngine`)."""
+        if self._flight is not None:
+            self._flight.cancel(sample_id, branch)
 
     def plan(self, rows: list[Row], sampling: SamplingParams) -> SlotBatch | LockstepBatch:
         """The batch for one `generate` call, not yet started."""

@@ -35,6 +35,7 @@ class Flight:
         self._open: set[Row] = set()
         self._waiting: deque[Row] = deque()
         """Rows that the batch has no room for, and those after them: they wait for its end."""
+        self._canceled: set[Row] = set()
         self._num_rows = 0
         self._version: int | None = None
 
@@ -69,8 +70,17 @@ class Flight:
             self._open.update(rows)
             self._waiting.extend(rows)
 
+    def cancel(self, sample_id: int, branch: int) -> None:
+        """Drop an open row at the next step."""
+        self._canceled.update(
+            row for row in self._open if (row.request.sample_id, row.request.branch) == (sample_id, branch)
+        )
+
     def step(self) -> list[Row]:
         """Run one pass; return the rows that it finished."""
+        self._drop_canceled()
+        if not self._open:
+            return []
         if self._batch is None:
             self._batch = self._new_batch([*self._waiting])
             self._waiting.clear()
@@ -84,3 +94,14 @@ class Flight:
         if not self._batch.busy:
             self._batch = None
         return finished
+
+    def _drop_canceled(self) -> None:
+        dropped, self._canceled = self._canceled, set()
+        self._open -= dropped
+        outside = dropped.intersection(self._waiting)
+        self._waiting = deque(row for row in self._waiting if row not in outside)
+        if self._batch is not None:
+            for row in dropped - outside:
+                self._batch.drop(row)
+            if not self._batch.busy:
+                self._batch = None

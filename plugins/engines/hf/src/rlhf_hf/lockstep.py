@@ -95,6 +95,14 @@ class LockstepBatch:
         """Decode these too, after those that wait already."""
         self._waiting.extend(_plan_batches(rows, self._max_batch_size, same_length=self._model.way != "padded"))
 
+    def drop(self, row: Row) -> None:
+        """Decode it no further."""
+        row.finish_reason = "length"
+        waiting = ([each for each in batch if each is not row] for batch in self._waiting)
+        self._waiting = deque(batch for batch in waiting if batch)
+        if all(each.finish_reason is not None for each in self._batch):
+            self._batch = []
+
     def weights_changed(self) -> None:
         """Nothing is kept of waiting rows; those of the batch go on from their own cache."""
 

@@ -66,6 +66,17 @@ class SlotBatch:
         self._waiting.extend(rows)
         self._num_waiting.update(row.prompt_key for row in rows)
 
+    def drop(self, row: Row) -> None:
+        """Decode it no further."""
+        if row in self._active:
+            row.finish_reason = "length"
+        else:
+            self._waiting.remove(row)
+            self._num_waiting[row.prompt_key] -= 1
+            if not self._num_waiting[row.prompt_key]:
+                self._computed.pop(row.prompt_key, None)
+        self._leave([row])
+
     def weights_changed(self) -> None:
         """Forget what was computed for rows to come. Those in slots go on from their own keys and values."""
         for row in self._active:

@@ -1,7 +1,7 @@
 "use strict";
 // Curves of metrics as SVG: a chart a metric, a curve a run. Nothing of a run becomes markup.
 const Charts = (() => {
-  const { element, short } = SampleCard;
+  const { element, short, isNothing } = SampleCard;
   const WIDTH = 400, HEIGHT = 150, LEFT = 54, RIGHT = 8, TOP = 8, BOTTOM = 18;
   const MOST_POINTS = 1500;
   const svg = (tag, attributes, text) => {
@@ -19,7 +19,8 @@ const Charts = (() => {
     return every <= 1 ? found : found.filter((_, index) => index % every === 0 || index === found.length - 1);
   };
   const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
-  const label = (value) => (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3) ? value.toExponential(1) : short(value));
+  // scale: the largest value beside it; what is next to nothing of that is 0.
+  const label = (value, scale = 0) => (isNothing(value) || Math.abs(value) < 1e-6 * scale ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(1) : short(value));
 
   // series: [{ name, color, points }].
   const chart = (metric, series) => {
@@ -32,13 +33,14 @@ const Charts = (() => {
     const all = series.flatMap((each) => each.points);
     let [left, right] = extent(all.map(([step]) => step));
     let [low, high] = extent(all.map(([, y]) => y));
+    const scale = Math.max(Math.abs(low), Math.abs(high));
     if (left === right) [left, right] = [left - 1, right + 1];
     if (low === high) [low, high] = [low - (Math.abs(low) || 1) * 0.5, high + (Math.abs(high) || 1) * 0.5];
     const x = (step) => LEFT + ((step - left) / (right - left)) * (WIDTH - LEFT - RIGHT);
     const y = (each) => TOP + ((high - each) / (high - low)) * (HEIGHT - TOP - BOTTOM);
     for (const at of [low, (low + high) / 2, high]) {
       drawn.append(svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(at), y2: y(at) }));
-      drawn.append(svg("text", { x: LEFT - 5, y: y(at) + 4, "text-anchor": "end" }, label(at)));
+      drawn.append(svg("text", { x: LEFT - 5, y: y(at) + 4, "text-anchor": "end" }, label(at, scale)));
     }
     drawn.append(svg("text", { x: LEFT, y: HEIGHT - 4 }, "step " + short(left)));
     drawn.append(svg("text", { x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, short(right)));
@@ -55,7 +57,7 @@ const Charts = (() => {
       const said = series.map((each) => {
         const at = near === null ? each.points.at(-1)
           : each.points.reduce((best, point) => (Math.abs(point[0] - near) < Math.abs(best[0] - near) ? point : best));
-        return (series.length > 1 ? each.name + " " : "") + label(at[1]) + (near === null ? "" : ` at ${at[0]}`);
+        return (series.length > 1 ? each.name + " " : "") + label(at[1], scale) + (near === null ? "" : ` at ${at[0]}`);
       });
       value.textContent = said.join(" · ");
     };
@@ -78,7 +80,7 @@ const Charts = (() => {
   const ALWAYS = new Set(["reward/mean", "eval/score"]);
   const rank = (group) => (FIRST.includes(group) ? FIRST.indexOf(group) : FIRST.length);
 
-  // runs: [{ name, color, lines }] -> group of metrics -> charts of those that were ever other than zero.
+  // runs: [{ name, color, lines }] -> group of metrics -> charts of those that were ever other than rounding.
   const groups = (runs) => {
     const names = new Set(runs.flatMap((run) => run.lines.flatMap((line) => Object.keys(line))));
     const found = new Map();
@@ -86,7 +88,7 @@ const Charts = (() => {
     for (const metric of [...ordered.filter((name) => ALWAYS.has(name)), ...ordered.filter((name) => !ALWAYS.has(name))]) {
       const series = runs.map((run) => ({ name: run.name, color: run.color, points: points(run.lines, metric) }))
         .filter((each) => each.points.length);
-      if (!series.length || (!ALWAYS.has(metric) && series.every((each) => each.points.every(([, value]) => value === 0)))) continue;
+      if (!series.length || (!ALWAYS.has(metric) && series.every((each) => each.points.every(([, value]) => isNothing(value))))) continue;
       const group = metric.split("/")[0];
       found.set(group, [...(found.get(group) || []), [metric, series]]);
     }

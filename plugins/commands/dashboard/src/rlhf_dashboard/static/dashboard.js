@@ -4,7 +4,8 @@
   const { element } = SampleCard;
   const at = (id) => document.getElementById(id);
   const EVERY_MS = 2000, MOST_CHOSEN = 6, SHOWN_SAMPLES = 24, KEPT_SAMPLES = 200;
-  const state = { key: "", rows: [], chosen: new Map(), shown: null, touched: false, open: new Map() };
+  const state = { key: "", rows: [], chosen: new Map(), shown: null, touched: false, open: new Map(),
+    search: "", sort: { column: "changed", down: true } };
   const curves = new Map(); // id -> { lines, mark }
   let kept = { id: null, samples: [], mark: "" };
   let details = null;
@@ -49,6 +50,16 @@
     state.shown = id;
     if (!state.chosen.has(id)) choose(id, true);
     else refresh();
+  };
+
+  const order = (column) => {
+    const again = state.sort.column === column;
+    state.sort = { column, down: again ? !state.sort.down : column !== "run" };
+    drawRuns();
+  };
+  const drawRuns = () => {
+    at("tools").hidden = state.rows.length < 2;
+    at("runs").replaceChildren(Panels.runs(state.rows, state, { choose, show, order }));
   };
 
   const drawCurves = () => {
@@ -116,14 +127,15 @@
       state.rows = (await ask("runs")).runs;
       at("ask").hidden = true;
       if (!state.touched && state.rows.length && !state.shown) {
-        state.shown = state.rows[0].id;
+        const going = state.rows.find((row) => row.status === "running");
+        state.shown = (going || Panels.best(state.rows) || state.rows[0]).id;
         state.chosen.set(state.shown, freeColor());
       }
       at("said").textContent = state.rows.length ? `${state.rows.length} runs, read at ${new Date().toLocaleTimeString()}` : "No runs yet.";
       const shape = JSON.stringify([state.rows, [...state.chosen], state.shown]);
       const other = shape !== drawn;
       drawn = ""; // until all of it is drawn: what fails below is drawn at the next turn
-      if (other) at("runs").replaceChildren(Panels.runs(state.rows, state.chosen, state.shown, choose, show));
+      if (other) drawRuns();
       if ((await refreshCurves()) || other) drawCurves();
       if ((await refreshRun()) || other) drawRun();
       drawn = shape;
@@ -143,6 +155,11 @@
     sessionStorage.setItem("key", at("key").value);
     take();
     refresh();
+  });
+  at("search").addEventListener("input", () => { state.search = at("search").value; drawRuns(); });
+  at("best").addEventListener("click", () => {
+    const found = Panels.best(state.rows);
+    if (found) show(found.id);
   });
   addEventListener("hashchange", () => { take(); refresh(); });
   take();

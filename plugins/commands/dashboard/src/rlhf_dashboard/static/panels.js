@@ -10,7 +10,11 @@ const Panels = (() => {
     const minutes = Math.round(seconds / 60);
     return minutes < 60 ? minutes + " min" : Math.floor(minutes / 60) + " h " + String(minutes % 60).padStart(2, "0") + " min";
   };
-  const number = (value) => (isNumber(value) ? short(value) : "–");
+  const number = (value) => (isNumber(value) ? short(Math.abs(value) < 1e-7 ? 0 : value) : "–"); // below float32's resolution
+  const ago = (seconds) => {
+    const age = Date.now() / 1000 - seconds;
+    return age < 86400 ? new Date(1000 * seconds).toLocaleTimeString() : new Date(1000 * seconds).toLocaleDateString();
+  };
   const percent = (share) => (isNumber(share) ? Math.round(100 * share) + "%" : "–");
   const text = (value) => (typeof value === "string" ? value : value === undefined || value === null ? "–" : JSON.stringify(value));
 
@@ -32,27 +36,76 @@ const Panels = (() => {
     return made;
   };
 
-  const HEADS = [["", true], ["run", true], ["status", true], ["algorithm", true], ["step", false], ["reward", false],
-    ["KL", false], ["before", false], ["after", false], ["wall time", false]];
+  // Heading, whether it is text, and the value that rows are sorted by.
+  const COLUMNS = [["run", true, (row) => row.name], ["status", true, (row) => row.status],
+    ["algorithm", true, (row) => row.algorithm], ["step", false, (row) => row.last.step],
+    ["reward", false, (row) => row.last["reward/mean"]], ["KL", false, (row) => row.last["kl/mean"]],
+    ["before", false, (row) => row.eval_before], ["after", false, (row) => row.eval_after],
+    ["wall time", false, (row) => row.wall_s], ["changed", false, (row) => row.changed]];
   const status = (said) => element("span", "status " + (/^[a-z-]+$/.test(said) ? said.replace("rolled-back-and-", "") : ""), said);
+  const compare = (one, other) => (isNumber(one) && isNumber(other) ? one - other : String(one) < String(other) ? -1 : Number(one !== other));
+
+  // sort: { column, down }. Rows without a value come last, whichever way.
+  const sorted = (rows, sort) => {
+    const value = COLUMNS.find(([name]) => name === sort.column)[2];
+    const lacks = (row) => value(row) === undefined || value(row) === null;
+    return [...rows].sort((one, other) => lacks(one) - lacks(other) || (sort.down ? -1 : 1) * compare(value(one), value(other)));
+  };
+  const matches = (row, words) => words.every((word) => [row.name, row.status, row.algorithm, row.model].some((said) => text(said).toLowerCase().includes(word)));
+
+  // [row, depth] of those that match the search: children under their parent, which is shown with them.
+  const arranged = (rows, sort, search) => {
+    const ids = new Set(rows.map((row) => row.id));
+    const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+    const under = (parent, depth) => sorted(rows.filter((row) => (ids.has(row.parent) ? row.parent : null) === parent), sort).flatMap((row) => {
+      const below = under(row.id, depth + 1);
+      return below.length || matches(row, words) ? [[row, depth], ...below] : [];
+    });
+    return under(null, 0);
+  };
+
+  // The run with the highest held-out score after training; where none has one, with the highest reward.
+  const best = (rows) => {
+    const highest = (value) => rows.filter((row) => isNumber(value(row))).reduce((found, row) => (found && value(found) >= value(row) ? found : row), null);
+    return highest((row) => row.eval_after) || highest((row) => row.last["reward/mean"]);
+  };
 
   // chosen: id -> colour of those whose curves are shown; shown: the id whose samples are.
-  const runs = (rows, chosen, shown, choose, show) => table(HEADS, rows.map((row) => {
-    const box = element("input");
-    box.type = "checkbox";
-    box.checked = chosen.has(row.id);
-    box.setAttribute("aria-label", "Show the curves of " + row.name);
-    box.addEventListener("change", () => choose(row.id, box.checked));
-    const pick = element("span");
-    pick.append(box);
-    if (chosen.has(row.id)) pick.append(" ", element("span", "key k" + chosen.get(row.id)));
-    const name = element("button", "link", row.name);
-    name.type = "button";
-    name.setAttribute("aria-pressed", String(row.id === shown));
-    name.addEventListener("click", () => show(row.id));
-    return [pick, name, status(row.status), text(row.algorithm), number(row.last.step), number(row.last["reward/mean"]),
-      number(row.last["kl/mean"]), number(row.eval_before), number(row.eval_after), duration(row.wall_s)];
-  }));
+  const runs = (rows, state, { choose, show, order }) => {
+    const names = new Map(rows.map((row) => [row.id, row.name]));
+    const first = best(rows);
+    const made = table([["", true], ...COLUMNS], arranged(rows, state.sort, state.search).map(([row, depth]) => {
+      const box = element("input");
+      box.type = "checkbox";
+      box.checked = state.chosen.has(row.id);
+      box.setAttribute("aria-label", "Show the curves of " + row.name);
+      box.addEventListener("change", () => choose(row.id, box.checked));
+      const pick = element("span");
+      pick.append(box);
+      if (state.chosen.has(row.id)) pick.append(" ", element("span", "key k" + state.chosen.get(row.id)));
+      const outside = depth ? names.get(row.parent) + "/" : "";
+      const name = element("button", "link", outside && row.name.startsWith(outside) ? row.name.slice(outside.length) : row.name);
+      name.type = "button";
+      name.setAttribute("aria-pressed", String(row.id === state.shown));
+      name.addEventListener("click", () => show(row.id));
+      const place = element("span", "depth" + Math.min(depth, 3));
+      if (depth) place.append("└ ");
+      place.append(name);
+      if (rows.length > 1 && row === first) place.append(" ", element("span", "chip", "best"));
+      return [pick, place, status(row.status), text(row.algorithm), number(row.last.step), number(row.last["reward/mean"]),
+        number(row.last["kl/mean"]), number(row.eval_before), number(row.eval_after), duration(row.wall_s), ago(row.changed)];
+    }));
+    made.querySelectorAll("th").forEach((head, index) => {
+      if (index === 0) return;
+      const [column] = COLUMNS[index - 1];
+      const button = element("button", "link", column + (state.sort.column === column ? (state.sort.down ? " ↓" : " ↑") : ""));
+      button.type = "button";
+      button.addEventListener("click", () => order(column));
+      head.setAttribute("aria-sort", state.sort.column !== column ? "none" : state.sort.down ? "descending" : "ascending");
+      head.replaceChildren(button);
+    });
+    return made;
+  };
 
   const samples = (found) => {
     const box = element("div", "samples");
@@ -103,5 +156,5 @@ const Panels = (() => {
     box.append(element("summary", "", name), element("pre", "", JSON.stringify(details[name], null, 2)));
     return box;
   });
-  return { runs, samples, rewards, events, actors, settings };
+  return { runs, best, samples, rewards, events, actors, settings };
 })();

@@ -1,0 +1,151 @@
+"""What bodies of requests may say, and what is refused by name."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import openai
+import pytest
+from test_server import KEY, Owner, connect, request, response, serving
+
+from rlhf_core.environments import CallRefused
+from rlhf_serve.protocol import read_chat, read_text
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+def chat(**values):
+    return read_chat(json.dumps({"messages": MESSAGES, **values}).encode())
+
+
+def text(**values):
+    return read_text(json.dumps({"prompt": "3+4=", **values}).encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", 5),
+        ("min_p", 0.1),
+        ("repetition_penalty", 1.2),
+        ("min_tokens", 3),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", "a+"),
+        ("structured_outputs", {"choice": ["a"]}),
+        ("parallel_tool_calls", False),
+        ("reasoning_effort", "low"),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("n", 2),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "add"}}),
+        ("temprature", 0),
+    ],
+)
+@pytest.mark.parametrize("read", [chat, text])
+def test_an_option_that_would_change_an_answer_is_refused_by_its_name(read, name, value):
+    with pytest.raises(CallRefused, match=f"^{name} is not supported here") as caught:
+        read(**{name: value})
+    assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("read", [chat, text])
+def test_options_that_change_nothing_are_taken(read):
+    read(top_k=-1, min_p=0, repetition_penalty=1.0, n=1, user="me", metadata={}, guided_json=None, logprobs=None)
+
+
+def test_without_tool_choice_the_model_sees_no_tools():
+    assert chat(tools=[TOOL]).calls[0].tools == chat(tools=[TOOL], tool_choice="auto").calls[0].tools == (TOOL,)
+    assert chat(tools=[TOOL], tool_choice="none").calls[0].tools == ()
+
+
+@pytest.mark.parametrize(
+    ("read", "values", "named"),
+    [
+        (text, {"prompt": "a\ud800"}, "prompt has half of a surrogate"),
+        (text, {"prompt": ["a", "\udfff"]}, "prompt has half of a surrogate"),
+        (chat, {"messages": [{"role": "user", "content": "\ud800"}]}, "content has half of a surrogate"),
+        (chat, {"stop": ["\ud800"]}, "stop has half of a surrogate"),
+        (chat, {"temperature": 1e-300}, "temperature has to be 0"),
+        (text, {"temperature": 1e-300}, "temperature has to be 0"),
+        (text, {"prompt": []}, "prompt has to be"),
+        (text, {"prompt": [1, 2]}, "prompt has to be"),
+        (text, {"prompt": ["a"] * 129}, "at most 128"),
+    ],
+)
+def test_values_that_could_not_be_answered_are_refused(read, values, named):
+    with pytest.raises(CallRefused, match=named) as caught:
+        read(**values)
+    assert caught.value.status == 400
+
+
+def test_what_a_tool_printed_may_be_half_a_character():
+    messages = [*MESSAGES, {"role": "tool", "tool_call_id": "a", "content": "\ud800"}]
+    assert chat(messages=messages).calls[0].messages[1].content == "\ud800"
+
+
+class Echoes(Owner):
+    """Answers with the call's text; a second one begins before the first has ended."""
+
+    async def answer(self, call):
+        number = len(self.calls)
+        found = await super().answer(call)
+        await asyncio.sleep(0.01 if number == 0 else 0)
+        return replace(found, text=call.text, turn=number)
+
+
+def test_several_prompts_have_their_answers_in_order():
+    owner = Echoes()
+    with serving(owner) as (port, _), openai.OpenAI(**client(port)) as asking:
+        found = asking.completions.create(model="m", prompt=["one", "two"], seed=7)
+        assert [(each.index, each.text) for each in found.choices] == [(0, "one"), (1, "two")]
+        assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (8, 4)
+        chunks = list(asking.completions.create(model="m", prompt=["one", "two"], stream=True))
+        texts = {index: "".join(c.choices[0].text for c in chunks if c.choices[0].index == index) for index in (0, 1)}
+        assert texts == {0: "one", 1: "two"}
+    assert [call.seed for call in owner.calls[:2]] == [7, 8]
+
+
+def test_where_one_of_several_prompts_is_refused_the_others_are_cancelled():
+    class Refuses(Owner):
+        async def answer(self, call):
+            if call.text == "no":
+                raise CallRefused(400, "invalid_request", "no")
+            return await super().answer(call)
+
+    owner = Refuses(waits=True)
+    with serving(owner) as (port, _), connect(port) as connection:
+        connection.sendall(request(body=json.dumps({"prompt": ["yes", "no"]}).encode()))
+        assert response(connection)[0] == 400
+    assert owner.cancelled == 1
+
+
+def client(port):
+    return {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": KEY, "max_retries": 0}
+
+
+def test_a_model_of_another_name_is_not_found():
+    with serving(Owner(), model="mine") as (port, _), openai.OpenAI(**client(port)) as asking:
+        with pytest.raises(openai.NotFoundError, match="'other' does not exist: this server has 'mine'") as caught:
+            asking.completions.create(model="other", prompt="1")
+        assert (caught.value.status_code, caught.value.code) == (404, "model_not_found")
+        assert asking.completions.create(model="mine", prompt="1").model == "mine"
+        with connect(port) as connection:
+            connection.sendall(request(body=b'{"prompt": "1"}'))
+            assert response(connection)[2]["model"] == "mine"
+
+
+def test_no_two_servers_give_the_same_ids():
+    found = []
+    for _ in range(2):
+        with serving(Owner(), model="mine") as (port, _), openai.OpenAI(**client(port)) as asking:
+            found.append(asking.completions.create(model="mine", prompt="1").id)
+    assert len(set(found)) == 2
+
+
+def test_health_needs_no_key():
+    with serving(Owner()) as (port, _), connect(port) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert response(connection)[::2] == (200, {"status": "ok"})
+        connection.sendall(request(path="/health", key="wrong"))
+        assert response(connection)[0] == 405
