@@ -21,7 +21,7 @@ LOGGERS_MANIFESTS := pyproject.toml plugins/loggers/mlflow/pyproject.toml plugin
 LOGGERS_STAMP := $(LOGGERS)/.setup-$(firstword $(shell cat $(LOGGERS_MANIFESTS) | cksum))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers env-loggers train test soak lint format docs site bench dist changelog
+.PHONY: help setup setup-vllm setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers env-loggers train test soak soak-slice soak-verifiers soak-loggers lint format docs site bench dist changelog
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  make \1\t/' | expand -t 28
@@ -80,9 +80,18 @@ train: setup  ## the quickstart: teach a tiny model to sort digits, first by exa
 test: setup  ## every test that takes seconds and needs no GPU
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-soak: setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2 env-verifiers env-loggers  ## the tests that take minutes
-	$(BIN)/python -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+SOAK_SETUP := setup-reasoning-gym setup-gymnasium setup-mcp setup-openenv setup-smollm2
+
+soak: $(SOAK_SETUP) soak-verifiers soak-loggers  ## the tests that take minutes; writes tests/durations.json
+	$(BIN)/python tests/support/slices.py all $(PYTEST_ARGS)
+
+soak-slice: $(SOAK_SETUP)  ## a part of them, at most 35 minutes: another one for each commit
+	$(BIN)/python tests/support/slices.py next
+
+soak-verifiers: env-verifiers
 	$(VERIFIERS)/bin/python -m pytest plugins/environments/verifiers
+
+soak-loggers: env-loggers
 	$(LOGGERS)/bin/python -m pytest plugins/loggers/mlflow plugins/loggers/trackio
 
 lint: setup  ## style, types and import contracts

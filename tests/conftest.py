@@ -3,7 +3,7 @@
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 
@@ -25,10 +25,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         entry_points: Mapping[str, Mapping[str, str]],
         sources: Mapping[str, str] | None = None,
         version: str = "1.2.3",
+        requires: Sequence[str] = (),
     ) -> None:
         info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        about = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
+        about += [f"Requires-Dist: {each}" for each in requires]
+        about += [f"Provides-Extra: {each.partition('extra == ')[2][1:-1]}" for each in requires if "extra" in each]
+        (info / "METADATA").write_text("\n".join(about) + "\n")
         lines: list[str] = []
         for group, targets in entry_points.items():
             lines += [f"[{group}]", *(f"{name} = {target}" for name, target in targets.items())]

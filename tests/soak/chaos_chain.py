@@ -95,7 +95,7 @@ class Chain:
             return [str(self._run)]
         may_do_without = (self.folder / "config.yaml").exists() and self._changed_at is None
         run = [] if may_do_without and not with_run_file and self.chance.random() < 0.5 else [str(self._run)]
-        return [*run, "--resume", "auto"]
+        return [*run, "--resume", "auto", "--restart"]
 
     def alive(self) -> Session:
         assert self.session is not None

@@ -24,13 +24,18 @@ class Line:
     detail: str
 
 
-class Record:
-    """`faults.jsonl`, beside which the table is written."""
+CHAINS_PER_PART = 1000
+"""Numbers of chains that a part of a placement's faults may use, so that parts do not depend on each other."""
 
-    def __init__(self, path: Path, placement: str, seed: int) -> None:
+
+class Record:
+    """`faults.jsonl`, as one part of a placement's faults reads and writes it; the table is written next to it."""
+
+    def __init__(self, path: Path, placement: str, seed: int, part: int) -> None:
         self._path = path
         self._placement = placement
         self._seed = seed
+        self._part = part
 
     def lines(self) -> list[Line]:
         """All that there are, of every placement and seed."""
@@ -39,10 +44,11 @@ class Record:
         return [Line(**json.loads(line)) for line in self._path.read_text().splitlines()]
 
     def own(self) -> list[Line]:
-        return [line for line in self.lines() if (line.placement, line.seed) == (self._placement, self._seed)]
+        own = (self._placement, self._seed, self._part)
+        return [line for line in self.lines() if (line.placement, line.seed, line.chain // CHAINS_PER_PART) == own]
 
     def next_chain(self) -> int:
-        return 1 + max((line.chain for line in self.own()), default=-1)
+        return 1 + max((line.chain for line in self.own()), default=self._part * CHAINS_PER_PART - 1)
 
     def add(self, chain: int, struck: Sequence[Struck]) -> None:
         with self._path.open("a") as file:

@@ -175,7 +175,7 @@ _TRIALS: dict[str, Callable[[Path, Path, random.Random], str | None]] = {
 
 @cache
 def _schema() -> Any:
-    from rlhf_core.config.json_schema import run_schema
+    from rlhf_cli.run_schema import run_schema
 
     return run_schema()[0]
 

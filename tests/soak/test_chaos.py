@@ -1,8 +1,8 @@
 """Runs that are struck by a thousand faults at random moments, and by a resume after each (`make soak`).
 
-`RLHF_CHAOS_FAULTS` says how many in which placement (default `local=850,ranks=120,ray=30`), `RLHF_CHAOS_SEED` which
-(default 0), `RLHF_CHAOS_FOLDER` where `faults.jsonl`, from which a run that was stopped goes on, `table.md` and the
-folders that failed are kept.
+Faults come in parts of a few minutes each, which do not depend on each other. `RLHF_CHAOS_FAULTS` is their number in
+each placement (default `local=850,ranks=120,ray=30`) and `RLHF_CHAOS_SEED` their seed (default 0). `RLHF_CHAOS_FOLDER`
+is the folder for `faults.jsonl` (from which a stopped test continues), `table.md` and the folders that failed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import pytest
 from chaos_chain import chain
 from chaos_folder import Untouched
-from chaos_placement import PLACEMENTS, Placement, write_run
+from chaos_placement import PLACEMENTS, write_run
 from chaos_plan import run_chain
 from chaos_record import Record
 from chaos_session import Session
@@ -31,9 +32,16 @@ COUNTS = {
 }
 SEED = int(os.environ.get("RLHF_CHAOS_SEED", "0"))
 _WORST = 5
-"""Failures after which a placement is given up."""
+"""Failures after which a part is given up."""
+_FAULTS_PER_PART = {"local": 50, "ranks": 15, "ray": 5}
+_PARTS = [
+    pytest.param(name, part, min(each, COUNTS[name] - part * each), id=f"{name}-{part}")
+    for name, each in _FAULTS_PER_PART.items()
+    if name in COUNTS
+    for part in range(-(-COUNTS[name] // each))
+]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * 3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +59,10 @@ def own_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def untouched_run(root: Path, placement: Placement) -> Untouched:
-    """The run as no fault strikes it; made anew each time, by the code that is here now."""
+@cache
+def untouched_run(root: Path, name: str) -> Untouched:
+    """The run without any fault, made once per session by the current code."""
+    placement = PLACEMENTS[name]
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     run = write_run(root, placement, isolate=False)
@@ -64,14 +74,14 @@ def untouched_run(root: Path, placement: Placement) -> Untouched:
     return Untouched(root / "run")
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_whatever_strikes_a_run_a_resume_mends_it(name: str, folder: Path) -> None:
+@pytest.mark.parametrize(("name", "part", "num_faults"), _PARTS)
+def test_whatever_strikes_a_run_a_resume_mends_it(name: str, part: int, num_faults: int, folder: Path) -> None:
     placement = PLACEMENTS[name]
-    record = Record(folder / "faults.jsonl", name, SEED)
+    record = Record(folder / "faults.jsonl", name, SEED, part)
     with worker_source() if name == "ray" else nullcontext():
-        untouched = untouched_run(folder / f"untouched-{name}", placement)
+        untouched = untouched_run(folder / f"untouched-{name}", name)
         number = record.next_chain()
-        while (left := COUNTS[name] - len(record.own())) > 0:
+        while (left := num_faults - len(record.own())) > 0:
             failed = [line for line in record.own() if line.outcome == "failed"]
             assert len(failed) < _WORST, f"{len(failed)} failures, see {folder}"
             root = folder / f"{name}-{number}"

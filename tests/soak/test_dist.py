@@ -95,7 +95,7 @@ def install(made: Installed, distributions: Path, version: str) -> None:
     # The pins are made for 3.11 and later; 3.10 takes what the manifests allow.
     pins = [] if version == "3.10" else ["-c", str(ROOT / "requirements" / "constraints.txt")]
     pip = [made.bin / "python", "-m", "pip", "install", "-qq"]
-    asked = [f"{core}[report,testing]", *wheels, "psutil"]
+    asked = [f"{core}[testing]", *wheels, "psutil"]
     made.run(*pip, *pins, *asked, seconds=INSTALL_SECONDS)
     made.run(*pip, "--no-deps", "-r", ROOT / "requirements" / "no-deps.txt", seconds=INSTALL_SECONDS)
 

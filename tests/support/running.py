@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -175,13 +176,20 @@ def _forked(
 
 def _command(plots: bool, quick_ray: bool, quick_ranks: bool, *arguments: str) -> None:
     from rlhf_cli.main import main
-    from rlhf_core import report
 
     if not plots:
-        report.build_report = lambda folders: None
+        without_report()
     sys.argv = ["rlhf", *arguments]
     with _quick_workers() if quick_ray else nullcontext(), _quick_ranks() if quick_ranks else nullcontext():
         main()
+
+
+def without_report() -> None:
+    """From here on runs of this process write no report, whose plots take longer than a tiny run."""
+    if find_spec("rlhf_report") is not None:
+        import rlhf_report
+
+        rlhf_report.build_report = lambda run_folders, output=None: run_folders[0]
 
 
 def _quick_workers() -> AbstractContextManager[None]:

@@ -30,37 +30,55 @@ rlhf generate --model runs/first/model --prompt "31524987>"
 rlhf report runs/first
 test -s runs/first/report.html
 
-cat > prompts.jsonl <<'LINES'
-{"prompt": "4312>", "answer": "1234"}
-{"prompt": "9081>", "answer": "0189"}
-{"prompt": "7756>", "answer": "5677"}
-{"prompt": "2204>", "answer": "0224"}
-LINES
-cat > brevity.py <<'PYTHON'
-def brevity(rollouts, *, target_tokens: int = 8) -> list[float]:
-    """1 up to the target length, falling to 0 at twice the target."""
-    lengths = [len(rollout.completion_ids) for rollout in rollouts]
-    return [max(0.0, min(1.0, 2.0 - length / target_tokens)) for length in lengths]
+cat > make_prompts.py <<'PYTHON'
+# make_prompts.py
+import json
+import random
+
+random.seed(0)
+with open("prompts.jsonl", "w") as file:
+    for _ in range(600):
+        digits = "".join(random.choices("0123456789", k=8))
+        file.write(json.dumps({"prompt": f"{digits}>", "answer": "".join(sorted(digits))}) + "\n")
+PYTHON
+python make_prompts.py
+cat > in_place.py <<'PYTHON'
+# in_place.py
+def in_place(rollouts, *, power: float = 1.0) -> list[float]:
+    """Share of the answer's characters that are in the right place; a `power` above 1 favors nearly right answers."""
+    scores = []
+    for rollout in rollouts:
+        hits = sum(given == right for given, right in zip(rollout.completion, rollout.answer))
+        scores.append((hits / len(rollout.answer)) ** power)
+    return scores
 PYTHON
 cat > run.yaml <<'YAML'
-model: {path: runs/first/model}
+model: {path: runs/first/warm-start/model}
 prompts: {name: jsonl, path: prompts.jsonl}
-algorithm: {name: grpo}
-rewards: [{name: exact-match}, {name: "./brevity.py:brevity", weight: 0.1}]
-engine: {max_new_tokens: 8}
-train: {episodes: 2, prompts_per_episode: 4, samples_per_prompt: 4, train_batch_size: 16}
+rewards: [{name: "./in_place.py:in_place"}, {name: exact-match, weight: 0.5}]
+algorithm: {name: grpo, kl_coef: 0}
+optimizer: {lr: 3.0e-4, warmup_episodes: 5, max_grad_norm: 1.0}
+engine: {max_new_tokens: 10}
+eval: {num_prompts: 100, every_episodes: 10}
+train: {episodes: 40, prompts_per_episode: 64, samples_per_prompt: 8, train_batch_size: 256}
 YAML
 rlhf config check run.yaml
 rlhf train run.yaml --dry-run
 rlhf plan run.yaml
 rlhf train run.yaml --output runs/second
+python - <<'PYTHON'
+import json
+before = json.load(open("runs/second/evaluation-before.json"))["eval/in_place"]
+after = [line["eval/in_place"] for line in map(json.loads, open("runs/second/metrics.jsonl")) if "eval/in_place" in line][-1]
+assert after > before + 0.1, f"the page's own run has learned too little: {before} to {after}"
+PYTHON
 rlhf report runs/first runs/second --output comparison.html
 test -s comparison.html
 if rlhf config check run.yaml --set algorithm.kl_cof=0.1 2> wrong.txt; then exit 1; fi
 grep "kl_coef" wrong.txt
 
-rlhf train run.yaml --strategy ddp --num-processes 2
-rlhf train run.yaml --transport ray
-rlhf train run.yaml --algorithm rloo
-rlhf train run.yaml --set model.lora.r=16
-rlhf train --output runs/second --resume auto --set train.episodes=3
+rlhf train run.yaml --strategy ddp --num-processes 2 --set train.episodes=2
+rlhf train run.yaml --transport ray --set train.episodes=2
+rlhf train run.yaml --algorithm rloo --set train.episodes=2
+rlhf train run.yaml --set model.lora.r=16 --set train.episodes=2
+rlhf train --output runs/second --resume auto --set train.episodes=41

@@ -15,8 +15,8 @@ class Counter:
     def __init__(self, *, path: str = "count.txt"):
         self.path, self.seen = path, 0
 
-    def rlhf_episode_verdict(self, episode, metrics):
-        self.seen += 1
+    def rlhf_decide(self, moment):
+        self.seen += moment.at == "episode"
         with open(self.path, "w") as file:
             file.write(str(self.seen))
 

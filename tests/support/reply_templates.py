@@ -1,0 +1,86 @@
+"""Chat templates in the manner of families whose replies have their own form, shortened as in chat_templates.py."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from chat_templates import byte_tokenizer
+from transformers import PreTrainedTokenizerBase
+
+_IM = ("<|im_start|>", "<|im_end|>")
+
+
+def _chatml(calls: str) -> str:
+    return (
+        "{%- if tools %}{{- '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif %}"
+        "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}"
+        "{%- for call in message.tool_calls or [] %}{%- set call = call.function %}" + calls + "{%- endfor %}"
+        "{{- '<|im_end|>\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    )
+
+
+QWEN3_5 = _chatml(
+    "{{- '<tool_call>\n<function=' + call.name + '>\n' }}"
+    "{%- for key, value in call.arguments | items %}"
+    "{{- '<parameter=' + key + '>\n' + (value | string) + '\n</parameter>\n' }}{%- endfor %}"
+    "{{- '</function>\n</tool_call>' }}"
+)
+GLM4MOE = _chatml(
+    "{{- '<tool_call>' + call.name + '\n' }}"
+    "{%- for key, value in call.arguments.items() %}"
+    "{{- '<arg_key>' + key + '</arg_key>\n<arg_value>' + (value | string) + '</arg_value>\n' }}{%- endfor %}"
+    "{{- '</tool_call>' }}"
+)
+LFM2 = _chatml(
+    "{{- '<|tool_call_start|>[' + call.name + '(' }}"
+    "{%- for key, value in call.arguments.items() %}{{- ', ' if not loop.first }}"
+    "{{- key + '=' + (\"'\" + value + \"'\" if value is string else value | tojson) }}{%- endfor %}"
+    "{{- ')]<|tool_call_end|>' }}"
+)
+LFM2_WITHOUT_CALLS = _chatml("")
+HARMONY = """
+{{- '<|start|>system<|message|>Channels: analysis, commentary, final.<|end|>' }}
+{%- if tools %}{{- '<|start|>developer<|message|>' + (tools | tojson) + '<|end|>' }}{%- endif %}
+{%- set called = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {%- set called.name = message.tool_calls[0].function.name %}
+        {%- if message.content and message.thinking %}{{- raise_exception('not both') }}{%- endif %}
+        {%- if message.thinking %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- (call.arguments | tojson) + '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set called.name = none %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+        {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {%- if called.name is none %}{{- raise_exception('there was no call before') }}{%- endif %}
+        {{- '<|start|>functions.' + called.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- (message.content | tojson) + '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
+"""
+_HARMONY_TOKENS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+_LFM2_TOKENS = (*_IM, "<|tool_call_start|>", "<|tool_call_end|>")
+
+_FAMILIES = {
+    "qwen3_5": (QWEN3_5, _IM, "<|im_end|>"),
+    "glm4moe": (GLM4MOE, _IM, "<|im_end|>"),
+    "lfm2": (LFM2, _LFM2_TOKENS, "<|im_end|>"),
+    "lfm2-without-calls": (LFM2_WITHOUT_CALLS, _LFM2_TOKENS, "<|im_end|>"),
+    "gpt-oss": (HARMONY, _HARMONY_TOKENS, "<|return|>"),
+}
+
+
+@lru_cache
+def reply_tokenizer(family: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a family."""
+    template, specials, eos = _FAMILIES[family]
+    return byte_tokenizer(template, specials, eos=eos)
