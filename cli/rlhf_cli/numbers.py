@@ -25,8 +25,3 @@ def readable(value: Any, name: str = "") -> str:
     if size < 0.001:
         return f"{value:.4f}"
     return f"{value:.3f}" if size < 1000 else f"{value:,.0f}"
-
-
-def brief(value: float) -> str:
-    """Four significant digits at most: `2`, `0.3333`; what is nothing but rounding is 0."""
-    return "0" if abs(value) < _SHOWN_AS_ZERO else f"{value:.4g}"

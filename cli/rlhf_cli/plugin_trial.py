@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +17,14 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from rlhf_core.components import KINDS, EngineContext, HookContext, LoggerContext
+from rlhf_core.components import (
+    KINDS,
+    EngineContext,
+    HookContext,
+    LoggerContext,
+    OptimizerContext,
+    ScheduleContext,
+)
 from rlhf_core.config.named_functions import bind_function
 from rlhf_core.config.resolved import Configured, SelectedEnvironment
 from rlhf_core.config.sections import EnvironmentConfig, ModelConfig
@@ -39,17 +47,20 @@ from rlhf_core.plugins.discovery import (
     find_build,
     has_options,
     import_target,
-    install_line,
     load_ref,
-    missing_modules,
 )
 from rlhf_core.plugins.environment_shape import check_shape
+from rlhf_core.plugins.requirements import unmet
 from rlhf_core.plugins.rules import broken_rules
 from rlhf_core.protocols import PromptSource
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
 from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_core.util.error_text import error_text
 
 TrialStatus = Literal["ok", "not run", "not installed", "broken"]
+
+
+_SAMPLES_PER_PROMPT = 4
 
 
 class TrialOutcome(NamedTuple):
@@ -80,11 +91,12 @@ def _try_component(ref: PluginRef) -> TrialOutcome:
     selected.component.config.model_json_schema()
     for rule in broken_rules(selected):
         raise Wrong(rule)
-    missing = missing_modules(selected.component)
-    if missing:
-        return TrialOutcome("not installed", f"needs {', '.join(missing)}: {install_line(selected.component, missing)}")
-    build = _checked(selected, find_build(selected))  # a verdict stands beside the name
+    if (lack := unmet(selected)) is not None:
+        return TrialOutcome("not installed", ": ".join(lack))
     summary = selected.component.summary
+    if ref.kind == "sections":
+        return TrialOutcome("ok", summary)  # there is nothing to build
+    build = _checked(selected, find_build(selected))  # a verdict stands beside the name
     try:
         config = selected.component.config()
     except ValidationError as error:
@@ -188,15 +200,30 @@ def _environment(selected: Selected, build: Callable[..., Any], config: BaseMode
 
 
 def _algorithm(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
-    from rlhf_core.testing.models import tiny_tokenizer
+    """Take a first update of a tiny model, on made-up answers or records."""
+    from rlhf_core.algorithm import DatasetAlgorithm
+    from rlhf_core.testing.benches import RECORDS, dataset_bench, rollout_bench
+    from rlhf_core.testing.tiny import contract_tokenizer
 
-    sampling, weights = SamplingParams(), {"exact-match": 1.0}
-    algorithm = build(
-        config, algorithm_context(tiny_tokenizer(), sampling=sampling, samples_per_prompt=2, weights=weights)
+    context = algorithm_context(
+        contract_tokenizer(),
+        sampling=SamplingParams(max_new_tokens=8),
+        samples_per_prompt=_SAMPLES_PER_PROMPT,
+        weights={"it": 1.0},
     )
+    algorithm = build(config, context)
     untrained = {term.role for term in algorithm.terms.values()} - algorithm.roles
     if untrained:
         raise Wrong(f"it has loss terms for {sorted(untrained)}, which are not among its roles")
+    try:
+        if isinstance(algorithm, DatasetAlgorithm):
+            dataset_bench(lambda: algorithm, RECORDS, device="cpu").first_update()
+        else:
+            rollout_bench(lambda: algorithm, samples_per_prompt=_SAMPLES_PER_PROMPT, device="cpu").first_update()
+    except UserInputError:
+        raise
+    except Exception as error:  # a third-party algorithm may raise anything
+        raise Wrong(f"its first update fails: {error_text(error, type(algorithm).__module__)}") from error
 
 
 def _strategy(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
@@ -240,6 +267,27 @@ def _logger(selected: Selected, build: Callable[..., Any], config: BaseModel) ->
         build(config, LoggerContext(run_folder=Path(folder), run={}))
 
 
+def _optimizer(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    """Build it and make one step."""
+    import torch
+
+    from rlhf_core.strategies import StrategyBase
+
+    strategy = StrategyBase(device=torch.device("cpu"), precision="fp32", timeout_seconds=60.0)
+    model = torch.nn.Linear(2, 2)
+    optimizer = build(config, OptimizerContext(dict(model.named_parameters()), lr=1e-3, strategy=strategy))
+    trained = strategy.prepare(model, optimizer)
+    strategy.backward(model(torch.ones(1, 2)).sum(), optimizer)
+    strategy.step(trained)
+
+
+def _schedule(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    factor = build(config, ScheduleContext(warmup_updates=2, total_updates=10))
+    values = [float(factor(update)) for update in range(2, 11)]
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise Wrong(f"its factors of the learning rate are {values}")
+
+
 _TRIALS: Mapping[str, Callable[[Selected, Callable[..., Any], BaseModel], None]] = {
     "rewards": _reward,
     "prompts": _prompts,
@@ -250,4 +298,6 @@ _TRIALS: Mapping[str, Callable[[Selected, Callable[..., Any], BaseModel], None]]
     "transports": _transport,
     "hooks": _hook,
     "loggers": _logger,
+    "optimizers": _optimizer,
+    "schedules": _schedule,
 }

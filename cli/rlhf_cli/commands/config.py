@@ -67,6 +67,8 @@ def check(request: RunArguments) -> None:
         f"ok: {request.where}: algorithm {run.algorithm.name}, strategy {run.strategy.name}, "
         f"engine {run.engine.name}, transport {run.transport.name}, rewards {rewards}"
     )
+    for change in run.adapted:
+        echo(f"adapted to the run: {change}")
 
 
 @config.command("schema", short_help="Print the JSON schema of run files.")
@@ -79,7 +81,7 @@ def schema() -> None:
     Examples:
       rlhf config schema > run.schema.json
     """
-    from rlhf_core.config.json_schema import run_schema
+    from ..run_schema import run_schema
 
     document, left_out = run_schema()
     for error in left_out:

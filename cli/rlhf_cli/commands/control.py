@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..output import echo
+
+if TYPE_CHECKING:
+    from rlhf_core.runfolder.control_box import Command
+    from rlhf_core.runfolder.folder import RunFolder
 
 
 @click.command("control")
@@ -24,6 +29,7 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
 
     pause and resume hold the run and continue it; checkpoint writes one at the end of the episode; stop ends the run
     there, with a checkpoint and the model, as Ctrl-C does. set changes lr, critic_lr (peak learning rates) or kl_coef.
+    In the quickstart, the stage that is running (the warm start) executes the command.
 
     \b
     Examples:
@@ -32,7 +38,7 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
       rlhf control runs/first stop
     """
     from rlhf_core.errors import UserInputError
-    from rlhf_core.runfolder.control_box import ControlBox, parse_command
+    from rlhf_core.runfolder.control_box import parse_command
     from rlhf_core.runfolder.folder import RunFolder
 
     command = parse_command(words)
@@ -41,5 +47,34 @@ def control(run_dir: Path, words: tuple[str, ...], wait_seconds: float) -> None:
         raise UserInputError(
             "no run is going on in this folder", where=str(run_dir), hint=f"rlhf train --output {run_dir} --resume auto"
         )
+    echo(_executed(command, folder, wait_seconds))
+
+
+def _executed(command: Command, folder: RunFolder, wait_seconds: float) -> str:
+    """Send the command to the stage of the run that is running, and to the next one if that ends first."""
+    from rlhf_core.entry.resume import OWN_MODELS
+    from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
+    from rlhf_core.runfolder.folder import RunFolder
+
+    for name in OWN_MODELS:
+        stage = RunFolder(folder.path / name)
+        if not stage.is_in_use:
+            continue
+        stage.refuse_oddities()
+        try:
+            answer = _answer(stage, command, wait_seconds)
+        except (UserInputError, DeadlineError):
+            raise
+        except RlhfError:
+            if not folder.is_in_use:
+                raise
+        else:
+            return f"{name}: {answer}"
+    return _answer(folder, command, wait_seconds)
+
+
+def _answer(folder: RunFolder, command: Command, wait_seconds: float) -> str:
+    from rlhf_core.runfolder.control_box import ControlBox
+
     box = ControlBox(folder.control)
-    echo(box.wait(box.send(command), seconds=wait_seconds, is_running=lambda: folder.is_in_use))
+    return box.wait(box.send(command), seconds=wait_seconds, is_running=lambda: folder.is_in_use)

@@ -10,7 +10,7 @@ import click
 from ..output import echo
 
 if TYPE_CHECKING:
-    from rlhf_core.entry.export import Dtype
+    from ..model_export import Dtype
 
 
 @click.command("export")
@@ -36,7 +36,7 @@ def export(source: Path, target: Path, merge_lora: bool, dtype: Dtype | None) ->
       rlhf export runs/first/checkpoints/step-200 --to my-model --dtype bfloat16
       rlhf export runs/lora --to my-model --merge-lora
     """
-    from rlhf_core.entry.export import export_model
+    from ..model_export import export_model
 
     checkpoint = export_model(source, target, merge_lora=merge_lora, dtype=dtype)
     echo(f"{target}: the policy of {checkpoint}")

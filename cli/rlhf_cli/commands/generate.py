@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..conversation import conversation_lines
 from ..output import echo, heading, print_json
 from .sampling import SamplingRequest, sampling_options
 
@@ -103,6 +102,8 @@ def _print_episodes(played: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(played)
         return
+    from rlhf_core.runfolder import conversation_lines
+
     for row in played:
         rewards = "  ".join(f"{name} {value:.4g}" for name, value in row["rewards"].items())
         # The rewards are the episode's: they stand above its first branch, and only there.

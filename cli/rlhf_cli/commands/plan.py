@@ -122,7 +122,8 @@ def _print_times(found: Plan) -> None:
     phases = [[phase, f"{seconds:.2f} s", _rate(found.tokens_per_second.get(phase))]
               for phase, seconds in found.seconds_per_episode.items()]  # fmt: skip
     print_table(["phase", "an episode", "tokens a second"], phases)
-    echo(f"\nat most about {clock(found.total_seconds)}, without rewards, evaluation and checkpoints")
+    total = clock(found.total_seconds) if found.total_seconds >= 1 else "a second"
+    echo(f"\nat most about {total}, without rewards, evaluation and checkpoints")
 
 
 def _layout(layout: Layout, resolved: ResolvedRun) -> str:

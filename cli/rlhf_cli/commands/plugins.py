@@ -87,7 +87,8 @@ def show(plugin: str, as_json: bool) -> None:
     """
     from rlhf_core.components import KINDS
     from rlhf_core.config.select import options_of_core
-    from rlhf_core.plugins.discovery import as_kind, find, has_options, install_line, load, missing_modules
+    from rlhf_core.plugins.discovery import as_kind, find, has_options, load
+    from rlhf_core.plugins.requirements import missing_modules, unmet
 
     kind_name, slash, name = plugin.partition("/")
     kind, name = (as_kind(kind_name), name) if slash and name else (_kind_of(plugin), plugin)
@@ -96,7 +97,7 @@ def show(plugin: str, as_json: bool) -> None:
         _show_other(ref, as_json)
         return
     selected = load(kind, name, check_requires=False)
-    missing = missing_modules(selected.component)
+    lack = unmet(selected)
     about = {
         "kind": kind,
         "name": selected.name,
@@ -107,13 +108,13 @@ def show(plugin: str, as_json: bool) -> None:
     own, core = selected.component.config, options_of_core(selected)
     if as_json:
         schemas = {"options": own.model_json_schema(), "options_of_core": core.model_json_schema() if core else None}
-        print_json({**about, "missing": missing, **schemas})
+        print_json({**about, "missing": missing_modules(selected.component), **schemas})
         return
     from ..schema_text import option_rows
 
     echo(f"{kind}/{selected.name} ({selected.distribution} {selected.version}): {selected.component.summary}")
-    if missing:
-        echo(f"needs: {', '.join(missing)}, not installed; {install_line(selected.component, missing)}")
+    if lack is not None:
+        echo(": ".join(lack))
     if (told := _more_than_a_line(selected.function)) is not None:
         echo(f"\n{told}\n")
     rows = option_rows(own)

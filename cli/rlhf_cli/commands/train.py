@@ -66,12 +66,21 @@ class _Folder(click.Path):
 @click.option("--output", type=_Folder(path_type=Path), help="The run folder.  [default: runs/<algorithm>-<time>]")
 @click.option("--resume", metavar="auto|DIR", help="Go on from the newest checkpoint (auto) or from the one in DIR.")
 @click.option(
+    "--restart",
+    is_flag=True,
+    help="With --resume auto: a run that has no checkpoint yet begins again, and its updates are discarded.",
+)
+@click.option(
     "--trust",
     "trusts",
     is_flag=True,
     help="Run files of code that lie outside the run file's folder, or that an earlier run's folder names.",
 )
-@click.option("--dry-run", is_flag=True, help="Resolve and check everything; load no weights, write nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything, play one turn of an environment with a made-up answer; load no weights, write nothing.",
+)
 @click.option("--verbose", "verbosity", flag_value="verbose", help="Show the log, too.")
 @click.option("--quiet", "verbosity", flag_value="quiet", help="Say only how the run ended.")
 def train(
@@ -79,6 +88,7 @@ def train(
     num_processes: int | None,
     output: Path | None,
     resume: str | None,
+    restart: bool,
     trusts: bool,
     dry_run: bool,
     verbosity: Verbosity | None,
@@ -86,10 +96,14 @@ def train(
     """Hand the run over to `rlhf_core.train`."""
     from rlhf_core.errors import ConfigError
 
+    if restart and resume != "auto":
+        raise click.UsageError("--restart goes with --resume auto")
     if resume is not None:
-        from rlhf_core.entry.resume import resumed_folder
+        from rlhf_core.entry.resume import begun_resume, resumed_folder
 
-        request = replace(request, resumed=resumed_folder(resume, output))
+        is_described = request.algorithm is not None or request.environment is not None
+        if not is_described or begun_resume(resume, output) is not None:
+            request = replace(request, resumed=resumed_folder(resume, output))
     mapping, dropped = request.mapping()
     log_to_stderr(verbosity or "normal")
     if verbosity != "quiet":
@@ -99,12 +113,17 @@ def train(
             mapping,
             output=output,
             resume=resume,
+            restart=restart,
             num_processes=num_processes or _processes_of(request),
             dry_run=dry_run,
             trust=request.trust(everything=trusts),
             hooks=[_QUIET if verbosity == "quiet" else _PROGRESS],
             **({"on_check": print_prompt} if dry_run and verbosity != "quiet" else {}),
         )
+    except KeyboardInterrupt as error:
+        if not getattr(error, "run_is_done", False):
+            raise
+        return
     except ConfigError as error:
         # Core was given a mapping; the user gave a file.
         where = request.where if error.where == MAPPING_SOURCE else error.where
@@ -118,13 +137,21 @@ def train(
 def _processes_of(request: RunArguments) -> int:
     """Process count of the run that is repeated, or resumed without a run file; otherwise, or under a launcher, 1."""
     from rlhf_core.distributed.launch_env import read_launch_env
+    from rlhf_core.errors import DataError
     from rlhf_core.runfolder.folder import RunFolder
 
     base = request.origin or (request.resumed if request.run_file is None else None)
     if base is None or read_launch_env().world_size > 1:
         return 1
     folder = RunFolder.read(base)
-    return int(folder.read_json(folder.manifest).get("num_processes", 1))
+    count = folder.read_json(folder.manifest).get("num_processes", 1)
+    if type(count) is not int or count < 1:
+        raise DataError(
+            f"num_processes is {count!r}, not a count of 1 or more",
+            where=str(folder.manifest),
+            hint="give --num-processes",
+        )
+    return count
 
 
 def _start(request: RunArguments, mapping: dict[str, Any]) -> Callable[..., TrainResult | None]:

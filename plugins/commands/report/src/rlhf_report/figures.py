@@ -42,7 +42,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         name="reward",
         title="Reward",
-        caption="Mean over the samples of the episode: reward/mean is the weighted score, the others each reward.",
+        caption="Mean over the samples of the episode: the weighted score, and each reward that is not all of it.",
         keys=("reward/mean", "reward/*"),
         without=(
             "reward/std",

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf_core.config import score_name
+
 from .data import Run
 from .figures import Figure, figures_for
 
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 COLORS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#e11d48", "#0ea5b7", "#ca8a04", "#64748b")
 _INK = "#7b8494"
 _GRID = "#8b94a433"
-_SIZE_INCHES = (6.2, 3.0)
-_DPI = 144
+_SIZE_INCHES = (4.6, 2.5)
+"""Small, so that 9.5 points are readable when the picture is as wide as a phone."""
+_DPI = 200
 _SMOOTH_ABOVE = 60
 """Curves with more points are drawn faint, with their moving average on top."""
 _LEGEND_SHARE = 0.85
@@ -27,7 +30,7 @@ _MAX_SERIES = 8
 
 STYLE: Any = {  # matplotlib's own type is a literal of every key it knows
     "font.family": ["sans-serif"],
-    "font.size": 9,
+    "font.size": 9.5,
     "text.parse_math": False,  # a metric may have any name, also one that LaTeX would trip over
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
@@ -46,7 +49,7 @@ STYLE: Any = {  # matplotlib's own type is a literal of every key it knows
     "ytick.left": False,
     "text.color": _INK,
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 9,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
@@ -79,15 +82,34 @@ def collect(figure: Figure, runs: Sequence[Run]) -> list[Series]:
     """One run: a curve per metric. Several: the figure's first metric, a curve per run."""
     found: list[Series] = []
     for run in runs:
-        curves = [(key, *run.series(key)) for key in figure.select(run.keys())]
-        curves = [curve for curve in curves if curve[1]][: _MAX_SERIES if len(runs) == 1 else 1]
-        for key, steps, values in curves:
-            short = _short(key, figure)
+        curves = _curves(figure, run)[: _MAX_SERIES if len(runs) == 1 else 1]
+        for key, short, steps, values in curves:
             label = short if len(runs) == 1 else f"{run.name}: {short}"
             color = COLORS[len(found) % len(COLORS)]
             band = _band(run, key, steps)
             found.append(Series(label, color, steps, [value * figure.scale for value in values], band))
     return found
+
+
+def _curves(figure: Figure, run: Run) -> list[tuple[str, str, list[int], list[float]]]:
+    """(key, label, steps, values) for each metric. A score has the name of its card, and no second curve: a reward
+    that is the whole score is left out.
+    """
+    held_out = score_name(run.config)
+    names = {"reward/mean": "weighted score", "eval/score": held_out}
+    keys = [key for key in figure.select(run.keys()) if run.series(key)[0]]
+    scores, others = [key for key in keys if key in names], [key for key in keys if key not in names]
+    if scores:
+        points = set(zip(*run.series(scores[0]), strict=True))
+        sure = {f"eval/{held_out}", *(others if len(others) == 1 else ())}
+        for key in others:
+            steps, values = run.series(key)
+            is_same = points.issuperset(zip(steps, values, strict=True))
+            if is_same and (key in sure or len(set(values)) > 1):  # several that are never given are alike by chance
+                keys.remove(key)
+    labels = {key: _short(key, figure) for key in keys}
+    labels |= {key: name for key in scores if (name := names[key]) and name not in labels.values()}
+    return [(key, labels[key], *run.series(key)) for key in keys]
 
 
 def _band(run: Run, key: str, steps: list[int]) -> tuple[list[float], list[float]] | None:
@@ -187,7 +209,7 @@ def _label(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
     axes.set_xlabel("step", loc="right")
     if figure.unit:
         axes.set_ylabel(figure.unit)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if len({step for each in series for step in each.steps}) == 1:
         axes.set_xlim(series[0].steps[0] - 1.5, series[0].steps[0] + 1.5)
     if axes.get_yscale() == "linear":

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..runfolder.folder import RunFolder
-from ..util.jsonl import read_lines
-from ..util.redact import redact_mapping
-from .known import is_number, known_line, known_sample, known_values
+from rlhf_core.runfolder import RunFolder, known_line, known_sample, known_values
+from rlhf_core.util import read_lines, redact_mapping
+
 from .samples import SampleChoice, choose_samples
 
 
@@ -72,6 +71,11 @@ def read_run(path: Path) -> Run:
         actors=actors if isinstance(actors, list) else (),
         before=known_line({**folder.read_json(folder.evaluation_before), "step": 0}) or {},
     )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a `Run` is a number: those that are not finite were left out."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_samples(folder: RunFolder) -> Iterator[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..output import echo
+from .terminal import echo
 
 
 @click.command("report")
@@ -32,7 +32,8 @@ def report(run_dirs: tuple[Path, ...], output: Path | None) -> None:
       rlhf report runs/first runs/second --output comparison.html
     """
     from rlhf_core.errors import UserInputError
-    from rlhf_core.report import build_report
+
+    from . import build_report
 
     if output is None and len(run_dirs) > 1:
         output = Path("report.html")

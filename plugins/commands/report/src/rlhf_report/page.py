@@ -19,21 +19,24 @@ from typing import Any
 
 import yaml
 
+from rlhf_core.runfolder import sample_card_script
+
 from .cards import bars, cards, facts, status_class
 from .data import Run
 from .figures import figures_for
+from .look import first_look
 from .tables import actor_table, comparison, reward_table
 
 
-def render(runs: Sequence[Run], plots: Mapping[str, bytes], *, note: str | None = None) -> str:
-    """The whole document. `plots`: figure name -> PNG; `note`: shown in place of missing plots."""
-    style, script = asset("style.css"), asset("sample_card.js") + asset("samples.js")
+def render(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
+    """The whole document. `plots`: figure name -> PNG."""
+    style, script = _asset("style.css"), sample_card_script() + _asset("samples.js")
     has_samples = any(run.samples.groups for run in runs)
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    title = _title(runs)
     parts = [
         _header(runs, title),
-        comparison(runs) if len(runs) > 1 else cards(runs[0]),
-        _plots(runs, plots, note),
+        comparison(runs) if len(runs) > 1 else first_look(runs[0], plots) + cards(runs[0]),
+        _plots(runs, plots),
         _samples(runs) if has_samples else "",
         "".join(bars(run, named=len(runs) > 1) for run in runs),
         "".join(actor_table(run, named=len(runs) > 1) for run in runs),
@@ -70,9 +73,19 @@ def _policy(script: str) -> str:
     )
 
 
-def asset(name: str) -> str:
+def _asset(name: str) -> str:
     """A file of this package's `assets`."""
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _title(runs: Sequence[Run]) -> str:
+    """The algorithm and the folder's name; of several runs their names."""
+    if len(runs) == 1:
+        algorithm = runs[0].config.get("algorithm")
+        name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
+        return f"{str(name).upper()} run: {runs[0].name}" if name else runs[0].name
+    names = [run.name for run in runs]
+    return f"{' and '.join(names)} compared" if len(runs) == 2 else f"{len(runs)} runs compared"
 
 
 def _header(runs: Sequence[Run], title: str) -> str:
@@ -86,9 +99,7 @@ def _header(runs: Sequence[Run], title: str) -> str:
     return f'<header><h1>{escape(title)}</h1>{badge}<p class="facts">{escape(subtitle)}</p></header>\n'
 
 
-def _plots(runs: Sequence[Run], plots: Mapping[str, bytes], note: str | None) -> str:
-    if note is not None:
-        return f'<h2>Plots</h2>\n<p class="panel hint">{escape(note)}</p>\n'
+def _plots(runs: Sequence[Run], plots: Mapping[str, bytes]) -> str:
     shown = []
     for figure in figures_for([*chain.from_iterable(run.keys() for run in runs)]):
         if figure.name in plots:
@@ -107,7 +118,7 @@ def _samples(runs: Sequence[Run]) -> str:
     data = [{"name": run.name, "groups": run.samples.groups} for run in runs if run.samples.groups]
     total = sum(run.samples.total for run in runs)
     return (
-        f'<h2>Samples</h2>\n<div class="panel"><div class="tools" id="sample-tools"></div>'
+        f'<h2 id="samples">Samples</h2>\n<div class="panel"><div class="tools" id="sample-tools"></div>'
         f'<div id="sample-list"><p class="hint">The sample browser needs JavaScript.</p></div>'
         f'<p class="hint">Chosen from {total:,} samples; <code>samples.jsonl</code> holds them all.</p></div>\n'
         f'<script type="application/json" id="sample-data">{script_json(data)}</script>\n'

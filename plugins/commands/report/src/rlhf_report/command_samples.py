@@ -8,10 +8,9 @@ from typing import Any
 
 import click
 
-from ..conversation import conversation_lines
-from ..numbers import brief
-from ..output import echo, heading, print_json
+from .terminal import echo, heading, print_json
 
+_SHOWN_AS_ZERO = 5e-5
 _GROUPS = ("best", "worst", "random", "first", "last")
 
 
@@ -37,9 +36,10 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
       rlhf samples runs/first --episode 12 --show random --json
     """
     from rlhf_core.errors import UserInputError
-    from rlhf_core.report.data import read_samples
-    from rlhf_core.report.samples import choose_samples
-    from rlhf_core.runfolder.folder import RunFolder
+    from rlhf_core.runfolder import RunFolder
+
+    from .data import read_samples
+    from .samples import choose_samples
 
     folder = RunFolder.read(run_dir)
     records = (line for line in read_samples(folder) if episode is None or line.get("episode") == episode - 1)
@@ -47,11 +47,11 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
     chosen = {name: choice.groups[name] for name in _GROUPS if name in choice.groups and (not groups or name in groups)}
     if not chosen:
         asked = choice.total or episode is not None
-        none = "a run that learns from a dataset samples none, and logging.samples: none writes none"
+        message, hint = _without_samples(is_running=folder.is_in_use)
         raise UserInputError(
-            f"there is no such sample ({choice.total} in question)" if asked else "there are no samples",
+            f"there is no such sample ({choice.total} in question)" if asked else message,
             where=str(folder.samples),
-            hint="the first policy is shown where there are two" if asked else none,
+            hint="the first policy is shown where there are two" if asked else hint,
         )
     if as_json:
         print_json(chosen)
@@ -64,15 +64,30 @@ def samples(run_dir: Path, groups: tuple[str, ...], number: int, episode: int | 
             _show(sample)
 
 
+def _without_samples(*, is_running: bool) -> tuple[str, str]:
+    """What to report, and the hint, for a run that has written no sample."""
+    never = "a run that learns from a dataset samples none, and logging.samples: none writes none"
+    if is_running:
+        return "the run is in progress and has no samples yet", f"try again when an episode is done; {never}"
+    return "there are no samples", never
+
+
+def _brief(value: float) -> str:
+    """Four significant digits at most: `2`, `0.3333`; what is nothing but rounding is 0."""
+    return "0" if abs(value) < _SHOWN_AS_ZERO else f"{value:.4g}"
+
+
 def _show(sample: Mapping[str, Any]) -> None:
     """Print a sample: a line of numbers, the prompt, and the answer or an episode's turns, uncut."""
+    from rlhf_core.runfolder import conversation_lines
+
     rewards = sample.get("rewards") or {}
     facts = [
         f"#{sample.get('sample_id')}" + (f" branch {sample['branch']}" if sample.get("branch") else ""),
         f"episode {int(sample.get('episode', 0)) + 1}",
         f"policy {sample.get('policy_version')}",
-        *([] if sample.get("score") is None else [f"weighted score {brief(sample['score'])}"]),
-        *(f"{name} {brief(value)}" for name, value in rewards.items()),
+        *([] if sample.get("score") is None else [f"weighted score {_brief(sample['score'])}"]),
+        *(f"{name} {_brief(value)}" for name, value in rewards.items()),
         f"{sample.get('num_tokens')} tokens",
         str(sample.get("finish_reason")),
     ]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from ..config.evaluation import score_name
-from .data import Run
-from .known import is_number
+from rlhf_core.config import score_name
+
+from .data import Run, is_number
 
 _NOTHING = 1e-7
 """Below the resolution of float32 next to 1: a KL of -6e-09 is none."""
@@ -34,9 +34,10 @@ def facts(run: Run) -> list[str]:
 
 def cards(run: Run) -> str:
     """The summary cards of one run; those without a value are left out."""
+    _, scores = run.series("reward/mean")
     made = [
-        _change_card(_held_out(run), run.summary.get("eval_before"), run.summary.get("eval_after")),
-        _series_card(run, "Weighted score", "reward/mean", better=1),
+        _change_card(held_out(run), run.summary.get("eval_before"), run.summary.get("eval_after")),
+        _change_card("Weighted score", scores[0], scores[-1]) if scores else "",
         _last_card(run, "KL", "kl/mean", "nats, last episode"),
         _last_card(run, "Response length", "response/length_mean", "tokens, last episode"),
         _count_card(run),
@@ -48,7 +49,8 @@ def cards(run: Run) -> str:
     return f'<section class="cards">\n{shown}</section>\n' if shown else ""
 
 
-def _held_out(run: Run) -> str:
+def held_out(run: Run) -> str:
+    """How the score of evaluations is called."""
     name = score_name(run.config)
     return "Held-out score" if name is None else f"Held-out {name}"
 
@@ -116,32 +118,27 @@ def _speeds(performance: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _card(name: str, value: str | None, note: str = "") -> str:
+def _card(name: str, value: str | None, note: str = "", *, before: str = "", tone: str = "") -> str:
+    """before: an earlier value, shown small; tone: a class of the note."""
     if value is None:
         return ""
+    earlier = f"<small>{escape(before)} →</small> " if before else ""
+    kind = f"note {tone}" if tone else "note"
     return (
         f'<div class="card"><div class="name">{escape(name)}</div>'
-        f'<div class="value">{escape(value)}</div><div class="note">{escape(note)}</div></div>\n'
+        f'<div class="value">{earlier}{escape(value)}</div><div class="{kind}">{escape(note)}</div></div>\n'
     )
 
 
-def _change_card(name: str, before: Any, after: Any, better: int = 1) -> str:
+def _change_card(name: str, before: Any, after: Any) -> str:
     old, new = number(before), number(after)
     if new is None:
         return _card(name, old, "before training")
     if old is None:
         return _card(name, new, "after training")
     change = float(after) - float(before)
-    tone = "up" if change * better > 0 else "down" if change * better < 0 else ""
-    return (
-        f'<div class="card"><div class="name">{escape(name)}</div><div class="value"><small>{escape(old)} →</small> '
-        f'{escape(new)}</div><div class="note {tone}">{change:+.3g}</div></div>\n'
-    )
-
-
-def _series_card(run: Run, name: str, key: str, *, better: int) -> str:
-    _, values = run.series(key)
-    return _change_card(name, values[0], values[-1], better) if values else ""
+    tone = "up" if change > 0 else "down" if change < 0 else ""
+    return _card(name, new, f"{change:+.3g}", before=old, tone=tone)
 
 
 def _last_card(run: Run, name: str, key: str, note: str) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ..config.evaluation import score_name
+from rlhf_core.config import score_name
+
 from .cards import duration, number, titled
-from .data import Run
-from .known import is_number
+from .data import Run, is_number
 
 _MOST_ACTORS = 200
 """Rows on the page."""

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf_core.runfolder import known_sample
+from rlhf_report.cards import duration, number
+from rlhf_report.data import Run, read_run
+from rlhf_report.figures import FIGURES, figures_for
+from rlhf_report.plots import collect, draw, smooth
+from rlhf_report.samples import SampleChoice, choose_samples
+from rlhf_report.tables import actor_table, reward_table
+
+scored = st.lists(st.fixed_dictionaries({"score": st.floats(-9, 9), "policy_version": st.integers(0, 4)}), max_size=60)
+
+
+@given(samples=scored)
+def test_chosen_samples_are_what_they_are_called(samples):
+    numbered = [{**sample, "sample_id": index} for index, sample in enumerate(samples)]
+    choice = choose_samples(iter(numbered), per_group=5)
+    scores = sorted((sample["score"] for sample in samples), reverse=True)
+    assert choice.total == len(samples)
+    assert [sample["score"] for sample in choice.groups.get("best", [])] == scores[:5]
+    assert [sample["score"] for sample in choice.groups.get("worst", [])] == scores[::-1][:5]
+    assert len(choice.groups.get("random", [])) == min(5, len(samples))
+    versions = {sample["policy_version"] for sample in samples}
+    for name, version in (("first", min), ("last", max)):
+        if len(versions) > 1:
+            assert {sample["policy_version"] for sample in choice.groups[name]} == {version(versions)}
+        else:
+            assert name not in choice.groups
+    assert choose_samples(iter(numbered), per_group=5) == choice
+
+
+def test_samples_without_a_score_count_by_their_rewards_or_not_at_all():
+    samples = [{"rewards": {"a": 1.0, "b": 2.0}}, {"score": None}, {"score": 2.0}]
+    groups = choose_samples(samples).groups
+    assert groups["best"] == [samples[0], samples[2]]
+    assert len(groups["random"]) == 3
+
+
+def test_turns_of_an_episode_are_kept_and_what_is_none_is_left_out():
+    call = {"name": "add", "arguments": {"a": 1}}
+    turns = [
+        {"role": "policy", "text": "4", "reward": 0.5, "tool_calls": [call]},
+        {"role": "environment", "text": "higher"},
+        {"role": "policy", "text": "7", "tool_calls": 3},
+    ]
+    found = known_sample({"completion": "4\n7", "branch": 1, "turns": turns})
+    assert found["turns"] == [*turns[:2], {"role": "policy", "text": "7"}]
+    for wrong in ("text", {"role": "policy"}, [1], 5, None):
+        assert known_sample({"completion": "4", "turns": wrong}) == {"completion": "4"}
+
+
+def test_smoothing_keeps_a_constant_and_is_a_mean():
+    assert smooth([2.0, 2.0, 2.0], 5) == [2.0, 2.0, 2.0]
+    assert smooth([0.0, 1.0], 3) == [0.0, pytest.approx(1 / 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.4551, "0.455"), (12, "12"), (1234.5, "1,234"), (1.87e-6, "1.87e-06"), (None, None), (True, None), ("x", None)],
+)
+def test_numbers_for_people(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.2, "4.2 s"), (131.2, "2 min 11 s"), (3725, "1 h 02 min"), (None, None)]
+)
+def test_durations_for_people(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_table_of_rewards_adds_up_what_each_cost_and_how_often_it_failed(tmp_path, make_run):
+    table = reward_table(read_run(make_run(tmp_path / "run", episodes=10)), named=False)
+    rows = [re.findall("<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert re.findall("<th>(.*?)</th>", table) == [
+        "reward",
+        "time in calls",
+        "a call",
+        "calls",
+        "failed",
+        "tried again",
+    ]
+    assert rows == [
+        ["exact-match", "0.0 s", "1.0 ms", "20", "0", "0"],
+        ["remote &lt;b&gt;", "6.0 s", "200.0 ms", "30", "10", "10"],
+    ]
+
+
+def test_the_table_of_rewards_has_what_one_counts_itself(tmp_path, make_run):
+    run = make_run(tmp_path / "run", episodes=2)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps({**json.loads(line), "reward_calls/exact-match/tokens_<b>": 7}) + "\n" for line in lines)
+    )
+    table = reward_table(read_run(run), named=False)
+    assert re.findall("<th>(.*?)</th>", table)[-1] == "tokens &lt;b&gt;"
+    assert f"<td>{7 * len(lines)}</td>" in table
+
+
+def test_figures_have_names_of_their_own():
+    assert len({figure.name for figure in FIGURES}) == len(FIGURES)
+
+
+def test_each_evaluation_set_has_a_plot_with_its_interval_from_step_0():
+    both = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75, "eval/hard/score": 0.1}
+    of_set = {"eval/hard/pass@2": 0.2, "eval/hard/pass@2_low": 0.1, "eval/hard/pass@2_high": 0.3}
+    run = Run(
+        path=Path("run"),
+        name="run",
+        lines=[{"step": 3, **both, **of_set}],
+        before={"step": 0, **both},
+        samples=SampleChoice(groups={}, total=0),
+        config={},
+        manifest={},
+        summary={},
+        performance={},
+    )
+    figures = {figure.name: figure for figure in figures_for(run.keys())}
+    (own,) = collect(figures["eval"], [run])
+    assert (own.label, own.steps, own.values, own.band) == ("score", [0, 3], [0.5, 0.5], ([0.25] * 2, [0.75] * 2))
+    score, passed = collect(figures["eval-hard"], [run])
+    assert (score.steps, score.band) == ([0, 3], None)
+    assert (passed.steps, passed.band) == ([3], ([0.1], [0.3]))
+    assert {"eval", "eval-hard"} <= set(draw([run]))
+
+
+def test_the_actors_of_a_detached_run_are_shown(make_run, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", episodes=2)
+    assert actor_table(read_run(folder), named=False) == ""
+    idle = {"max_staleness": 29.0, "a complete episode waits for the trainers": 1.0, "<b>": 0.0}
+    rows = [
+        {"name": "maker-<1>", "busy_s": 90.0, "idle_s": idle, "groups": 48, "version": 3, "restarts": 1},
+        {"name": "trainer-0", "busy_s": 0.0, "idle_s": "what"},
+        *("no row", {"name": "x", "busy_s": "1"}, {"busy_s": float("inf")}),
+        *({"name": f"maker-{k}", "busy_s": 1.0} for k in range(300)),
+    ]
+    (folder / "actors.json").write_text(json.dumps({"actors": rows}))
+    table = actor_table(read_run(folder), named=False)
+    cells = re.findall(r"<td>(.*?)</td>", table.partition("</tr>\n<tr><td>trainer-0")[0])
+    why = "29.0 s max_staleness, 1.0 s a complete episode waits for the trainers"
+    assert cells == ["maker-&lt;1&gt;", "75%", "1 min 30 s", why, "48", "3", "1"]
+    assert table.count("<tr><td>") == 200
+    assert "102 more" in table
+    (folder / "actors.json").write_text('{"actors": 3}')
+    assert actor_table(read_run(folder), named=True) == ""
