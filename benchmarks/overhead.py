@@ -21,8 +21,7 @@ from rlhf_core import train
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.runfolder.samples import SampleWriter
 from rlhf_core.training.checkpoint_saver import CheckpointSaver
-from rlhf_core.training.control_loop import ControlLoop
-from rlhf_core.training.guard_runner import GuardRunner
+from rlhf_core.training.decisions import Decisions
 from rlhf_core.training.record import EpisodeRecord
 
 BOUND = 0.03
@@ -32,8 +31,7 @@ PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
         EpisodeRecord, ("rollouts", "start_episode", "update", "end_episode", "evaluation", "flush"),
     ),
     "samples' thread": (SampleWriter, ("_do",)),
-    "guards": (GuardRunner, ("after_update",)),
-    "live control": (ControlLoop, ("after_update",)),
+    "guards and live control": (Decisions, ("take",)),
     "checkpoints": (CheckpointSaver, ("save", "improves")),
 }  # fmt: skip
 

@@ -16,6 +16,12 @@ from .algorithm import (
 from .algorithm import (
     RolloutAlgorithm as RolloutAlgorithm,
 )
+from .columns import (
+    Column as Column,
+)
+from .columns import (
+    Columns as Columns,
+)
 from .components import (
     API_VERSION as API_VERSION,
 )
@@ -24,6 +30,9 @@ from .components import (
 )
 from .config.section import (
     Section as Section,
+)
+from .distributed.launch import (
+    launch as launch,
 )
 from .entry.train import (
     TrainResult as TrainResult,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
+from .columns import Column
 from .errors import UserInputError
 from .types import BufferItem, Experience, Role, RolloutGroup
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
+
+    from .strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,9 @@ BatchT = TypeVar("BatchT", bound=Batch)
 
 class Algorithm(ABC, Generic[ItemT, BatchT]):
     """Which models are trained, and by what loss."""
+
+    columns: Mapping[str, Column] = {}
+    """The columns that it adds to samples."""
 
     @property
     @abstractmethod
@@ -214,16 +220,56 @@ class EpisodeOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Teacher:
-    """The frozen model of the role `teacher`: a causal LM with the policy's tokens, asked about each sampled token."""
+class FrozenModel:
+    """A model that is only run forward, by a `GroupPass`: a causal LM with the policy's tokens."""
 
     path: str
-    """As `model.path`."""
-    top_k: int = 0
-    """Give the K likeliest tokens and their log-probs; 0 gives the log-prob of the sampled token."""
+    """As `model.path`; errors name it as the option `algorithm.ROLE.path`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     offload: bool = False
-    """Keep it in host memory while it is not asked; not done where a strategy divides it."""
+    """Keep it in host memory between its passes; not done if a strategy shards it."""
+
+
+class PassContext(Protocol):
+    """The models of the process in which samples are made, for the passes of an algorithm."""
+
+    strategy: Strategy
+    """Device, precision and processes."""
+    models: Mapping[Role, nn.Module]
+    """By role: policy and critic, as they are trained or as copies that get their weights, and the frozen ones."""
+    temperature: float
+    """At which answers are sampled."""
+
+    def forward(
+        self, role: Role, groups: Sequence[RolloutGroup], run: Callable[[nn.Module, Experience], Tensor]
+    ) -> list[Tensor]:
+        """`run(model, batch)`, [B, A, ...], for all items of the groups, in batches of bounded tokens.
+
+        Returns [A, ...] float32 on the CPU for each item in order, without padding; no gradients. The model is brought
+        to the device. Collective: every rank calls it with its own groups, and makes the same number of forward calls.
+        """
+        ...
+
+    def passes_of(self, roles: frozenset[Role]) -> list[GroupPass]:
+        """Core's passes: `reference_log_probs` for the role `reference`, `values` for `critic`."""
+        ...
+
+
+class GroupPass(ABC):
+    """Adds values to finished samples, in the process that made them, for many groups at once."""
+
+    columns: Mapping[str, Column] = {}
+    """The columns it fills."""
+
+    @abstractmethod
+    def run(self, groups: Sequence[RolloutGroup]) -> Sequence[Mapping[str, Any]]:
+        """A mapping for each item of the groups, in order: column -> its value for this sample.
+
+        `reference_log_probs` and `values` ([A] float32) need no column. Every rank is called, with its own groups.
+        """
+
+    def published(self, version: int) -> None:
+        """Called once the trained models here have the weights of a new version."""
 
 
 class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
@@ -244,9 +290,13 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         return "episode"
 
     @property
-    def teacher(self) -> Teacher:
-        """The model that fills `teacher_log_probs`; asked for only when `teacher` is among the roles."""
-        raise TypeError(f"{type(self).__name__} names the role teacher but says of no model that it is")
+    def frozen_models(self) -> Mapping[Role, FrozenModel]:
+        """The model of each role besides policy, critic and reference; checked, planned for and placed by core."""
+        return {}
+
+    def passes(self, context: PassContext) -> Sequence[GroupPass]:
+        """The passes over finished samples, in order; by default those of the reference and the critic."""
+        return context.passes_of(self.roles)
 
     @property
     def needs_trainer_log_probs(self) -> bool:

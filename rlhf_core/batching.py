@@ -10,21 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .columns import Column, Columns
 from .types import BufferItem, Experience
 
 _TOKEN_FIELDS = (
     "reference_log_probs",
-    "teacher_log_probs",
-    "teacher_ids",
     "trainer_log_probs",
     "values",
     "advantages",
     "returns",
-    "marks",
-    "turn_rewards",
 )
-"""Optional fields of a row's tokens ([A] or [A, K]; float32, or int32 ids), alike in `BufferItem` and `Experience`."""
-
+"""Optional fields of a row's tokens ([A] float32), alike in `BufferItem` and `Experience`."""
 
 _EVEN_ENOUGH = 1.02
 """What the longest part may be of that of an even split, for neighbours to stay together."""
@@ -51,7 +47,7 @@ def collate(items: Sequence[BufferItem]) -> Experience:
     """Pad to the longest prompt and the longest response among `items` (at least one), on their device.
 
     Padding tokens are 0 and marked by the masks alone; other padding is 0, for `support_ids` -1. An optional field
-    must be set in all items or in none, except `support_ids`, whose absence means the whole vocabulary.
+    must be set in all items or in none, like a column, except `support_ids`, whose absence means the whole vocabulary.
     """
     if not items:
         raise ValueError("collate needs at least one item")
@@ -84,6 +80,7 @@ def collate(items: Sequence[BufferItem]) -> Experience:
         kl_coef=None if _all_or_none(items, "kl_coef") is None else column("kl_coef", torch.float32),
         scores=None if _all_or_none(items, "score") is None else column("score", torch.float32),
         branches=column("branch") if any(item.branch for item in items) else None,
+        columns=_collate_columns(items, action_width),
         **per_token,
     )
 
@@ -113,7 +110,8 @@ def pinned(experience: Experience) -> Experience:
 def select(experience: Experience, rows: Sequence[int] | Tensor) -> Experience:
     """The rows with these indices, in the order given; padding stays as it is."""
     index = torch.as_tensor(rows, dtype=torch.int64, device=experience.sequences.device)
-    return _map_tensors(experience, lambda tensor: tensor[index])
+    chosen = index.tolist()
+    return _map_tensors(experience, lambda tensor: tensor[index], lambda rows: tuple(rows[row] for row in chosen))
 
 
 def masked(item: BufferItem) -> BufferItem:
@@ -195,30 +193,64 @@ def _item(experience: Experience, row: int) -> BufferItem:
         kl_coef=scalar(experience.kl_coef),
         score=scalar(experience.scores),
         branch=0 if experience.branches is None else int(experience.branches[row]),
+        columns=experience.columns.map(lambda values, kind: _row(values, kind, row, length)),
         **per_token,
     )
 
 
-def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype) -> Tensor:
-    padded = torch.zeros(len(rows), width, *rows[0].shape[1:], dtype=dtype, device=rows[0].device)
+def _row(values: Any, kind: Column, row: int, length: int) -> Any:
+    if kind.per == "metrics":
+        return values[row]
+    return (values[row, :length] if kind.per == "token" else values[row]).clone()
+
+
+def _pad(rows: Sequence[Tensor], width: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
+    padded = torch.full((len(rows), width, *rows[0].shape[1:]), fill, dtype=dtype, device=rows[0].device)
     for row, values in enumerate(rows):
         padded[row, : len(values)] = values
     return padded
 
 
 def _all_or_none(items: Sequence[BufferItem], name: str) -> list[Any] | None:
-    found = [getattr(item, name) for item in items]
+    return _of_all_or_none(items, [getattr(item, name) for item in items], f"`{name}`")
+
+
+def _of_all_or_none(items: Sequence[BufferItem], found: list[Any], what: str) -> list[Any] | None:
     missing = [item.sample_id for item, value in zip(items, found, strict=True) if value is None]
     if len(missing) == len(items):
         return None
     if missing:
-        raise ValueError(f"`{name}` is there for some samples of a batch and missing for {missing[:8]}")
+        raise ValueError(f"{what} is there for some samples of a batch and missing for {missing[:8]}")
     return found
 
 
 def _pad_optional(items: Sequence[BufferItem], name: str, width: int) -> Tensor | None:
     rows = _all_or_none(items, name)
-    return None if rows is None else _pad(rows, width, torch.int32 if name == "teacher_ids" else torch.float32)
+    return None if rows is None else _pad(rows, width, torch.float32)
+
+
+def _collate_columns(items: Sequence[BufferItem], width: int) -> Columns:
+    kinds: dict[str, Column] = {}
+    for item in items:
+        kinds |= item.columns.kinds
+    if not kinds:
+        return Columns()
+    found = {name: _of_all_or_none(items, [i.columns.get(name) for i in items], f"column {name!r}") for name in kinds}
+    return Columns({name: _stacked(name, kind, items, found[name] or [], width) for name, kind in kinds.items()}, kinds)
+
+
+def _stacked(name: str, kind: Column, items: Sequence[BufferItem], rows: list[Any], width: int) -> Any:
+    if kind.per == "metrics":
+        return tuple(rows)
+    for item, row in zip(items, rows, strict=True):
+        head = (item.num_response_tokens,) if kind.per == "token" else ()
+        tail = rows[0].shape[len(head) :]
+        if row.shape != (*head, *tail):
+            raise ValueError(
+                f"column {name!r}, per {kind.per}, has the shape {list(row.shape)} for sample {item.sample_id} of "
+                f"{item.num_response_tokens} response tokens, {list(rows[0].shape)} for sample {items[0].sample_id}"
+            )
+    return torch.stack(rows) if kind.per != "token" else _pad(rows, width, rows[0].dtype, kind.fill)
 
 
 def _collate_rewards(items: Sequence[BufferItem]) -> Mapping[str, Tensor]:
@@ -255,11 +287,15 @@ def _trim_support(support: Tensor | None) -> Tensor | None:
     return support[:, : int(used[-1]) + 1].clone() if used.numel() else None
 
 
-def _map_tensors(experience: Experience, change: Callable[[Tensor], Tensor]) -> Experience:
+def _map_tensors(
+    experience: Experience, change: Callable[[Tensor], Tensor], change_rows: Callable[[Any], Any] = tuple
+) -> Experience:
+    """change_rows: of the columns that are a tuple with a value of each row."""
     changed: dict[str, Any] = {}
     for field in fields(experience):
         value = getattr(experience, field.name)
         if isinstance(value, Tensor):
             changed[field.name] = change(value)
     rewards = {name: change(scores) for name, scores in experience.rewards.items()}
-    return replace(experience, rewards=rewards, **changed)
+    columns = experience.columns.map(lambda each, kind: (change_rows if kind.per == "metrics" else change)(each))
+    return replace(experience, rewards=rewards, columns=columns, **changed)

@@ -17,7 +17,7 @@ from .algorithm import Algorithm, RolloutAlgorithm
 from .components import EngineContext, EnvironmentContext
 from .config.resolve import ResolvedRun
 from .config.resolved import Configured, SelectedEnvironment, SelectedReward
-from .config.sections import OptimizerConfig, PromptsConfig, TrainConfig
+from .config.sections import PromptsConfig, TrainConfig
 from .contexts import (
     algorithm_context,
     environment_context,
@@ -32,9 +32,11 @@ from .environments.isolation.host import IsolatedEnvironments
 from .environments.play import EnvironmentPlayer
 from .environments.shapes import new_environment
 from .models.batched_forward import Reference
+from .models.frozen import place_frozen
 from .models.loading import adapter_off, disable_dropout, is_lora, load_policy
-from .models.reference_pass import ReferencePass
-from .models.teacher import place_teacher
+from .models.passes import GroupPasses, PassModels
+from .models.training_noise import disable_training_noise
+from .optimizers.making import make_optimizer, make_scheduler
 from .plugins.discovery import resolve_build
 from .plugins.functions import function_of_file
 from .plugins.recipe import Recipe
@@ -45,10 +47,10 @@ from .protocols import RolloutEngine
 from .rewards.scorer import RewardScorer, reward_spec
 from .rollout.evaluate import EvaluatedSet, PolicyEvaluator, at_temperature
 from .rollout.maker import Player
+from .rollout.samples import check_columns
 from .rollout.single_answer import SingleAnswers
-from .strategies.lr_schedule import make_scheduler
 from .strategy import Strategy, Trained
-from .types import SamplingParams
+from .types import Role, SamplingParams
 
 if TYPE_CHECKING:
     import torch
@@ -164,7 +166,7 @@ def build_run_prompts(
 
 def build_curriculum(resolved: ResolvedRun, prompts: PromptStream) -> Curriculum | None:
     """The curriculum that draws the run's prompts; None where all are drawn in turn."""
-    options = resolved.run.prompts.curriculum
+    options = resolved.section("prompts.curriculum")
     return None if options is None else make_curriculum(options, prompts.records)
 
 
@@ -316,27 +318,25 @@ def build_trained_models(
             tokenizer=tokenizer,
             kind=algorithm.model_kind,
         )
+        disable_training_noise(policy)
         models: dict[str, nn.Module] = {"policy": policy}
         if "critic" in algorithm.roles:
             models["critic"] = algorithm.build_critic(policy)
         if isinstance(algorithm, RolloutAlgorithm):  # the adapters' too: a ratio compares one function with itself
             for model in models.values():
                 disable_dropout(model)
-    trained = {role: _prepare(role, model, run.optimizer, run.train, strategy) for role, model in models.items()}
+    trained = {role: _prepare(resolved, role, model, strategy) for role, model in models.items()}
     return TrainerModels(tokenizer, trained)
 
 
-def _prepare(role: str, model: nn.Module, options: OptimizerConfig, train: TrainConfig, strategy: Strategy) -> Trained:
+def _prepare(resolved: ResolvedRun, role: str, model: nn.Module, strategy: Strategy) -> Trained:
     model.train()
-    lr = options.critic_lr if role == "critic" and options.critic_lr is not None else options.lr
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = strategy.make_optimizer(
-        parameters, lr=lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
-    )
+    options, train = resolved.run.optimizer, resolved.run.train
+    optimizer = make_optimizer(resolved, role, model, strategy)
     per_episode = updates_per_episode(train)
     scheduler = make_scheduler(
         optimizer,
-        schedule=options.schedule,
+        resolved.schedule,
         warmup_updates=options.warmup_episodes * per_episode,
         total_updates=train.episodes * per_episode,
     )
@@ -369,26 +369,29 @@ def offloads_reference(resolved: ResolvedRun, strategy: Strategy) -> bool:
     return options.offload_reference and options.lora is None and not strategy.shards_parameters
 
 
-def build_reference_pass(
-    resolved: ResolvedRun,
-    algorithm: RolloutAlgorithm,
-    strategy: Strategy,
-    policy: nn.Module,
-    critic: nn.Module | None,
-) -> ReferencePass:
-    """The pass of models over finished samples: the reference, where the algorithm needs one, and the critic."""
-    reference, run = build_reference(resolved, algorithm, strategy, policy), resolved.run
-    teacher = None
-    if "teacher" in algorithm.roles:
-        dtype = model_dtype(resolved, strategy)
-        teacher = place_teacher(algorithm.teacher, run.model, strategy, dtype=dtype, seed=run.train.seed)
-    return ReferencePass(
+def build_passes(
+    resolved: ResolvedRun, algorithm: RolloutAlgorithm, strategy: Strategy, trained: Mapping[Role, nn.Module]
+) -> GroupPasses:
+    """The algorithm's passes over finished samples. trained: policy and critic, as they are here."""
+    run, policy = resolved.run, trained["policy"]
+    models = dict(trained)
+    around, offloaded = {}, set()
+    if (reference := build_reference(resolved, algorithm, strategy, policy)) is not None:
+        models["reference"], around["reference"] = reference.model, reference.context
+        if offloads_reference(resolved, strategy):
+            offloaded.add("reference")
+    dtype = model_dtype(resolved, strategy)
+    for role, frozen in algorithm.frozen_models.items():
+        models[role] = place_frozen(role, frozen, strategy, dtype=dtype, seed=run.train.seed)
+        if frozen.offload and not strategy.shards_parameters:
+            offloaded.add(role)
+    context = PassModels(
         strategy,
+        models,
         temperature=resolved.sampling.temperature,
-        reference=None if reference is None else reference.model,
-        reference_context=nullcontext if reference is None else reference.context,
-        critic=critic,
         batch_tokens=run.train.micro_batch_tokens,
-        offload=offloads_reference(resolved, strategy),
-        teacher=teacher,
+        around=around,
+        offloaded=offloaded,
     )
+    check_columns(resolved, algorithm, passes := algorithm.passes(context))
+    return GroupPasses(strategy, passes)

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
+    from .strategy import Strategy
+
 API_VERSION = 2
 """Version of the plugin API: raised when a plugin made for an older core would break (docs/plugins.md, Upgrading)."""
 
 Kind = Literal[
-    "algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments", "hooks", "loggers"
-]
+    "algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments", "hooks", "loggers",
+    "sections", "optimizers", "schedules",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -38,8 +41,8 @@ class Component:
     """One line for `rlhf plugins list`."""
     config: type[BaseModel]
     """The options of its section in the run file; unknown keys are errors."""
-    build: str
-    """`module:attr` of a callable `build(config, context)`."""
+    build: str = ""
+    """`module:attr` of a callable `build(config, context)`; a section has none."""
     requires: tuple[str, ...] = ()
     """Modules it needs to run that its distribution does not insist on."""
     install: str | None = None
@@ -58,6 +61,13 @@ class Component:
     """For an algorithm: whether it gives an environment's rewards to the turns that earned them, not to the episode."""
     max_processes: int | None = None
     """For a strategy: most processes that it trains across; None is any number."""
+    optimizers: tuple[str, ...] | None = None
+    """For a strategy: names of the optimizers that it can hold; None is any torch optimizer over its parameters."""
+    optimizer_bytes: float = 8.0
+    """For an optimizer: bytes of its state per trained parameter, for `rlhf plan`."""
+    trains_16_bit: bool = False
+    """For an optimizer: whether 16-bit parameters keep its small steps, as with float32 master weights; else they are
+    refused."""
     in_flight: bool = False
     """For an engine: whether it takes new weights between two decoding steps (`InFlightEngine`)."""
     quickstart: str | None = None
@@ -91,6 +101,31 @@ class StrategyContext:
 
     device: str
     """`cpu` or `cuda:N`: this process's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerContext:
+    """For `rlhf.optimizers`: build returns a `torch.optim.Optimizer` without state, of one trained model."""
+
+    parameters: Mapping[str, nn.Parameter]
+    """Name in the model -> parameter, all that are trained. A strategy may replace them before the first step."""
+    lr: float
+    """Peak learning rate."""
+    strategy: Strategy
+    """Prepares the optimizer afterwards; `make_optimizer` is its own AdamW."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleContext:
+    """For `rlhf.schedules`: build returns a function of an update's index that gives the factor of the peak rate.
+
+    It is called for updates from `warmup_updates` on, in any order, and after a resume too.
+    """
+
+    warmup_updates: int
+    """Updates of linear warm-up, which core applies."""
+    total_updates: int
+    """Updates of the whole run, if no sample is dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ answers are made; with the transport `local` that is one process. Order within a
       fit_start
         episode_start
           make_experience_start … rollout_batch, reward … make_experience_end   (maker)
-          epoch_start, batch_start, update_start, update_end, batch_end, verdict, epoch_end
+          epoch_start, batch_start, update_start, update_end, batch_end, decide, epoch_end
           sync_start, sync_end
-          eval_start, eval_end, episode_verdict, metrics, checkpoint_saved
+          eval_start, eval_end, decide, metrics, checkpoint_saved
         episode_end
       fit_end
     run_end
@@ -24,7 +24,8 @@ are accumulated into one step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -69,18 +70,54 @@ class FitInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """A guard's request after an update or an episode."""
+class Moment:
+    """Where a decision is asked for."""
 
-    action: Literal["skip", "stop", "rollback", "finish"]
-    """Skip the rest of the episode's updates; end the run as failed; roll back to the last good checkpoint; end the
-    run as done, with its model: after an update, once the episode is over."""
-    guard: str
-    """Name of the guard; a hook plugin's is its own, by which the run file names it."""
+    at: Literal["update", "failed-update", "episode", "paused"]
+    """After an update; in place of one that was not made; after an episode, evaluation included; while a run is
+    paused, again and again."""
+    step: int
+    """Updates of the run so far; of a failed update, the one it would have been."""
+    episode: int
+    """From 0."""
+    metrics: Metrics
+    """Values of the episode and the update so far; after an episode those of its last line, `eval/*` among them."""
+    error: BaseException | None = None
+    """Why the update was not made (a `DivergenceError`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What a hook plugin decides about the run. All processes do it at the same moment."""
+
+    kind: Literal["skip", "finish", "rollback", "stop", "interrupt", "pause", "resume", "checkpoint", "set"]
+    """skip: leave out the rest of the episode's updates, or a failed one; finish: end the run as done, with its model,
+    once the episode is over; rollback: go back to the last good checkpoint; stop: end the run as failed (`GuardStop`);
+    interrupt: end it after the episode with a checkpoint, as Ctrl-C does; pause: wait, until a signal, `resume` or
+    `interrupt`; checkpoint: write one at the end of the episode; set: change an option."""
+    by: str
+    """Name of who asks: a guard's; a hook plugin's is its own, by which the run file names it."""
     reason: str
-    """The finding, with its numbers."""
+    """Why, with the numbers."""
     hint: str | None = None
-    """The change that an error should propose; the guard's own keys in the run file are added to it."""
+    """The change that an error should propose."""
+    key: str | None = None
+    """For `set`: `optimizer.lr` or `optimizer.critic_lr` (peak learning rates), or `algorithm.kl_coef`."""
+    value: float | None = None
+    """For `set`: the new value."""
+    lr_factor: float = 0.5
+    """For `rollback`: every learning rate is multiplied by it."""
+    max_times: int = 3
+    """For `rollback`: after so many of a run, it ends it as failed."""
+    answer: Callable[[str, bool], None] | None = field(default=None, compare=False)
+    """Rank 0 calls it with what came of interrupt, pause, resume, checkpoint or set, and whether it was refused. An
+    action without it is noted in the manifest, as event `decision`."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "set" and (self.key is None or self.value is None or not 0 <= self.value < math.inf):
+            raise ValueError(
+                f"an Action of kind set needs a key, and a value of 0 or more; got {self.key}={self.value}"
+            )
 
 
 class SetupHooks:
@@ -156,19 +193,11 @@ class TrainerHooks:
         """`metrics`: values known at once (losses, gradient norm); the whole line comes with `rlhf_metrics`."""
 
     @hookspec
-    def rlhf_verdict(self, step: int, episode: int, metrics: Metrics, error: BaseException | None) -> Verdict | None:
-        """Whether training may continue after update `step`; called where the loop runs, None means yes.
+    def rlhf_decide(self, moment: Moment) -> Action | Sequence[Action] | None:
+        """Decide about the run at a moment; called where the loop runs, None means that it goes on.
 
-        `metrics`: the values of the episode and of the update. `error`: why the update was not made (a
-        `DivergenceError`). Of several verdicts the most severe counts: stop, then rollback, finish, skip.
-        """
-
-    @hookspec
-    def rlhf_episode_verdict(self, step: int, episode: int, metrics: Metrics) -> Verdict | None:
-        """Whether training may continue after `episode`; called where the loop runs, None means yes.
-
-        `metrics`: the values on the episode's last line, `eval/*` among them where it was evaluated. Of several
-        verdicts the most severe counts; there is nothing left to `skip`.
+        Of several skip, finish, rollback and stop, the gravest counts (stop, rollback, finish, skip); all the others
+        are done, in order, before it. Take only the moments that you know: there may be more.
         """
 
     @hookspec

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Prompt, Rollout, RolloutGroup, SamplingParams
+from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,11 +116,12 @@ class InFlightEngine(RolloutEngine, Protocol):
         """
 
 
-class ExperienceMaker(Protocol):
-    """Turns prompts into scored, numbered groups of samples."""
+@runtime_checkable
+class CancelingEngine(InFlightEngine, Protocol):
+    """An engine that can drop a request on the way."""
 
-    def make(self, prompts: Sequence[Prompt]) -> Iterator[RolloutGroup]:
-        """Yield the group of every prompt, in any order, each as soon as it is whole."""
+    def cancel(self, sample_id: int, branch: int = 0) -> None:
+        """Drop an open request; it yields no completion. Called in `between`."""
 
 
 class EpisodeData(Protocol):

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field, fields
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
 
+from .columns import Columns
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .protocols import EpisodeData
     from .whole import Whole
 
-Role = Literal["policy", "critic", "reference", "teacher"]
-"""A model's part in an algorithm."""
+Role = str
+"""A model's part in an algorithm: `policy`, `critic`, `reference`, or that of a frozen model which it declares."""
 FinishReason = Literal["stop", "length"]
 """Why an answer ended: by itself, or at the length limit."""
 Message = Mapping[str, Any]
@@ -146,13 +148,8 @@ class BufferItem:
     """[A] float32 nats, of the sampling policy (the "old" log-probs)."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Raw scores by reward name, neither weighted nor clipped."""
-    greedy_rewards: Mapping[str, float] | None = None  # of the greedy answer to the prompt, where one is needed
     reference_log_probs: Tensor | None = None
     """[A] float32 nats, of the reference, on the same sampling distribution."""
-    teacher_log_probs: Tensor | None = None
-    """[A, K] float32 nats, of the teacher: of the sampled token (K = 1), or of the tokens in `teacher_ids`."""
-    teacher_ids: Tensor | None = None
-    """[A, K] int32, the teacher's likeliest tokens; None where it is asked about the sampled one."""
     values: Tensor | None = None
     """[A] float32, the critic's value of the state before each action."""
     trainer_log_probs: Tensor | None = None
@@ -169,16 +166,12 @@ class BufferItem:
     """[A] float32, set by the algorithm."""
     returns: Tensor | None = None
     """[A] float32, set by the algorithm where it has a critic."""
-    marks: Tensor | None = None
-    """[A] float32, 1 on tokens that the policy loss has chosen over the episode; set by the algorithm where it does."""
     branch: int = 0
     """Index of this row in its episode; (sample_id, branch) is unique in the run."""
-    turn_rewards: Tensor | None = None
-    """[A, R] float32, raw: what each of `rewards` gave to a turn, at its last token; None without an environment."""
-    environment: Mapping[str, float] = field(default_factory=dict)
-    """The environment's metrics of this episode, by name; on the episode's first row only."""
     policy_versions: Tensor | None = None
     """[A] int32, as those of `Rollout`; None where all are `policy_version`. Batches leave them out."""
+    columns: Columns = field(default_factory=Columns)
+    """Values of the columns that plugins, and core's own optional parts, have declared."""
 
     @property
     def num_tokens(self) -> int:
@@ -223,10 +216,6 @@ class Experience:
     """name -> [B] float32, raw."""
     reference_log_probs: Tensor | None = None
     """[B, A] float32."""
-    teacher_log_probs: Tensor | None = None
-    """[B, A, K] float32."""
-    teacher_ids: Tensor | None = None
-    """[B, A, K] int32."""
     values: Tensor | None = None
     """[B, A] float32."""
     trainer_log_probs: Tensor | None = None
@@ -241,12 +230,10 @@ class Experience:
     """[B, A] float32."""
     returns: Tensor | None = None
     """[B, A] float32."""
-    marks: Tensor | None = None
-    """[B, A] float32."""
     branches: Tensor | None = None
     """[B] int64; None where every episode is one row."""
-    turn_rewards: Tensor | None = None
-    """[B, A, R] float32, raw, or [B, A], weighted and added up, once scores are set."""
+    columns: Columns = field(default_factory=Columns)
+    """As those of the samples: [B, A, ...] per token, [B, ...] per sample and prompt, B mappings of metrics."""
     part_of: Whole | None = None
     """The episode these rows are part of, while an algorithm computes advantages; None where they are all of it."""
 
@@ -327,11 +314,9 @@ class ItemSummary:
     num_tokens: int
     num_sampled_tokens: int
     rewards: Mapping[str, float] = field(default_factory=dict)
-    greedy_rewards: Mapping[str, float] | None = None
     truncated: bool = False
     branch: int = 0
-    environment: Mapping[str, float] = field(default_factory=dict)
-    plays: bool = False  # in an environment
+    columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # those of metrics
     mixed: bool = False  # its tokens are of several policy versions
 
 

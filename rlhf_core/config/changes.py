@@ -6,28 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_MEANINGS: Mapping[str, str] = {
-    "model": "the checkpoint's weights must fit the model",
-    "prompts": "the same records, read from another place",
-    "eval": "scores before and after cannot be compared",
-    "algorithm": "holds from the next update on; what adapts goes on from its saved value",
-    "optimizer": "holds from the next update on; the optimizer's moments are kept",
-    "strategy": "the same training, computed otherwise: numbers may differ in their last digits",
-    "rewards": "rewards before and after cannot be compared; a running normaliser keeps its moments",
-    "reward_scaling": "scores before and after cannot be compared",
-    "engine": "answers are sampled otherwise from the next episode on",
-    "transport": "the same training, run elsewhere: the order of samples may differ",
-    "train.episodes": "the run ends at another episode; a schedule that falls to 0 does so there",
-    "train.seed": "prompts are drawn in another order, answers with other noise",
-    "train.prompts_per_episode": "an episode is of another size; prompts may come again or be left out",
-    "train.samples_per_prompt": "sample ids are counted anew and may be there twice",
-    "train": "holds from the next episode on",
-    "checkpoint": "learning stays the same",
-    "guards": "holds from the next update on",
-    "logging": "learning stays the same",
-    "hooks": "depends on what the hooks do",
-}
-"""Key, or its first part -> the effect of changing it on a resume."""
+from .load import expand
+from .plugin_sections import section_models
+from .problems import models_in
+from .sections import RunConfig
+from .select import DEFAULT_PLUGINS
+
+_DEFAULTS = {f"{section}.name": name for section, name in DEFAULT_PLUGINS.items()}
+"""Of a section that a run folder of an earlier version lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +24,13 @@ class Change:
     before: Any
     after: Any
     """None where the option is absent."""
+    why: str | None = None
+    """The reason, if a section adapted itself to the run."""
 
     @property
     def meaning(self) -> str:
-        """The effect of the change on a run resumed from a checkpoint."""
-        if self.key in _MEANINGS:
-            return _MEANINGS[self.key]
-        return _MEANINGS.get(self.key.partition(".")[0], "holds from here on")
+        """The reason or, for a run resumed from a checkpoint, the effect of the change."""
+        return self.why or _effect(self.key)
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before!r} -> {self.after!r} ({self.meaning})"
@@ -56,9 +42,23 @@ class Change:
 
 def config_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """Options that differ between two resolved run files, in the order of the newer one."""
+    return option_changes(*({**_DEFAULTS, **dict(_leaves(expand(run)))} for run in (before, after)))
+
+
+def option_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """Options that differ between two versions of one section, or of a run, in the order of the newer one."""
     old, new = dict(_leaves(before)), dict(_leaves(after))
     keys = [*new, *(key for key in old if key not in new)]
     return [Change(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
+
+def _effect(key: str) -> str:
+    core = {name: model for name, field in RunConfig.model_fields.items() for model in models_in(field.annotation)}
+    models: dict[str, Any] = {"": RunConfig, **core, **section_models()}
+    section = max((name for name in models if f"{key}.".startswith(f"{name}." if name else "")), key=len)
+    option = key.removeprefix(f"{section}.") if section else key.partition(".")[0]
+    effects: Mapping[str, str] = models[section].change_effects
+    return effects.get(option) or effects.get("") or "holds from here on"
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

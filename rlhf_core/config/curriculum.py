@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
+from ..components import Component
+from .evaluation import unknown_reward
+from .problems import Problem
 from .section import Count, Section
+
+if TYPE_CHECKING:
+    from .resolved import ResolvedRun
 
 SuccessRange = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]]
 
@@ -20,7 +27,7 @@ class CurriculumStage(Section):
 
 
 class CurriculumConfig(Section):
-    """Which prompts are drawn, by the success rates of their answers so far."""
+    """Which prompts are drawn, by the success rates of their answers so far. Without it, all are drawn in turn."""
 
     success: SuccessRange = Field(
         (0.0, 1.0), description="[lowest, highest] success rate of prompts that are drawn; new ones always are."
@@ -46,6 +53,12 @@ class CurriculumConfig(Section):
     )
     stages: list[CurriculumStage] = Field(default_factory=list, description="Changes by episode, the last one holds.")
 
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if not run.rolls_out:
+            yield Problem("", f"{run.algorithm.name} learns from a dataset: there is no answer to judge by")
+        elif self.reward is not None and self.reward not in run.reward_weights:
+            yield unknown_reward("reward", self.reward, run.reward_weights)
+
     @model_validator(mode="after")
     def _makes_sense(self) -> CurriculumConfig:
         for low, high in (self.success, *(stage.success for stage in self.stages if stage.success)):
@@ -57,3 +70,6 @@ class CurriculumConfig(Section):
         if self.pool is None and any(stage.pools for stage in self.stages):
             raise ValueError("stages name pools, but there is no `pool`: the key of the records that names theirs")
         return self
+
+
+curriculum = Component(summary="Draws prompts by the success of their answers so far.", config=CurriculumConfig)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from ..util.did_you_mean import suggestion
 from .load import ENVIRONMENT_SECTION
+from .problems import Problem
 from .section import Count, Section
+
+if TYPE_CHECKING:
+    from .resolved import ResolvedRun
 
 
 class EvalSetOptions(Section):
@@ -47,10 +53,29 @@ class EvalSetOptions(Section):
 class EvalConfig(EvalSetOptions):
     """Scoring held-out prompts before, during and after training."""
 
+    change_effects: ClassVar[Mapping[str, str]] = {"": "scores before and after cannot be compared"}
+
     every_episodes: Count | None = Field(
         10, description="Evaluate after every so many episodes; null only before the first and after the last."
     )
     batch_size: Count = Field(64, description="Answers generated at once.")
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        judged: list[tuple[str, str | None, Collection[str]]] = [("", self.score, run.reward_weights)]
+        for each in run.eval_sets:
+            judge = run if each.rewards is None else replace(run, rewards=each.rewards)
+            judged.append((f"sets.{each.name}.", each.options.score, judge.reward_weights))
+            if not judge.reward_weights:
+                yield Problem(f"sets.{each.name}.rewards", "is empty: say how its answers are judged")
+        for place, score, rewards in judged:
+            if score is not None and score not in rewards:
+                yield unknown_reward(f"{place}score", score, rewards)
+
+
+def unknown_reward(path: str, label: str, rewards: Collection[str]) -> Problem:
+    """The problem of an option that names a reward which the run does not have."""
+    near = suggestion(label, rewards)
+    return Problem(path, f'no reward "{label}" in this run{near} (rewards: {list(rewards)})')
 
 
 def score_name(run: Mapping[str, Any]) -> str | None:

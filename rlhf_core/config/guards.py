@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from ..components import Component
+from .problems import Problem
 from .section import Count, Section
+
+if TYPE_CHECKING:
+    from .resolved import ResolvedRun
 
 Grave = Literal["skip", "stop", "rollback"]
 Action = Literal["warn", "skip", "stop", "rollback", "finish"]
@@ -64,6 +70,9 @@ class RollbackConfig(Section):
 class GuardsConfig(Section):
     """The guards of a run and their bounds."""
 
+    active_when_absent: ClassVar[bool] = True
+    change_effects: ClassVar[Mapping[str, str]] = {"": "holds from the next update on"}
+
     non_finite: NonFiniteGuard = Field(default_factory=NonFiniteGuard)
     kl: KLGuard = Field(default_factory=KLGuard)
     entropy: EntropyGuard = Field(default_factory=EntropyGuard)
@@ -71,14 +80,25 @@ class GuardsConfig(Section):
     log_prob_gap: LogProbGapGuard = Field(default_factory=LogProbGapGuard)
     rollback: RollbackConfig = Field(default_factory=RollbackConfig)
 
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if self.rolling_back and run.run.checkpoint.keep < 2:
+            yield Problem(
+                self.rolling_back[0],
+                "may roll back past the newest checkpoint, which may be bad already: set checkpoint.keep to 2 or more",
+            )
+
+    @property
+    def enabled(self) -> dict[str, Any]:
+        """Name -> options of the guards that are on: those of which none is null."""
+        guards = {name: getattr(self, name) for name in type(self).model_fields if name != "rollback"}
+        return {name: guard for name, guard in guards.items() if None not in dict(guard).values()}
+
     @property
     def rolling_back(self) -> list[str]:
         """Names of the guards that are on and may roll the run back."""
-        on = {
-            "non_finite": True,
-            "kl": self.kl.bound is not None,
-            "entropy": self.entropy.bound is not None,
-            "plateau": self.plateau.episodes is not None,
-            "log_prob_gap": self.log_prob_gap.bound is not None,
-        }
-        return [name for name, is_on in on.items() if is_on and getattr(self, name).action == "rollback"]
+        return [name for name, guard in self.enabled.items() if guard.action == "rollback"]
+
+
+guards = Component(
+    summary="Watches losses, KL, entropy and rewards, and acts when a bound is crossed.", config=GuardsConfig
+)

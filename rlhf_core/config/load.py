@@ -21,12 +21,25 @@ PLUGIN_SECTIONS: Mapping[str, str] = {
     "engine": "engines",
     "transport": "transports",
     "prompts": "prompts",
+    "optimizer": "optimizers",
 }
 """Sections that name one plugin -> its kind; the sections `environment`, `rewards`, `eval.prompts` and
 `eval.sets` do, too."""
 
+SHARED_SECTIONS = ("prompts", "engine", "optimizer")
+"""Those of them with options that core reads, beside the plugin's."""
+
 ENVIRONMENT_SECTION = "environment"
 """The section that names a plugin and may be absent."""
+
+
+class LoadedRun(dict[str, Any]):
+    """A run as one mapping, with the `--set` options that changed it: errors name them, text options read them."""
+
+    def __init__(self, run: Mapping[str, Any], overrides: Mapping[str, str]) -> None:
+        super().__init__(run)
+        self.overrides = overrides
+        """Key -> its value as it was typed."""
 
 
 _MAX_BYTES = 16 << 20
@@ -67,6 +80,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     learn(value, path)
     if not equals or not path or not all(path.split(".")):
         raise ConfigError(f'"{text}" is not key.path=value', where="--set", hint="--set optimizer.lr=1e-6")
+    if not value.strip():
+        hint = f"--set {path}=null for the default, --set '{path}=\"\"' for an empty text"
+        raise ConfigError("has no value", where=f"--set {path}", hint=hint)
     parsed = parse_yaml(value, f"--set {path}")
     learn(parsed, path)
     return path, parsed
@@ -112,7 +128,12 @@ def plain(value: Any, where: str = "") -> Any:
         return {key: plain(each, f"{where}.{key}".lstrip(".")) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [plain(each, f"{where}.{index}".lstrip(".")) for index, each in enumerate(value)]
-    raise ConfigError(f"a {type(value).__name__} cannot stand in a run file", where=where or "run")
+    hint = None
+    if callable(value):
+        name = getattr(value, "__name__", "NAME")
+        hint = f"write it into a file and name it: FILE.py:{name}"
+        hint += f"; or, for a reward: train(run, rewards=[{name}])" if where.startswith("rewards") else ""
+    raise ConfigError(f"a {type(value).__name__} cannot stand in a run file", where=where or "run", hint=hint)
 
 
 def _check_text(text: str, where: str) -> None:
@@ -128,18 +149,23 @@ def expand(run: Mapping[str, Any]) -> dict[str, Any]:
     """Expand short forms such as `algorithm: ppo`, `rewards: [exact-match:0.5]`. Invalid shapes are left unchanged."""
     full: dict[str, Any] = plain(run)
     for section in (*PLUGIN_SECTIONS, ENVIRONMENT_SECTION):
-        if isinstance(full.get(section), str):
-            full[section] = {"name": full[section]}
+        _expand_name(full, section)
+    if isinstance(full.get("optimizer"), dict):
+        _expand_name(full["optimizer"], "schedule")
     evaluation = full.get("eval")
     if isinstance(evaluation, dict):
         sets = evaluation.get("sets")
         for each in (evaluation, *(sets.values() if isinstance(sets, dict) else ())):
             if isinstance(each, dict):
-                if isinstance(each.get("prompts"), str):
-                    each["prompts"] = {"name": each["prompts"]}
+                _expand_name(each, "prompts")
                 _expand_rewards(each)
     _expand_rewards(full)
     return full
+
+
+def _expand_name(section: dict[str, Any], key: str) -> None:
+    if isinstance(section.get(key), str):
+        section[key] = {"name": section[key]}
 
 
 def _expand_rewards(section: dict[str, Any]) -> None:
@@ -177,17 +203,21 @@ def _index(items: list[Any], key: str, path: str) -> int:
     raise ConfigError(f'"{key}" is no item of the list (items: {numbers})', where=f"--set {path}")
 
 
-def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Override] = ()) -> dict[str, Any]:
+def load_run(source: str | Path | Mapping[str, Any], overrides: Sequence[Override] = ()) -> LoadedRun:
     """A run as one mapping: the file or mapping, then `overrides` in order; later ones win.
 
     Short forms are expanded. `resolve` checks the result. Raises `ConfigError`.
     """
     run = expand(source if isinstance(source, Mapping) else read_run_file(source))
+    typed = dict(source.overrides) if isinstance(source, LoadedRun) else {}
     for override in overrides:
         path, value = parse_override(override) if isinstance(override, str) else override
         apply_override(run, path, value)
         run = expand(run)
-    return run
+        typed.pop(path, None)
+        if isinstance(override, str):
+            typed[path] = override.partition("=")[2].strip()
+    return LoadedRun(run, typed)
 
 
 def switch_plugin(run: dict[str, Any], section: str, name: str, keeps: Sequence[str]) -> list[str]:

@@ -13,20 +13,27 @@ and in the run file `algorithm: {name: grpo, policy_loss: {name: my-loss, temper
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial, update_wrapper
-from typing import Any, Literal, TypeVar
+from functools import partial, update_wrapper, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import SINGULAR, find, import_target
+from ..plugins.errors_of import errors_of
 from ..plugins.functions import FunctionOptions, load_function_file, options_model
 from ..plugins.source import read_options
 from ..plugins.trust import EVERY_FILE, FileTrust, is_file_reference, split_reference
 from ..util.did_you_mean import suggestion
-from .problems import Problems
+from .problems import Problem, Problems
+from .section import Section
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .resolved import ResolvedRun
 
 FunctionKind = Literal["advantages", "policy_losses", "kl_estimators"]
 FunctionChoice = str | dict[str, Any]
@@ -51,39 +58,48 @@ class FunctionUse:
     shared: Mapping[str, Any] = field(default_factory=dict)
 
 
-class NamesFunctions(BaseModel, ABC):
+class NamesFunctions(Section, ABC):
     """Base of a section whose options may name functions, so that a check of the run file covers them."""
+
+    adapt_reasons: ClassVar[Mapping[str, str]] = {"": "other processes and a resume need an absolute path"}
 
     @abstractmethod
     def functions(self) -> Mapping[str, FunctionUse]:
         """Option -> the function it chooses, with options set beside it."""
 
+    def check(self, run: ResolvedRun) -> Iterable[Problem]:
+        """Yield each missing function and each unknown option; `run.trust`: whether files are run for that, or read."""
+        problems = Problems()
+        for option, use in self.functions().items():
+            try:
+                name, options = split_choice(use.choice, option)
+                label, _, schema = _find(use.kind, name, run.trust)
+            except ConfigError as error:
+                problems.add(option, error.message, error.hint)
+                continue
+            except PluginError as error:
+                problems.add_error(option if isinstance(use.choice, str) else f"{option}.name", error)
+                continue
+            problems.validate(schema, options, option, also_known=["name"])
+            beside = dict(use.shared)
+            for misplaced in _misplaced(use.shared, options, schema, label, option):
+                problems.add(str(misplaced.where), misplaced.message, misplaced.hint)
+                beside.pop(str(misplaced.where))
+            problems.validate(schema, beside)
+        return [*super().check(run), *problems]
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Replace the files of functions with their absolute paths, for other processes and for a resume."""
+        found: dict[str, FunctionChoice] = {}
+        for option, use in self.functions().items():
+            name, options = split_choice(use.choice, option)
+            if is_file_reference(name) and option in type(self).model_fields:
+                path, attribute = split_reference(name, f'{_SPOKEN[use.kind]} "{name}"')
+                found[option] = {"name": f"{path}:{attribute}", **options} if options else f"{path}:{attribute}"
+        return super().adapt(run).model_copy(update=found)
+
 
 SectionT = TypeVar("SectionT", bound=NamesFunctions)
-
-
-def check_functions(section: NamesFunctions, path: str, problems: Problems, trust: FileTrust = EVERY_FILE) -> None:
-    """Add a problem for each missing function and each unknown option; `path` is the section's.
-
-    trust: whether a file is run for that, or its options are read from its source.
-    """
-    for option, use in section.functions().items():
-        where = f"{path}.{option}"
-        try:
-            name, options = split_choice(use.choice, where)
-            label, _, schema = _find(use.kind, name, trust)
-        except ConfigError as error:
-            problems.add(where, error.message, error.hint)
-            continue
-        except PluginError as error:
-            problems.add_error(where if isinstance(use.choice, str) else f"{where}.name", error)
-            continue
-        problems.validate(schema, options, where, also_known=["name"])
-        beside = dict(use.shared)
-        for misplaced in _misplaced(use.shared, options, schema, label, where):
-            problems.add(str(misplaced.where), misplaced.message, misplaced.hint)
-            beside.pop(str(misplaced.where).rpartition(".")[2])
-        problems.validate(schema, beside, path)
 
 
 def bind_function(
@@ -107,8 +123,14 @@ def bind_function(
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise ConfigError(f"{label}: " + "; ".join(problems), where=where, hint=_known(schema)) from None
     function = load()
-    bound = partial(function, **{name: getattr(checked, name) for name in schema.model_fields})
-    return update_wrapper(bound, function)  # with what the function declares as its attributes
+
+    @wraps(function)  # with what the function declares as its attributes
+    def called(*args: Any, **options: Any) -> Any:
+        with errors_of(label, function.__name__, module=function.__module__):
+            return function(*args, **options)
+
+    bound = partial(called, **{name: getattr(checked, name) for name in schema.model_fields})
+    return update_wrapper(bound, function)
 
 
 def bind_use(use: FunctionUse, *, where: str) -> Callable[..., Any]:
@@ -154,17 +176,6 @@ def without_files(section: SectionT) -> SectionT:
     fields = type(section).model_fields
     chosen = {option: split_choice(use.choice, option)[0] for option, use in section.functions().items()}
     found = {option: fields[option].default for option, name in chosen.items() if is_file_reference(name)}
-    return section.model_copy(update=found)
-
-
-def with_absolute_files(section: SectionT) -> SectionT:
-    """The section with the files of its functions by absolute path, for other processes and for a resume."""
-    found: dict[str, FunctionChoice] = {}
-    for option, use in section.functions().items():
-        name, options = split_choice(use.choice, option)
-        if is_file_reference(name) and option in type(section).model_fields:
-            path, attribute = split_reference(name, f'{_SPOKEN[use.kind]} "{name}"')
-            found[option] = {"name": f"{path}:{attribute}", **options} if options else f"{path}:{attribute}"
     return section.model_copy(update=found)
 
 

@@ -1,15 +1,58 @@
-"""Options of an algorithm whose policy loss is chosen by name."""
+"""Options of algorithms with a policy loss, and of those whose policy loss is chosen by name."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .named_functions import KL_ESTIMATORS, FunctionChoice, FunctionUse, NamesFunctions
-from .section import PolicyLossSection
+from .processes import TransportConfig
+from .section import Section
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .resolved import ResolvedRun
 
 Bound = Annotated[float, Field(gt=0)]
+
+LATE_SAMPLES_CAP = 2.0
+"""`importance_cap` of a run whose samples may come from older weights."""
+
+
+class PolicyLossSection(Section):
+    """Options common to all policy losses; base for algorithms that learn from sampled answers."""
+
+    aggregation: Literal[
+        "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
+    ] = Field("token-mean", description="How token losses become one number, over the global batch.")
+    norm_length: int | None = Field(
+        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens; null takes engine.max_new_tokens."
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
+    kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = Field(
+        "k1", description="Estimator of the KL per token."
+    )
+    kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
+    importance_cap: float | None = Field(
+        None,
+        gt=0,
+        description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
+        "null is off.",
+    )
+
+    adapt_reasons: ClassVar[Mapping[str, str]] = {"importance_cap": "samples may come from older weights"}
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Set `importance_cap` for samples from older weights, unless the run file sets it."""
+        adapted = super().adapt(run)
+        assert isinstance(run.transport.config, TransportConfig)
+        if "importance_cap" in self.model_fields_set or not run.transport.config.staleness_bound():
+            return adapted
+        return adapted.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
 
 
 class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
@@ -17,6 +60,8 @@ class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
 
     `rlhf_core.objective.PolicyObjective` does what it says.
     """
+
+    adapt_reasons: ClassVar[Mapping[str, str]] = {**PolicyLossSection.adapt_reasons, **NamesFunctions.adapt_reasons}
 
     policy_loss: FunctionChoice = Field(
         "clip",
@@ -101,9 +146,9 @@ class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
         """The named options that are not null."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def weighing_late_samples(self) -> PolicyLossSection:
-        """Unchanged where `importance_token_range` is set: it already weights and bounds these ratios."""
-        return self if self.importance_token_range is not None else super().weighing_late_samples()
+    def adapt(self, run: ResolvedRun) -> Self:
+        """As `PolicyLossSection`, unless `importance_token_range` already weights and bounds the ratios."""
+        return super().adapt(run) if self.importance_token_range is None else NamesFunctions.adapt(self, run)
 
     @property
     def corrects_off_policy(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -25,7 +26,7 @@ class Problem:
     """One problem of a run file."""
 
     path: str
-    """Dotted place in the run file."""
+    """Dotted place in the run file; from `Section.check`, in the section."""
     message: str
     hint: str | None = None
     """None: the schema tells more; empty: there is none."""
@@ -37,11 +38,16 @@ class Problem:
 class Problems:
     """Collects problems, so that a user sees all of them at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, overrides: Mapping[str, str] | None = None) -> None:
+        """`overrides`: key -> value as typed, of what `--set` changed in the run."""
         self._found: list[Problem] = []
+        self._overrides = overrides or {}
 
     def __len__(self) -> int:
         return len(self._found)
+
+    def __iter__(self) -> Iterator[Problem]:
+        return iter(self._found)
 
     def add(self, path: str, message: str, hint: str | None = None) -> None:
         """Add a problem; duplicates are ignored."""
@@ -59,12 +65,15 @@ class Problems:
     ) -> ModelT | None:
         """Validate `data` strictly as `model`; None, with problems added, where it is invalid.
 
-        `also_known`: further valid keys at this place, for suggestions.
+        `also_known`: further valid keys at this place, for suggestions. An option that is text takes any scalar of
+        `--set` as it was typed.
         """
         try:
             return model.model_validate_json(json.dumps(data), strict=True, extra="forbid")
         except ValidationError as error:
             details = [each for each in error.errors(include_url=False) if each["type"] != _UNCALLED]
+        if (retyped := self._retyped(details, data, path)) is not None:
+            return self.validate(model, retyped, path, also_known)
         messages: dict[str, list[str]] = {}
         given: dict[str, str] = {}
         for detail in details:
@@ -77,17 +86,41 @@ class Problems:
             self.add(dotted, " or ".join(dict.fromkeys(texts)) + given[dotted])
         return None
 
+    def _retyped(self, details: Sequence[Any], data: Mapping[str, Any], path: str) -> dict[str, Any] | None:
+        """`data` with the text that was typed in place of each number or truth value where text is wanted."""
+        retyped: dict[str, Any] | None = None
+        for detail in details:
+            place, value = _place(detail["loc"], data, keep_last=False)
+            typed = self._overrides.get(".".join(map(str, [*([path] if path else []), *place])))
+            if detail["type"] == "string_type" and typed is not None and isinstance(value, bool | int | float):
+                retyped = deepcopy(dict(data)) if retyped is None else retyped
+                holder: Any = retyped
+                for part in place[:-1]:
+                    holder = holder[part]
+                holder[place[-1]] = typed
+        return retyped
+
+    def _source(self, path: str, where: str) -> str:
+        """What to blame for a problem at `path`: the `--set` that gave it, or the run file `where`."""
+        inside = [key for key in self._overrides if f"{path}.".startswith(f"{key}.")]
+        below = [key for key in self._overrides if path and key.startswith(f"{path}.")]
+        return f"--set {inside[-1]}" if inside else f"{where} with --set {below[-1]}" if below else where
+
     def raise_if_any(self, where: str) -> None:
         """Raise one `ConfigError` that lists every problem."""
         if not self._found:
             return
         hint = "`rlhf config schema` lists every option with its bounds"
+        sources = [self._source(problem.path, where) for problem in self._found]
         if len(self._found) == 1:
-            own = self._found[0].hint
-            raise ConfigError(self._found[0].render(), where=where, hint=hint if own is None else own)
+            only, source = self._found[0], sources[0]
+            told = only.message if source == f"--set {only.path}" else only.render()
+            raise ConfigError(told, where=source, hint=hint if only.hint is None else only.hint)
         lines = [
-            f"\n  - {problem.render()}" + (f"\n    -> {problem.hint}" if problem.hint else "")
-            for problem in self._found
+            f"\n  - {problem.render()}"
+            + (f" ({source.removeprefix(f'{where} ')})" if source != where else "")
+            + (f"\n    -> {problem.hint}" if problem.hint else "")
+            for problem, source in zip(self._found, sources, strict=True)
         ]
         raise ConfigError(f"{len(self._found)} problems{''.join(lines)}", where=where, hint=hint)
 
@@ -147,12 +180,13 @@ def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
             continue
         fields = [each.model_fields[part] for each in here if part in each.model_fields]
         if fields:
-            here = [found for each in fields for found in _models_in(each.annotation)]
+            here = [found for each in fields for found in models_in(each.annotation)]
     return [field.alias or name for each in here for name, field in each.model_fields.items()]
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a type is made of."""
     if get_origin(annotation) in (Union, UnionType, list, tuple, dict, Annotated):
-        return [found for each in get_args(annotation) for found in _models_in(each)]
+        return [found for each in get_args(annotation) for found in models_in(each)]
     is_model = get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return [annotation] if is_model else []

@@ -1,15 +1,70 @@
-"""Checks whether a run's strategy and sizes allow a number of processes."""
+"""Options of strategies and transports, and the numbers of processes that they and a run's sizes allow."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from ..components import Component
 from ..errors import ConfigError, PluginError
 from ..plugins.discovery import Selected, discover, load
-from .section import StrategyConfig
+from ..util.did_you_mean import fold
+from .problems import Problem
+from .section import Section
 
 if TYPE_CHECKING:
     from .resolved import ResolvedRun
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcesses:
+    """The processes that a transport starts itself."""
+
+    trainers: int
+    makers: int
+    """0 where the trainers make the rollouts."""
+    option: str
+    """The transport's option for the number of trainers."""
+
+
+class StrategyConfig(Section):
+    """Base of the options of a strategy with capabilities that depend on them."""
+
+    def processes_per_rank(self) -> int:
+        """Processes that compute the same rows together; their number divides that of all training processes."""
+        return 1
+
+    def layouts(self, num_processes: int) -> Iterator[dict[str, Any]]:
+        """Values of these options that lay a model out over so many processes, those that communicate least first.
+
+        `rlhf plan` takes the first that fits the memory at hand.
+        """
+        yield {}
+
+
+class TransportConfig(Section):
+    """Base of a transport's options; core asks about the transport's capabilities through these methods."""
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if self.updates_in_flight() and not run.engine.component.in_flight:
+            problem = f"the engine {run.engine.name} takes new weights between two batches only"
+            yield Problem("weights", problem, "say weights: between-batches, or take an engine made for it")
+        own = self.own_processes()
+        if own is not None and (reason := too_many(run.strategy, own.trainers)):
+            yield Problem(own.option, f"{reason}, not {own.trainers}; {other_strategies(own.trainers)}")
+
+    def own_processes(self) -> OwnProcesses | None:
+        """The processes it starts; None where it uses the existing ones (`--num-processes`, or a launcher's)."""
+        return None
+
+    def staleness_bound(self) -> int:
+        """Most policy versions by which a sample may lag behind the trainer."""
+        return 0
+
+    def updates_in_flight(self) -> bool:
+        """Whether new weights come while answers are sampled, which the engine has to be made for."""
+        return False
 
 
 def too_many(strategy: Selected, num_processes: int) -> str | None:
@@ -22,15 +77,25 @@ def too_many(strategy: Selected, num_processes: int) -> str | None:
 
 def other_strategies(num_processes: int) -> str:
     """Hint that names the installed strategies which can train across `num_processes`."""
+    return strategies_with(lambda each: each.max_processes is None or num_processes <= each.max_processes)
+
+
+def can_hold(strategy: Component, optimizer: str) -> bool:
+    """Whether the strategy can train with the optimizer of that name."""
+    return strategy.optimizers is None or fold(optimizer) in map(fold, strategy.optimizers)
+
+
+def strategies_with(ability: Callable[[Component], bool]) -> str:
+    """Hint that names the installed strategies with an ability that this run needs."""
     found = []
     for ref in discover("strategies").values():
         try:
-            most = load(ref.kind, ref.name).component.max_processes
+            is_able = ability(load(ref.kind, ref.name).component)
         except PluginError:  # a broken one is no way out
             continue
-        if most is None or num_processes <= most:
+        if is_able:
             found.append(ref.name)
-    return f"add --strategy {' or '.join(found)}" if found else "install a strategy that trains across processes"
+    return f"add --strategy {' or '.join(found)}" if found else "install a strategy that can"
 
 
 def processes_per_rank(run: ResolvedRun) -> int:

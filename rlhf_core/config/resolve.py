@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
-from ..errors import PluginError
-from ..plugins.discovery import load, missing_modules
+from ..errors import ConfigError, PluginError
+from ..plugins.discovery import load
+from ..plugins.requirements import missing_modules
 from ..plugins.trust import EVERY_FILE, FileTrust
 from ..util.redact import ENVIRONMENT, hidden_parts, learn, learn_environment
-from .cross_checks import check_curriculum, check_environment, check_model_code, check_score, fit_to_transport, labels
-from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, expand
+from .fitting import adapt_sections, check_sections
+from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, SHARED_SECTIONS, LoadedRun, expand
+from .plugin_sections import take_sections
 from .problems import Problems
-from .resolved import Configured, SelectedEnvironment, SelectedEvalSet, SelectedReward
+from .resolved import INVALID, Configured, SelectedEnvironment, SelectedEvalSet, SelectedReward
 from .resolved import ResolvedRun as ResolvedRun
 from .sections import DEFAULT_LOGGER, EvalSetOptions, HooksConfig, LoggingConfig, PromptsConfig, RunConfig
-from .select import SHARED_OPTIONS, Selector
+from .select import OTHER_SECTIONS, SHARED_OPTIONS, Selector, section_names
 
 DEFAULT_REWARDS: Sequence[Mapping[str, Any]] = ({"name": "exact-match"},)
 """Rewards of a run that samples answers and names none; an environment rewards by itself."""
@@ -30,60 +33,65 @@ _SET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _RESERVED_SET_NAMES = ("sampled", "loss")
 
 
-def resolve(run: Mapping[str, Any], *, where: str = "run file", trust: FileTrust = EVERY_FILE) -> ResolvedRun:
+def resolve(
+    run: Mapping[str, Any],
+    *,
+    where: str = "run file",
+    trust: FileTrust = EVERY_FILE,
+    functions: Sequence[Callable[..., Any]] = (),
+) -> ResolvedRun:
     """Check a run: select its plugins, validate every section, look at what sections ask of each other.
 
-    `where` is how errors call its source; `trust` says which files and programs that it names are run. Raises one
-    `ConfigError` that lists all problems.
+    `where` is how errors call its source; `trust` says which files and programs that it names are run. functions:
+    more rewards. Raises one `ConfigError` that lists all problems.
     """
-    given = {key: value for key, value in expand(run).items() if value is not None}
+    known_keys = {*OTHER_SECTIONS, *RunConfig.model_fields, *section_names()}
+    given = {key: value for key, value in expand(run).items() if value is not None or key not in known_keys}
     learn_environment()
     learn(given)
     if ENVIRONMENT_SECTION in given:
         given.setdefault("prompts", dict(TASKS))
-    problems = Problems()
+    problems = Problems(run.overrides if isinstance(run, LoadedRun) else None)
     for path in hidden_parts(given):
         hint = f"--set {path}={ENVIRONMENT}NAME gives it again, or --set {path}=VALUE"
         problems.add(path, "was hidden when this config was written down", hint)
-    core = _core_sections(given, problems)
     select = Selector(problems, trust)
-    chosen = {name: select.plugin(kind, name, given.get(name, {})) for name, kind in PLUGIN_SECTIONS.items()}
+    sections = take_sections(given, select)
+    core = _core_sections(given, problems)
+    chosen: dict[str, Any] = {
+        name: select.plugin(kind, name, given.get(name, {})) for name, kind in PLUGIN_SECTIONS.items()
+    }
+    chosen["schedule"] = None
+    if core is not None:
+        core = _with_shared_options(core, chosen)
+        chosen["schedule"] = select.plugin("schedules", "optimizer.schedule", core.optimizer.schedule)
     prompts, algorithm = chosen["prompts"], chosen["algorithm"]
     evaluation = given.get("eval")
     data = evaluation.get("prompts") if isinstance(evaluation, dict) else None
     eval_prompts = None if data is None else _held_out_source(data, "eval.prompts", prompts, select)
     environment = select.environment(given[ENVIRONMENT_SECTION]) if ENVIRONMENT_SECTION in given else None
-    if environment is not None:
-        check_environment(algorithm, given.get("reward_scaling"), problems)
-    rewards = _rewards(given, algorithm, select)
+    before = len(problems)
+    rewards = tuple(_rewards(given, algorithm, select, functions))
+    has_rewards = len(problems) == before
     hooks = select.listed("hooks", "hooks", given.get("hooks"), HooksConfig)
     loggers = select.listed("loggers", "logging", _with_default_logger(given.get("logging")), LoggingConfig)
-    if core is not None:
-        check_model_code(core.model, problems, trust)
-    known = labels(given, rewards)
-    check_score("eval", evaluation, known, problems)
-    check_curriculum(prompts, algorithm, known, problems)
-    eval_sets = _eval_sets(given, prompts, rewards, select)
-    fit_to_transport(chosen, problems)
-    problems.raise_if_any(where)
-    assert core is not None
-    plugins = {name: each for name, each in chosen.items() if each is not None}
-    core = core.model_copy(
-        update={
-            "prompts": _shared_part(core.prompts, plugins["prompts"].config),
-            "engine": _shared_part(core.engine, plugins["engine"].config),
-        }
-    )
-    return ResolvedRun(
-        run=core,
+    found = ResolvedRun(
+        run=INVALID if core is None else core,
         eval_prompts=eval_prompts,
-        rewards=tuple(rewards),
-        environment=environment,
-        eval_sets=eval_sets,
+        rewards=rewards if has_rewards else INVALID,
+        eval_sets=_eval_sets(given, prompts, select),
+        environment=INVALID if environment is None and ENVIRONMENT_SECTION in given else environment,
         hooks=hooks,
         loggers=loggers,
-        **plugins,
+        sections=sections,
+        trust=trust,
+        **{name: INVALID if each is None else each for name, each in chosen.items()},
     )
+    check_sections(found, problems)
+    problems.raise_if_any(where)
+    fitted = adapt_sections(found)
+    shared = {name: getattr(fitted, name) for name in SHARED_SECTIONS}
+    return replace(fitted, run=_with_shared_options(fitted.run, shared))
 
 
 def resolve_reward(entry: Any, problems: Problems, path: str, trust: FileTrust = EVERY_FILE) -> SelectedReward | None:
@@ -96,17 +104,32 @@ def resolve_environment(data: Any, problems: Problems, trust: FileTrust = EVERY_
     return Selector(problems, trust).environment(data)
 
 
-def _shared_part(core: BaseModel, plugin: BaseModel) -> BaseModel:
-    """Core's options within a plugin's; a plugin that subclasses them may have other defaults."""
-    if not isinstance(plugin, type(core)):
-        return core
-    return type(core)(**{name: getattr(plugin, name) for name in type(core).model_fields})
+def check_sections_kept(before: Iterable[str], changed: Mapping[str, Any], hook: str) -> None:
+    """Raise `ConfigError` if a hook removed an unknown section, which `config check` and a resume would miss."""
+    known = {*RunConfig.model_fields, *OTHER_SECTIONS, *section_names()}
+    if lost := [key for key in before if key not in changed and key not in known]:
+        raise ConfigError(
+            f"rlhf_transform_config removes the section `{lost[0]}`, which is not a section of run files: "
+            "config check rejects it, and a resumed run would not have it",
+            where=hook,
+            hint=f"remove `{lost[0]}` from the run file; a hook plugin's options belong in hooks: {{NAME: "
+            "{option: value}} (docs/hooks.md)",
+        )
+
+
+def _with_shared_options(core: RunConfig, plugins: Mapping[str, Configured | None]) -> RunConfig:
+    """Core's options as the plugins have them; one that subclasses these may have other defaults."""
+    shared: dict[str, BaseModel] = {}
+    for name in SHARED_SECTIONS:
+        own, plugin = getattr(core, name), plugins[name]
+        if plugin is not None and isinstance(plugin.config, type(own)):
+            shared[name] = type(own)(**{key: getattr(plugin.config, key) for key in type(own).model_fields})
+    return core.model_copy(update=shared)
 
 
 def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | None:
-    others = {*PLUGIN_SECTIONS, ENVIRONMENT_SECTION, "rewards"}
-    core: dict[str, Any] = {key: value for key, value in given.items() if key not in others}
-    for section in ("prompts", "engine"):
+    core: dict[str, Any] = {key: value for key, value in given.items() if key not in OTHER_SECTIONS}
+    for section in SHARED_SECTIONS:
         data = given.get(section)
         if isinstance(data, dict):
             known = SHARED_OPTIONS[PLUGIN_SECTIONS[section]].model_fields
@@ -119,7 +142,7 @@ def _core_sections(given: Mapping[str, Any], problems: Problems) -> RunConfig | 
         core["eval"] = {key: value for key, value in evaluation.items() if key not in ("prompts", "sets")}
         if evaluation.get("sets") and not evaluation.get("prompts"):
             core["eval"].setdefault("num_prompts", 0)
-    return problems.validate(RunConfig, core, also_known=sorted(others))
+    return problems.validate(RunConfig, core, also_known=sorted({*OTHER_SECTIONS, *section_names()}))
 
 
 def _with_default_logger(data: Any) -> Any:
@@ -133,7 +156,12 @@ def _with_default_logger(data: Any) -> Any:
     return {**(data or {}), DEFAULT_LOGGER: is_there}
 
 
-def _rewards(given: Mapping[str, Any], algorithm: Configured | None, select: Selector) -> list[SelectedReward]:
+def _rewards(
+    given: Mapping[str, Any],
+    algorithm: Configured | None,
+    select: Selector,
+    functions: Sequence[Callable[..., Any]],
+) -> list[SelectedReward]:
     plays = ENVIRONMENT_SECTION in given
     needs_some = (
         not plays
@@ -141,7 +169,9 @@ def _rewards(given: Mapping[str, Any], algorithm: Configured | None, select: Sel
         and algorithm.component.feeds == "rollouts"
         and algorithm.component.learns_from_rewards
     )
-    entries = given.get("rewards", DEFAULT_REWARDS if needs_some else [])
+    entries = given.get("rewards", DEFAULT_REWARDS if needs_some and not functions else [])
+    if functions and isinstance(entries, list | tuple):
+        entries = [*entries, *functions]
     if needs_some and not entries:
         assert algorithm is not None
         told = f"is empty, but {algorithm.name} learns from rewards; add one: --reward exact-match"
@@ -156,9 +186,7 @@ def _held_out_source(data: Any, path: str, prompts: Configured | None, select: S
     return select.plugin("prompts", path, data)
 
 
-def _eval_sets(
-    given: Mapping[str, Any], prompts: Configured | None, rewards: Sequence[SelectedReward], select: Selector
-) -> tuple[SelectedEvalSet, ...]:
+def _eval_sets(given: Mapping[str, Any], prompts: Configured | None, select: Selector) -> tuple[SelectedEvalSet, ...]:
     """The entries of `eval.sets`; what one does not say of sampling is as in `eval`."""
     problems = select.problems
     evaluation = given.get("eval")
@@ -170,7 +198,7 @@ def _eval_sets(
         return ()
     found: list[SelectedEvalSet] = []
     for name, data in sets.items():
-        path = f"eval.sets.{name}"
+        path, before = f"eval.sets.{name}", len(problems)
         if not _SET_NAME.fullmatch(name) or name in _RESERVED_SET_NAMES:
             reserved = ", ".join(_RESERVED_SET_NAMES)
             problems.add(path, f"a set's name has letters, digits, . _ and -, and is none of {reserved}")
@@ -189,10 +217,6 @@ def _eval_sets(
         source = _held_out_source(data.get("prompts", {}), f"{path}.prompts", prompts, select)
         plays = ENVIRONMENT_SECTION in given
         chosen = None if own is None else select.rewards(own, f"{path}.rewards", plays=plays)
-        named = labels(given, rewards if chosen is None else chosen)
-        if not named:
-            problems.add(f"{path}.rewards", "is empty: say how its answers are judged")
-        check_score(path, data, named, problems)
-        if options is not None and source is not None:
+        if options is not None and source is not None and len(problems) == before:
             found.append(SelectedEvalSet(name, options, source, None if chosen is None else tuple(chosen)))
     return tuple(found)

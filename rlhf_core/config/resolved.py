@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
 from ..plugins.discovery import Selected
+from ..plugins.trust import EVERY_FILE, FileTrust
 from ..types import SamplingParams
-from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
-from .section import OwnProcesses, TransportConfig, commands_of, options_of
+from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, SHARED_SECTIONS
+from .processes import OwnProcesses, TransportConfig
+from .section import commands_of, options_of
 from .sections import DEFAULT_LOGGER, EnvironmentConfig, EvalSetOptions, RewardCallOptions, RunConfig
+
+if TYPE_CHECKING:
+    from .changes import Change
+
+ValueT = TypeVar("ValueT")
+
+
+class ReadsInvalid(Exception):
+    """A check reads a section that has problems of its own."""
+
+
+class _Invalid:
+    """Stands for a section that has problems while the other sections are checked; nothing of it can be read."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ReadsInvalid
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ReadsInvalid
+
+    def __bool__(self) -> bool:
+        raise ReadsInvalid
+
+
+INVALID: Any = _Invalid()
 
 
 @dataclass(frozen=True)
@@ -29,6 +56,10 @@ class Configured(Selected):
     def to_mapping(self) -> dict[str, Any]:
         """Its section of the run file."""
         return {"name": self.name, **options_of(self.config)}
+
+
+METRICS_OF_SCORE = ("mean", "std", "clip_fraction", "score_mean", "score_std", "normaliser_mean", "normaliser_std")
+"""Names in `reward/…` that `rewards/combiner.py` logs of the weighted score: no label of a reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +132,9 @@ class ResolvedRun:
     engine: Configured
     transport: Configured
     prompts: Configured
+    optimizer: Configured
+    schedule: Configured
+    """Of the learning rate: `optimizer.schedule`."""
     eval_prompts: Configured | None
     """Another source for evaluation; None holds prompts of `prompts` out."""
     rewards: tuple[SelectedReward, ...]
@@ -112,6 +146,17 @@ class ResolvedRun:
     """Hook plugins with options that the run lists."""
     loggers: tuple[Configured, ...] = ()
     """Where the metrics go, beside `metrics.jsonl`."""
+    sections: Mapping[str, Configured] = field(default_factory=dict)
+    """Dotted name -> each active section that a plugin brings."""
+    trust: FileTrust = field(default=EVERY_FILE, compare=False)
+    """Which files and programs that the run names may be run."""
+    adapted: Sequence[Change] = field(default_factory=list, compare=False)
+    """The options that sections changed to fit this run."""
+
+    def section(self, name: str) -> Any:
+        """The options of a section that a plugin brings, a `Section`; None if the run does not have it."""
+        found = self.sections.get(name)
+        return None if found is None else found.config
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -169,12 +214,14 @@ class ResolvedRun:
     @property
     def commands(self) -> frozenset[tuple[str, ...]]:
         """The programs, with their arguments, that options of its plugins name."""
-        parts = [getattr(self, name) for name in PLUGIN_SECTIONS]
-        parts += [self.eval_prompts, self.environment and self.environment.selected, *self.rewards]
-        parts += [*self.hooks, *self.loggers]
-        for each in self.eval_sets:
-            parts += [each.prompts, *(each.rewards or ())]
-        return frozenset(tuple(command) for part in parts if part for _, command in commands_of(part.config))
+        found: set[tuple[str, ...]] = set()
+
+        def collect(place: str, options: BaseModel, owner: str) -> BaseModel:
+            found.update(tuple(command) for _, command in commands_of(options))
+            return options
+
+        map_options(self, collect)
+        return frozenset(found)
 
     def to_mapping(self) -> dict[str, Any]:
         """The whole run as JSON values; `resolve` of it gives the same run again."""
@@ -185,14 +232,64 @@ class ResolvedRun:
         core["hooks"].update(_listed(self.hooks))
         core["logging"].update({DEFAULT_LOGGER: False} | _listed(self.loggers))
         own = {name: getattr(self, name).to_mapping() for name in PLUGIN_SECTIONS}
-        for section in ("prompts", "engine"):
+        for section in SHARED_SECTIONS:
             own[section] = {"name": own[section].pop("name"), **core.pop(section), **own[section]}
+        own["optimizer"]["schedule"] = self.schedule.to_mapping()
         order = ("model", "prompts", "eval", "algorithm", "optimizer", "strategy")
         rewards = [reward.to_mapping() for reward in self.rewards]
         full = {**core, **own, "rewards": rewards}
         if self.environment is not None:
             full[ENVIRONMENT_SECTION] = self.environment.to_mapping()
-        return {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
+        ordered = {key: full[key] for key in (*order, "rewards", "reward_scaling", "engine", "transport", *full)}
+        for name, brought in self.sections.items():
+            _put(ordered, name, options_of(brought.config))
+        return ordered
+
+
+def _put(run: dict[str, Any], name: str, options: Mapping[str, Any]) -> None:
+    """Add a section to a resolved run file, unless the section around it is off."""
+    *parents, last = name.split(".")
+    place: Any = run
+    for part in parents:
+        place = place.get(part) if isinstance(place, dict) else None
+    if isinstance(place, dict):
+        place[last] = options
+
+
+_PLACES = {"run": "", "sections": "", "options": "", "call_options": "", "selected": ""} | {
+    "eval_prompts": "eval.prompts",
+    "eval_sets": "eval.sets",
+    "loggers": "logging",
+    "schedule": "optimizer.schedule",
+}
+"""Field -> its place in the run file, if that has another name."""
+
+
+def map_options(value: ValueT, change: Callable[[str, BaseModel, str], BaseModel], place: str = "") -> ValueT:
+    """A resolved run, or a part of one, with `change(place, options, owner)` as the options of each section.
+
+    These are core's sections and the options of plugins; parts that are `INVALID` stay as they are.
+    """
+
+    def inner(name: str, part: Any) -> Any:
+        return map_options(part, change, ".".join(filter(None, (place, name))))
+
+    mapped: Any = value
+    if isinstance(value, Configured):
+        mapped = replace(value, config=change(place, value.config, value.label))
+    elif isinstance(value, RunConfig):
+        mapped = value.model_copy(update={name: inner(name, each) for name, each in value})
+    elif isinstance(value, BaseModel):
+        mapped = change(place, value, "rlhf-core")
+    elif isinstance(value, tuple):
+        keys = [str(index) if isinstance(each, SelectedReward) else each.name for index, each in enumerate(value)]
+        mapped = tuple(map(inner, keys, value))
+    elif isinstance(value, dict):
+        mapped = {name: inner(name, each) for name, each in value.items()}
+    elif isinstance(value, ResolvedRun | SelectedReward | SelectedEnvironment | SelectedEvalSet):
+        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        mapped = replace(value, **{name: inner(_PLACES.get(name, name), part) for name, part in parts.items()})
+    return mapped  # type: ignore[no-any-return]
 
 
 def _listed(plugins: Sequence[Configured]) -> dict[str, Any]:

@@ -5,25 +5,55 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 
 from ..errors import ConfigError
 from ..util.redact import ENVIRONMENT, learn_secret
+from .problems import Problem
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .resolved import ResolvedRun
 
 Count = Annotated[int, Field(ge=1)]
 
-LATE_SAMPLES_CAP = 2.0
-"""`importance_cap` of a run whose samples may come from older weights."""
-
 
 class Section(BaseModel):
-    """Base of every section: unknown keys, NaN and infinity are errors; instances are frozen."""
+    """Base of every section: unknown keys, NaN and infinity are errors. Instances are frozen.
+
+    Core calls `check` on every section of a run, then, if there are no problems, `adapt` on every section. Both receive
+    the same run: no section sees what another one's `adapt` changed.
+
+    A plugin adds its own section to run files through the entry-point group `rlhf.sections` (docs/sections.md).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    active_when_absent: ClassVar[bool] = False
+    """For a section of a plugin: whether a run file without the section has it with its defaults."""
+    change_effects: ClassVar[Mapping[str, str]] = {}
+    """Option -> effect of changing it on a resumed run. The key "" stands for all other options."""
+    adapt_reasons: ClassVar[Mapping[str, str]] = {}
+    """Option -> why `adapt` changes it. The key "" stands for all other options."""
+
+    def check(self, run: ResolvedRun) -> Iterable[Problem]:
+        """Yield the problems that this section has in this run, with paths relative to the section.
+
+        They are reported together with all others. If another part of the run has a problem of its own, reading that
+        part ends the check.
+        """
+        return ()
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Return the section as this run needs it: itself, or a changed copy. The log and `config check` show changes.
+
+        The resolved run file contains the result, so adapting an adapted section must change nothing.
+        """
+        return self
 
 
 class SelectsPlugins(ABC):
@@ -36,78 +66,6 @@ class SelectsPlugins(ABC):
     @abstractmethod
     def with_selected(self, selected: Sequence[Mapping[str, Any]]) -> BaseModel:
         """The section with what was found for each selection: all its options, and a name with an absolute path."""
-
-
-class PolicyLossSection(Section):
-    """Options common to all policy losses; base for algorithms that learn from sampled answers."""
-
-    aggregation: Literal[
-        "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
-    ] = Field("token-mean", description="How token losses become one number, over the global batch.")
-    norm_length: int | None = Field(
-        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens; null takes engine.max_new_tokens."
-    )
-    entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
-    kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = Field(
-        "k1", description="Estimator of the KL per token."
-    )
-    kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
-    importance_cap: float | None = Field(
-        None,
-        gt=0,
-        description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
-        "null is off.",
-    )
-
-    def weighing_late_samples(self) -> PolicyLossSection:
-        """The options for samples from older weights: truncated importance sampling, unless the run sets
-        `importance_cap`."""
-        if "importance_cap" in self.model_fields_set:
-            return self
-        return self.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
-
-
-@dataclass(frozen=True, slots=True)
-class OwnProcesses:
-    """The processes that a transport starts itself."""
-
-    trainers: int
-    makers: int
-    """0 where the trainers make the rollouts."""
-    option: str
-    """The transport's option for the number of trainers."""
-
-
-class StrategyConfig(Section):
-    """Base of the options of a strategy with capabilities that depend on them."""
-
-    def processes_per_rank(self) -> int:
-        """Processes that compute the same rows together; their number divides that of all training processes."""
-        return 1
-
-    def layouts(self, num_processes: int) -> Iterator[dict[str, Any]]:
-        """Values of these options that lay a model out over so many processes, those that communicate least first.
-
-        `rlhf plan` takes the first that fits the memory at hand.
-        """
-        yield {}
-
-
-class TransportConfig(Section):
-    """Base of a transport's options; core asks about the transport's capabilities through these methods."""
-
-    def own_processes(self) -> OwnProcesses | None:
-        """The processes it starts; None where it uses the existing ones (`--num-processes`, or a launcher's)."""
-        return None
-
-    def staleness_bound(self) -> int:
-        """Most policy versions by which a sample may lag behind the trainer."""
-        return 0
-
-    def updates_in_flight(self) -> bool:
-        """Whether new weights come while answers are sampled, which the engine has to be made for."""
-        return False
 
 
 def secret_value(secret: SecretStr, where: str) -> str:

@@ -6,17 +6,21 @@ their own models; what core itself reads of them is here: `EngineConfig`, `Promp
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictInt, model_validator
 
 from ..types import SamplingParams
-from .curriculum import CurriculumConfig as CurriculumConfig
 from .evaluation import EvalConfig as EvalConfig
 from .evaluation import EvalSetOptions as EvalSetOptions
-from .guards import GuardsConfig
+from .optimizer import OptimizerConfig as OptimizerConfig
+from .problems import Problem
 from .section import Count
 from .section import Section as Section
+
+if TYPE_CHECKING:
+    from .resolved import ResolvedRun
 
 
 class LoraConfig(Section):
@@ -65,6 +69,8 @@ class ChatConfig(Section):
 class ModelConfig(Section):
     """The policy that is trained."""
 
+    change_effects: ClassVar[Mapping[str, str]] = {"": "the checkpoint's weights must fit the model"}
+
     path: str = Field(min_length=1, description="A model folder, a hub name, or `builtin:NAME`.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
@@ -92,9 +98,20 @@ class ModelConfig(Section):
         False, description="Run Python code that comes with a hub model. Only for sources you trust."
     )
 
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if self.trust_remote_code and run.trust.runs and not run.trust.allows_model(self.path):
+            problem = f"code of {self.path} would be run, which no one here has named"
+            yield Problem("trust_remote_code", problem, "if you trust the model, add --trust")
+        if self.dtype in ("bfloat16", "float16") and not run.optimizer.component.trains_16_bit:
+            name, hint = run.optimizer.name, "use dtype: float32 (arithmetic may still be bf16), or optimizer: adamw"
+            problem = f"{name} has no float32 master weights: in {self.dtype} its small steps are rounded away"
+            yield Problem("dtype", problem, hint)
+
 
 class PromptsConfig(Section):
     """Options every prompt source has; the config of a prompt source may subclass this."""
+
+    change_effects: ClassVar[Mapping[str, str]] = {"": "the same records, read from another place"}
 
     max_prompt_tokens: Count = Field(512, description="Longest prompt trained on, in tokens.")
     too_long: Literal["skip", "error"] = Field("skip", description="What to do with a longer prompt.")
@@ -104,13 +121,12 @@ class PromptsConfig(Section):
         pattern=r"\.py:\w+$",
         description="FILE.py:FUNCTION of a record, true for those to use: for a language, say.",
     )
-    curriculum: CurriculumConfig | None = Field(
-        None, description="Draw prompts by the success of their answers; null draws all in turn."
-    )
 
 
 class EngineConfig(Section):
     """Options every engine has; the config of an engine may subclass this."""
+
+    change_effects: ClassVar[Mapping[str, str]] = {"": "answers are sampled otherwise from the next episode on"}
 
     max_new_tokens: Count = Field(128, description="Longest answer, in tokens.")
     temperature: float = Field(1.0, gt=0, description="Softmax temperature of sampling.")
@@ -129,23 +145,6 @@ class EngineConfig(Section):
             top_p=self.top_p,
             stop=tuple(self.stop),
         )
-
-
-class OptimizerConfig(Section):
-    """The optimizer of the policy and, with `critic_lr`, of the critic."""
-
-    lr: float = Field(1e-6, ge=0, description="Peak learning rate of the policy.")
-    critic_lr: float | None = Field(None, ge=0, description="Peak learning rate of the critic; null takes lr.")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="Adam's decay of the running mean and of the running square."
-    )
-    eps: float = Field(1e-8, gt=0, description="Added to Adam's denominator.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Learning rate after warm-up: kept, or brought to 0 at the last episode."
-    )
-    warmup_episodes: int = Field(0, ge=0, description="Episodes over which the learning rate grows from 0.")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="Clip the gradient to this global norm; null is off.")
 
 
 class RewardCallOptions(Section):
@@ -210,6 +209,10 @@ class EnvironmentConfig(Section):
         None, description="With isolate: resident memory at which its process is ended; null is half of what there is."
     )
 
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if not run.rolls_out:
+            yield Problem("", f"{run.algorithm.name} learns from a dataset, not from what is played")
+
 
 class EnvironmentEntry(EnvironmentConfig):
     """The keys of `environment` that core reads; the rest are options of the environment."""
@@ -234,12 +237,20 @@ class RewardEntry(RewardCallOptions):
 class RewardScaling(Section):
     """Scaling and clipping of an answer's combined score before advantages are computed."""
 
+    change_effects: ClassVar[Mapping[str, str]] = {"": "scores before and after cannot be compared"}
+
     clip: tuple[float, float] | None = Field(
         None, description="[low, high] bounds of the combined score; null leaves it. The clipped fraction is logged."
     )
     normalise: bool = Field(
         False, description="Subtract the running mean of all combined scores so far, divide by their deviation."
     )
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        scales = self.clip is not None or self.normalise
+        if scales and run.environment is not None and run.algorithm.component.credits_turns:
+            told = f"{run.algorithm.name} gives each turn its own reward, but clip and normalise act on their sum"
+            yield Problem("", f"{told}: take them out, or use an algorithm without a critic")
 
     @model_validator(mode="after")
     def _ordered(self) -> RewardScaling:
@@ -257,6 +268,14 @@ def _batch_size(data: dict[str, Any]) -> int:
 
 class TrainConfig(Section):
     """How much is trained. All counts are global, whatever the number of processes."""
+
+    change_effects: ClassVar[Mapping[str, str]] = {
+        "": "holds from the next episode on",
+        "episodes": "the run ends at another episode; a schedule that falls to 0 does so there",
+        "seed": "prompts are drawn in another order, answers with other noise",
+        "prompts_per_episode": "an episode is of another size; prompts may come again or be left out",
+        "samples_per_prompt": "sample ids are counted anew and may be there twice",
+    }
 
     episodes: Count = Field(50, description="Rounds of sampling and training (offline: rounds of training).")
     prompts_per_episode: Count = Field(64, description="Prompts sampled in an episode (offline: dataset lines).")
@@ -297,6 +316,8 @@ class TrainConfig(Section):
 class CheckpointConfig(Section):
     """When the run saves what a resume needs."""
 
+    change_effects: ClassVar[Mapping[str, str]] = {"": "learning stays the same"}
+
     every_episodes: Count | None = Field(
         10, description="Save after every so many episodes; null only at the end or when interrupted."
     )
@@ -316,19 +337,35 @@ DEFAULT_LOGGER = "tensorboard"
 class LoggingConfig(Section):
     """The keys of `logging` that core reads; the others are names of loggers."""
 
+    change_effects: ClassVar[Mapping[str, str]] = {"": "learning stays the same"}
+
     samples: Literal["all", "none"] | Annotated[StrictInt, Field(ge=1)] = Field(
         "all", description="Samples written to samples.jsonl: all, none, or at most so many an episode."
+    )
+    sample_tokens: bool = Field(
+        False,
+        description="Write the token ids of each sample, too: prompt_ids, completion_ids, and action_mask, which is "
+        "true for the tokens that the policy chose.",
     )
 
 
 class HooksConfig(Section):
     """The keys of `hooks` that core reads; the others are hook plugins with options, on where they are listed."""
 
+    change_effects: ClassVar[Mapping[str, str]] = {"": "depends on what the hooks do"}
+
     disable: list[str] = Field(default_factory=list, description="Names of hook plugins that stay off.")
 
 
 class RunConfig(Section):
     """The core sections of a run file, checked, and what core reads of `prompts` and `engine`."""
+
+    change_effects: ClassVar[Mapping[str, str]] = {
+        "algorithm": "holds from the next update on; what adapts goes on from its saved value",
+        "strategy": "the same training, computed otherwise: numbers may differ in their last digits",
+        "rewards": "rewards before and after cannot be compared; a running normaliser keeps its moments",
+        "transport": "the same training, run elsewhere: the order of samples may differ",
+    }
 
     model: ModelConfig
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
@@ -338,18 +375,8 @@ class RunConfig(Section):
     reward_scaling: RewardScaling = Field(default_factory=RewardScaling)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    guards: GuardsConfig = Field(default_factory=GuardsConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     hooks: HooksConfig = Field(default_factory=HooksConfig)
-
-    @model_validator(mode="after")
-    def _rollback_has_somewhere_to_go(self) -> RunConfig:
-        if self.guards.rolling_back and self.checkpoint.keep < 2:
-            raise ValueError(
-                f"guards.{self.guards.rolling_back[0]} may roll back past the newest checkpoint, which may be bad "
-                "already: set checkpoint.keep to 2 or more"
-            )
-        return self
 
     @model_validator(mode="after")
     def _best_is_measured(self) -> RunConfig:

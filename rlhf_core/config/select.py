@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
 from ..errors import PluginError
-from ..plugins.discovery import Selected, load
+from ..plugins.discovery import Selected, discover, load
+from ..plugins.functions import function_component
 from ..plugins.trust import EVERY_FILE, NO_FILE, FileTrust, is_file_reference, referenced_files
 from ..util.did_you_mean import suggestion
-from .load import ENVIRONMENT_SECTION
-from .named_functions import NamesFunctions, check_functions, with_absolute_files
+from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS
 from .problems import ModelT, Problems
-from .resolved import Configured, SelectedEnvironment, SelectedReward
-from .section import SelectsPlugins, TransportConfig, commands_of
-from .sections import EngineConfig, EnvironmentConfig, EnvironmentEntry, PromptsConfig, RewardEntry
+from .processes import TransportConfig
+from .resolved import METRICS_OF_SCORE, Configured, SelectedEnvironment, SelectedReward
+from .section import Section, SelectsPlugins, commands_of
+from .sections import (
+    EngineConfig,
+    EnvironmentConfig,
+    EnvironmentEntry,
+    OptimizerConfig,
+    PromptsConfig,
+    RewardCallOptions,
+    RewardEntry,
+    RunConfig,
+)
 
 DEFAULT_PLUGINS: Mapping[str, str] = {
     "algorithm": "ppo",
     "strategy": "single",
     "engine": "hf",
     "transport": "local",
+    "optimizer": "adamw",
 }
 """The default plugin of each section; `prompts` has none."""
 
 SHARED_OPTIONS: Mapping[str, type[BaseModel]] = {
     "engines": EngineConfig,
+    "optimizers": OptimizerConfig,
     "prompts": PromptsConfig,
     "rewards": RewardEntry,
     "environments": EnvironmentEntry,
 }
 """Kind -> options that core reads in the plugin's own section, beside the plugin's."""
+
+
+OTHER_SECTIONS = frozenset({*PLUGIN_SECTIONS, ENVIRONMENT_SECTION, "rewards"})
+"""Sections that core reads beside those of `RunConfig`."""
+
+_BASES: Mapping[str, tuple[type[BaseModel], str]] = {
+    "transports": (TransportConfig, "rlhf_core.config.TransportConfig, which says what processes are its own"),
+    "sections": (Section, "rlhf_core.Section"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +84,21 @@ class Selector:
             return None
         shared = options_of_core(selected)
         elsewhere = {"name", *(shared.model_fields if shared else ())}
+        self._check_files({key: data[key] for key in data if key in elsewhere and key != "name"}, path)
+        # Older runs wrote null for a section in any source of prompts.
+        elsewhere.update(name for name in section_names(kind) if name in data and data[name] is None)
         options = {key: value for key, value in data.items() if key not in elsewhere}
-        self._check_files({key: value for key, value in data.items() if key != "name"}, path)
-        config = problems.validate(selected.component.config, options, path, also_known=sorted(elsewhere))
+        return self.options(selected, options, path, sorted({*elsewhere, *section_names(path)}))
+
+    def options(
+        self, selected: Selected, given: Mapping[str, Any], path: str, also_known: Sequence[str] = ()
+    ) -> Configured | None:
+        """A plugin with the options that are its own, checked; `also_known`: other keys of the section `path`."""
+        self._check_files(given, path)
+        config = self.problems.validate(selected.component.config, given, path, also_known)
         if config is None:
             return None
         self._check_commands(config, path)
-        if isinstance(config, NamesFunctions):
-            before = len(problems)
-            check_functions(config, path, problems, self.trust)
-            config = with_absolute_files(config) if len(problems) == before else config
         if isinstance(config, SelectsPlugins):
             found = [self.plugin(of, f"{path}.{at}", section) for of, at, section in config.selections()]
             checked = [each.to_mapping() for each in found if each is not None]
@@ -119,6 +145,18 @@ class Selector:
         label = core.label or (selected.name.rpartition(":")[2] if is_file_reference(core.name) else selected.name)
         return SelectedReward(label, core.weight, core.call_options(), selected)
 
+    def _function(self, function: Callable[..., Any], path: str) -> SelectedReward | None:
+        """A reward given as an object of this process."""
+        name = getattr(function, "__name__", type(function).__name__)
+        module = getattr(function, "__module__", type(function).__module__)
+        try:
+            component = function_component(function, where=f'reward "{name}"')
+        except PluginError as error:
+            self.problems.add_error(path, error)
+            return None
+        selected = Selected("rewards", f"{module}:{name}", component, module, "function", function)
+        return SelectedReward(name, 1.0, RewardCallOptions(), Configured.of(selected, component.config()))
+
     def rewards(self, entries: Any, path: str, *, plays: bool) -> list[SelectedReward]:
         """plays: whether there is an environment, whose reward has a name of its own."""
         if not isinstance(entries, list | tuple):
@@ -127,9 +165,12 @@ class Selector:
         rewards: list[SelectedReward] = []
         for index, entry in enumerate(entries):
             where = f"{path}.{index}"
-            reward = self.reward(entry, where)
+            reward = self._function(entry, where) if callable(entry) else self.reward(entry, where)
             if reward is not None and any(reward.name == each.name for each in rewards):
                 self.problems.add(where, f'a second reward "{reward.name}": give it a `label` of its own')
+            elif reward is not None and reward.name in METRICS_OF_SCORE:
+                told = f'"{reward.name}" is a metric of the weighted score: give the reward another `label`'
+                self.problems.add(f"{where}.label", told)
             elif reward is not None and plays and reward.name == ENVIRONMENT_SECTION:
                 self.problems.add(where, "is called as the environment's own reward: give it a `label` of its own")
             elif reward is not None:
@@ -172,18 +213,29 @@ class Selector:
                 self.problems.add(f"{path}.{key}", error.message, error.hint)
 
 
+def section_names(parent: str = "") -> list[str]:
+    """Installed sections in the section `parent` (by default those of the top level), without its name."""
+    parts = (ref.name.rpartition(".") for ref in discover("sections").values())
+    return [last for place, _, last in parts if place == parent]
+
+
 def check_options(selected: Selected) -> None:
     """Raise `PluginError` where a plugin has an option of its own by a name that core reads in its section."""
     model = selected.component.config
     shared = SHARED_OPTIONS.get(selected.kind)
     read_by_core = options_of_core(selected)
     taken = sorted(set(model.model_fields) & {"name", *(read_by_core.model_fields if read_by_core else ())})
-    if selected.kind == "transports" and not issubclass(model, TransportConfig):
+    if selected.kind == "sections" and selected.name in {*RunConfig.model_fields, *OTHER_SECTIONS}:
+        raise PluginError("is a section of rlhf-core itself", where=selected.label, hint="its authors must rename it")
+    base, told = _BASES.get(selected.kind, (BaseModel, ""))
+    if not issubclass(model, base):
         raise PluginError(
-            "its options are no rlhf_core.config.TransportConfig, which says what processes are its own",
+            f"its options are no {told}",
             where=selected.label,
             hint="the plugin's authors must derive its config from it",
         )
+    if selected.kind == "sections":
+        return
     if taken:
         subclass = f", or make its config a subclass of {shared.__module__}.{shared.__name__}" if shared else ""
         raise PluginError(

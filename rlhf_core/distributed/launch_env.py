@@ -23,7 +23,6 @@ class LaunchEnv:
     world_size: int = 1
     local_rank: int = 0
     """Rank among the processes of this machine; selects the GPU."""
-    local_world_size: int = 1
     master_addr: str | None = None
     master_port: int | None = None
     """Rendezvous port; None for a single process."""
@@ -52,7 +51,6 @@ def _torchrun(environ: Mapping[str, str]) -> LaunchEnv:
             rank=rank,
             world_size=world_size,
             local_rank=_number(environ, "LOCAL_RANK", default=0 if alone else None),
-            local_world_size=_number(environ, "LOCAL_WORLD_SIZE", default=1),
             master_addr=environ.get("MASTER_ADDR"),
             master_port=None if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT"),
         )
@@ -69,7 +67,6 @@ def _slurm(environ: Mapping[str, str]) -> LaunchEnv:
             rank=_number(environ, "SLURM_PROCID"),
             world_size=_number(environ, size_key),
             local_rank=_number(environ, "SLURM_LOCALID", default=0),
-            local_world_size=_first_count(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1"),
             master_addr=environ.get("MASTER_ADDR") or (first_host(nodes) if nodes else "127.0.0.1"),
             # Every process of the job must come to the same port without talking to the others.
             master_port=_number(environ, "MASTER_PORT", default=_SLURM_PORT_BASE + job % _SLURM_PORT_RANGE),
@@ -115,9 +112,3 @@ def first_host(nodelist: str) -> str:
         raise UserInputError(f"cannot read the node list {nodelist!r}", where="SLURM", hint="set MASTER_ADDR")
     prefix, number, suffix = match.groups()
     return f"{prefix}{number or ''}{suffix or ''}"
-
-
-def _first_count(tasks_per_node: str) -> int:
-    """`4(x2),3` -> 4."""
-    match = re.match(r"\d+", tasks_per_node)
-    return int(match.group()) if match else 1

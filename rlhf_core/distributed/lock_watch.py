@@ -3,13 +3,14 @@
 A call that holds the GIL (a backtracking pattern, a number with 10**10 digits) blocks every thread of its process,
 including those that watch deadlines and handle Ctrl-C. So deadlines of calls inside this process are reported to the
 watchdog, which ends this process when a deadline has passed without action; signals are reported too, and two
-unhandled ones end it. Run as a program (`python lock_watch.py FD PID GRACE`), this file is the watchdog; it uses the
-standard library only.
+unhandled ones end it. Before it ends this process, it has the stacks of all threads printed. Run as a program
+(`python lock_watch.py FD PID GRACE`), this file is the watchdog; it uses the standard library only.
 """
 
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ _END_SECONDS = 5.0
 _MAX_MESSAGE = 600
 _NEWLINE, _FIRST_OF_TEXT = 10, 32
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STACKS_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
+"""Has the watched process print its stacks. A real-time signal, if the system has them, since libraries use others."""
+_STACKS_SECONDS = 1.0
+_STDERR = 2
 
 
 class LockWatch:
@@ -39,6 +44,7 @@ class LockWatch:
     def __init__(self, grace_seconds: float) -> None:
         read, self._told = os.pipe()
         os.set_blocking(self._told, False)
+        faulthandler.register(_STACKS_SIGNAL, file=_STDERR)  # its handler is in C and does not need Python's lock
         arguments = [__file__, str(read), str(os.getpid()), str(grace_seconds)]
         try:
             self._process = subprocess.Popen(
@@ -147,9 +153,12 @@ class _Watcher:
             return
         for until, message in self._waits.values():
             if time.monotonic() > until:
-                sys.stderr.write(message + "\n")
+                sys.stderr.write(f"{message}\nwhat its threads do, the newest first:\n")
                 sys.stderr.flush()
-                os.kill(self._pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended by itself
+                    os.kill(self._pid, _STACKS_SIGNAL)
+                    time.sleep(_STACKS_SECONDS)
+                    os.kill(self._pid, signal.SIGKILL)
                 sys.exit(0)
 
     def _is_stopped(self) -> bool:

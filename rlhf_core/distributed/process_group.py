@@ -161,12 +161,10 @@ class ProcessGroup:
     @contextlib.contextmanager
     def guard(self, waiting_for: str) -> Iterator[None]:
         """Turn a lost process into a `LostRankError` that names it; other errors pass unchanged."""
-        import torch.distributed as dist
-
         try:
             yield
         except RuntimeError as error:
-            if self.world_size == 1 or not (isinstance(error, dist.DistError) or _is_lost_peer(error)):
+            if self.world_size == 1 or not is_lost_peer(error):
                 raise
             missing = self._roll_call()
             named = f"rank {', '.join(map(str, missing))}" if missing else "another process"
@@ -239,6 +237,11 @@ def _gloo_is_busy() -> bool:
     return False
 
 
-def _is_lost_peer(error: RuntimeError) -> bool:
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a collective operation failed because another process is gone."""
+    import torch.distributed as dist
+
     text = str(error).lower()
+    if isinstance(error, dist.DistError):
+        return True
     return any(mark in text for mark in _LOST_MARKS) and ("gloo" in text or "nccl" in text or "store" in text)

@@ -72,12 +72,22 @@ def play_text(
 
 
 def open_engine(
-    config: ModelConfig, engine: str, seed: int, *, weights: Path | None = None
+    config: ModelConfig, engine: str, seed: int, *, weights: Path | None = None, in_flight: bool = False
 ) -> tuple[RolloutEngine, PreTrainedTokenizerBase]:
-    """An engine over a model that is loaded for it. weights: of a checkpoint, in place of the model's own."""
+    """An engine over a model that is loaded for it.
+
+    weights: of a checkpoint, in place of the model's own. in_flight: call `generate_in_flight` if the engine has it.
+    """
     selected = load("engines", engine)
     policy, tokenizer, place = load_for_inference(config, seed, weights=weights)
-    context = EngineContext(policy, tokenizer, place, seed, model_path=config.path)
+    context = EngineContext(
+        policy,
+        tokenizer,
+        place,
+        seed,
+        model_path=config.path,
+        in_flight=in_flight and selected.component.in_flight,
+    )
     built = resolve_build(selected)(selected.component.config(), context)
     return cast(RolloutEngine, built), tokenizer
 

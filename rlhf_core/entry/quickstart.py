@@ -14,11 +14,12 @@ from typing import Any
 from ..config.load import load_run
 from ..config.resolve import ResolvedRun
 from ..errors import ConfigError, InterruptedRun, PluginError
+from ..guards.control import CONTROL
 from ..plugins.discovery import Selected
 from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder, default_path
 from ..training.request import RunInputs
-from .resume import OWN_MODELS, TEACHER, WARM_START, resumed_folder
+from .resume import OWN_MODELS, TEACHER, WARM_START, begun_resume, find_checkpoint, resumed_folder
 from .run_record import owned, told_in_summary, undone_when_refused
 from .train import TrainResult, prepare, train, train_in
 
@@ -55,6 +56,7 @@ def run_quickstart(
     teacher: Mapping[str, Any] | None = None,
     output: Path | None = None,
     resume: str | None = None,
+    restart: bool = False,
     num_processes: int = 1,
     dry_run: bool = False,
     hooks: Sequence[object | str] = (),
@@ -67,11 +69,12 @@ def run_quickstart(
     stage is used again; an unfinished one is made anew. The other arguments are those of `train` and go to the last
     stage; those before are always one process.
     """
+    resume = begun_resume(resume, output)
     first = {WARM_START: warm_start, **({} if teacher is None else {TEACHER: teacher})}
     if dry_run:
         for stage in first.values():
             train(stage, dry_run=True)
-        place: dict[str, Any] = {"resume": resume, "output": output, "num_processes": num_processes}
+        place: dict[str, Any] = {"resume": resume, "restart": restart, "output": output, "num_processes": num_processes}
         return train(run, dry_run=True, trust=trust, on_check=on_check, **place)
     resolved = prepare(run, num_processes=num_processes, trust=trust).resolved
     if resume is not None:
@@ -83,6 +86,8 @@ def run_quickstart(
             stack.enter_context(undone_when_refused(folder))
         missing = [name for name in first if not _is_done(path / name)]
         if missing:
+            if resume is not None:
+                find_checkpoint(resume, path, restart=restart)  # refused before a stage is made
             stack.enter_context(told_in_summary(folder))
         for number, name in enumerate(first, start=1):
             if name in missing:
@@ -91,7 +96,7 @@ def run_quickstart(
         logger.info("the last stage: %s from the warm-started model", resolved.algorithm.name)
         made = [(OWN_MODELS[name], str(path / name / "model")) for name in first]
         prepared = prepare(load_run(run, made), hooks=hooks, num_processes=num_processes, trust=trust)
-        return train_in(folder, prepared, resume)
+        return train_in(folder, prepared, resume, restart)
 
 
 def _make_stage(
@@ -104,11 +109,14 @@ def _make_stage(
     stage.mkdir(exist_ok=True)
     if not folder.read_config():
         folder.write_config(last.to_mapping())
+    again = f"continue with --output {folder.path} --resume auto"
     try:
         train(run, output=stage, hooks=hooks)
     except InterruptedRun as error:
-        again = f"continue with --output {folder.path} --resume auto: the {name} is short and is made anew"
-        raise InterruptedRun(f"stopped in the {name.replace('-', ' ')}", hint=again) from error
+        hint = f"{again}: the {name} is short and is made anew"
+        raise InterruptedRun(f"stopped in the {name.replace('-', ' ')}", hint=hint) from error
+    if any(event["command"] == "stop" for event in RunFolder(stage).events(CONTROL)):  # in its last episode
+        raise InterruptedRun(f"stopped after the {name.replace('-', ' ')}", hint=again)
 
 
 def _is_done(folder: Path) -> bool:

@@ -11,6 +11,7 @@ from ..config.changes import Change, config_changes
 from ..config.load import apply_override
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
+from ..plugins.discovery import discover
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..runfolder.folder import RunFolder, find_newest
@@ -23,7 +24,7 @@ TEACHER = "teacher"
 OWN_MODELS = {WARM_START: "model.path", TEACHER: "algorithm.teacher.path"}
 """Stage -> the option of the run that names its model."""
 
-_FIXED = ("model.path", "model.lora", "algorithm.name", "prompts")
+_FIXED = ("model.path", "model.lora", "algorithm.name", "optimizer.name", "prompts")
 """Options, with all below them, that a checkpoint holds for: others would make another run of it."""
 
 
@@ -47,6 +48,17 @@ def resumed_folder(resume: str, output: Path | None) -> Path:
     return newest
 
 
+def begun_resume(resume: str | None, output: Path | None) -> str | None:
+    """`resume`, or None for `auto` in a folder in which no run has begun: the run starts there.
+
+    Raises `UserInputError` if a section of the run to continue has no installed plugin.
+    """
+    if resume is None or (resume == "auto" and output is not None and not RunFolder(output).has_begun):
+        return None
+    check_owners(RunFolder(resumed_folder(resume, output)))
+    return resume
+
+
 def own_config(path: Path) -> dict[str, Any]:
     """The `config.yaml` of the run folder `path`, to go on with. Raises `UserInputError` where there is none.
 
@@ -54,20 +66,32 @@ def own_config(path: Path) -> dict[str, Any]:
     """
     folder = RunFolder(path)
     config = folder.read_config()
+    check_owners(folder)
     if not config:
         has_begun = folder.has_begun
         raise UserInputError(
-            "the run ended before it wrote its config.yaml" if has_begun else "there is no checkpoint to continue from",
+            "the run ended before it wrote its config.yaml" if has_begun else "there is no run to continue",
             where=str(path),
-            hint="give the run file, too: rlhf train RUN.yaml --output DIR --resume auto"
-            if has_begun
-            else "start anew without --resume",
+            hint="give the run file, too: rlhf train RUN.yaml --output DIR --resume auto",
         )
     for stage, key in OWN_MODELS.items():
         own, value = path / stage / "model", _value_at(config, key)
         if value is not None and Path(str(value)).parts[-2:] == (stage, "model") and own.is_dir():
             apply_override(config, key, str(own))
     return config
+
+
+def check_owners(folder: RunFolder) -> None:
+    """Raise `UserInputError` if a section of the run has no installed plugin."""
+    owners = folder.read_json(folder.manifest).get("sections", {})
+    installed = {ref.name for ref in discover("sections").values()}
+    if missing := [name for name in owners if name not in installed]:
+        owner = owners[missing[0]]
+        raise UserInputError(
+            f"the run has the section {missing[0]} of {owner}, which is not installed",
+            where=str(folder.path),
+            hint=f"pip install {owner.replace(' ', '==')}",
+        )
 
 
 def _value_at(config: Any, key: str) -> Any:
@@ -77,13 +101,13 @@ def _value_at(config: Any, key: str) -> Any:
     return config
 
 
-def find_checkpoint(resume: str, output: Path) -> Path | None:
+def find_checkpoint(resume: str, output: Path, *, restart: bool = False) -> Path | None:
     """The checkpoint that `--resume` means: the newest whole one of the run, or the named folder.
 
-    None: under `auto`, the run ended before it wrote one, and starts again.
+    None: under `auto`, the run ended before it wrote one, and starts again; one with updates only with `restart`.
 
     Raises:
-        UserInputError: there is no run, or no whole checkpoint.
+        UserInputError: there is no run, or no whole checkpoint, or the run's checkpoints are lost.
     """
     folder = output if resume == "auto" else Path(resume)
     if (folder / "files.json").exists():
@@ -92,18 +116,39 @@ def find_checkpoint(resume: str, output: Path) -> Path | None:
         return folder
     store = CheckpointStore(folder / "checkpoints", keep=1)
     found = store.newest()
-    if found is None and not (resume == "auto" and RunFolder(folder).has_begun and not store.steps()):
+    if found is not None:
+        return found
+    what = "there is no checkpoint to continue from"
+    elsewhere = f"start a new run like it: rlhf train --from {folder} --output DIR"
+    if resume != "auto" or store.steps():
+        has_config = RunFolder(folder).config.exists()
+        raise UserInputError(what, where=str(folder), hint=elsewhere if has_config else "start without --resume")
+    if lost := store.named():
+        names = ", ".join(f"checkpoints/{name}" for name in lost)
         raise UserInputError(
-            "there is no checkpoint to continue from", where=str(folder), hint="start anew without --resume"
+            f"{what}: {names} is missing, which the run had written",
+            where=str(folder),
+            hint=f"put it back (was the disk purged?), or {elsewhere}",
         )
-    return found
+    if has_updates(RunFolder(folder)) and not restart:
+        raise UserInputError(
+            f"{what}: metrics.jsonl has the updates of a run, and checkpoints/ has no step-* folder",
+            where=str(folder),
+            hint=f"--resume auto --restart begins again here and discards these updates; or {elsewhere}",
+        )
+    return None
+
+
+def has_updates(folder: RunFolder) -> bool:
+    """Whether the run in `folder` has made an update."""
+    return folder.metrics.exists() and folder.metrics.stat().st_size > 0
 
 
 def resume_changes(folder: RunFolder, resolved: ResolvedRun, prompts: PromptStream, *, is_again: bool) -> list[Change]:
     """The changes a resume makes to the run in `folder`. `is_again`: it has no checkpoint, and may change everything.
 
     Raises:
-        UserInputError: model, algorithm or prompts are others than the checkpoint's.
+        UserInputError: model, algorithm, optimizer or prompts are others than the checkpoint's.
     """
     before = folder.read_config()
     if not before:
@@ -140,7 +185,7 @@ def _is_same_model(change: Change, folder: RunFolder, working_folder: Path, *, i
 def _refuse(folder: RunFolder, problems: Sequence[str]) -> None:
     if problems:
         raise UserInputError(
-            "a resume goes on with the model, algorithm and prompts of the run:\n" + "\n".join(problems),
+            "a resume goes on with the model, algorithm, optimizer and prompts of the run:\n" + "\n".join(problems),
             where=str(folder.path),
             hint="leave them as they were, or start anew with another --output",
         )

@@ -17,7 +17,7 @@ from ..config.changes import Change, config_changes
 from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
-from ..hookspecs import Verdict
+from ..hookspecs import Action
 from ..plugins.trust import FileTrust, referenced_files
 from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import RunState, read_run_state
@@ -26,11 +26,11 @@ from ..runfolder.control_box import ControlBox
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, RunStatus
 from ..runfolder.manifest import collect_manifest, full_command
-from ..training.guard_runner import ROLLBACK, finished_by, keys_of
+from ..training.decisions import ROLLBACK, finished_by, keys_of
 from ..util.held_signals import held_signals
 from ..util.jsonl import write_json
 from ..util.redact import redact_mapping
-from .resume import find_checkpoint
+from .resume import find_checkpoint, has_updates
 from .seal import seal
 
 logger = logging.getLogger("rlhf")
@@ -67,7 +67,7 @@ def already_done(folder: RunFolder, plan: RunPlan) -> str | None:
     ended = finished_by(read_run_state(plan.checkpoint), plan.resolved)
     if ended is None or not folder.model.is_dir():
         return None
-    return f"already done: {ended.guard}: {ended.reason}; to go on, change {keys_of(ended.guard, plan.resolved)}"
+    return f"already done: {ended.by}: {ended.reason}; to go on, change {keys_of(ended.by, plan.resolved)}"
 
 
 def begin_record(folder: RunFolder, plan: RunPlan) -> None:
@@ -81,10 +81,10 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
         data_counts=plan.data_counts,
         num_processes=plan.num_processes,
     )
+    manifest["sections"] = {name: each.owner for name, each in plan.resolved.sections.items()}
     code = seal(folder.path, _code_run(plan.resolved))
     folder.write_manifest({**manifest, **code, "events": earlier.get("events", []) if plan.is_resumed else []})
     folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted
-    ControlBox(folder.control).clear()
     if plan.is_resumed:
         folder.add_event(
             RESUME,
@@ -93,6 +93,8 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
                 "changes": [change.to_json() for change in plan.changes],
             },
         )
+    for change in plan.resolved.adapted:
+        logger.info("adapted to the run: %s", change)
     if told := left_out(plan.data_counts):
         logger.warning(told) if plan.data_counts.get("too_long") else logger.info(told)
     if plan.origin is not None:
@@ -166,6 +168,7 @@ def owned(output: Path, resume: str | None) -> Iterator[RunFolder]:
     if resume is not None and not RunFolder(output).has_begun:
         find_checkpoint(resume, output)  # says so where there is none
     with RunFolder.create(output) if resume is None else RunFolder.open(output) as folder:
+        ControlBox(folder.control).clear()  # not later: a stage that begins keeps what was sent during the one before
         watch = FileWatch(folder)
         try:
             yield folder
@@ -186,11 +189,11 @@ def undone_when_refused(folder: RunFolder, *, is_resumed: bool = False) -> Itera
     """
     watch = FileWatch(folder)
     before = set(folder.path.iterdir())
-    had_updates = _has_updates(folder)
+    had_updates = has_updates(folder)
     try:
         yield
     except UserInputError as error:
-        if is_resumed or (_has_updates(folder) and not had_updates):
+        if is_resumed or (has_updates(folder) and not had_updates):
             raise RlhfError(error.message, where=error.where, hint=error.hint) from error
         for path in set(folder.path.iterdir()) - before if watch.has_folder else ():
             _remove(path)
@@ -202,7 +205,9 @@ def told_in_summary(folder: RunFolder, earlier: RunState | None = None) -> Itera
     """Around a run: `summary.json` says that it goes on, and at its end never anything else than how it ended.
 
     Whoever trains writes the end; this one writes it where that could not (a killed process), or where something
-    failed after it. `earlier`: what the checkpoint says that a run goes on from.
+    failed after it. A KeyboardInterrupt after a run is done leaves it done, and has `run_is_done`.
+
+    earlier: what the checkpoint says that a run goes on from.
     """
     if earlier is None:
         folder.write_running()
@@ -221,6 +226,11 @@ def told_in_summary(folder: RunFolder, earlier: RunState | None = None) -> Itera
 
 def _settle(folder: RunFolder, error: BaseException, seconds: float) -> None:
     said = folder.read_json(folder.summary)
+    if isinstance(error, KeyboardInterrupt):
+        is_done = said.get("status") == "done"
+        error.run_is_done = is_done  # type: ignore[attr-defined]
+        if is_done:
+            return
     is_running = said.get("status", "running") == "running"
     if said.get("status") != _status(folder, error):
         wall_s = said.get("wall_s", 0.0) + (seconds if is_running else 0.0)
@@ -233,12 +243,12 @@ def write_end(
     eval_before: float | None,
     eval_after: float | None,
     wall_s: float,
-    finished: Verdict | None = None,
+    finished: Action | None = None,
 ) -> dict[str, Any]:
     """Write the summary of a run that `error` ended, None: that is done; returns its content."""
     extra: dict[str, Any] = {"rollbacks": len(folder.events(ROLLBACK)), "model": _where_model(folder, error)}
     if finished is not None:
-        extra["finished"] = {"guard": finished.guard, "reason": finished.reason}
+        extra["finished"] = {"guard": finished.by, "reason": finished.reason}
     return folder.write_summary(
         status=_status(folder, error), eval_before=eval_before, eval_after=eval_after, wall_s=wall_s, extra=extra
     )
@@ -269,26 +279,11 @@ def told_where_it_fails(folder: RunFolder) -> Iterator[None]:
         logger.error("%s does not say how the run ended: %s", folder.summary, problem)
 
 
-def _has_updates(folder: RunFolder) -> bool:
-    metrics = folder.metrics
-    return metrics.exists() and metrics.stat().st_size > 0
-
-
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-class ReportWriter:
-    """Writes `report.html` when a run ends, however it ends, but for one whose folder is gone."""
-
-    def rlhf_run_end(self, run_folder: Path, summary: Mapping[str, Any] | None) -> None:
-        from ..report import build_report
-
-        if summary is not None:
-            build_report([run_folder])
 
 
 class FirstScore:
@@ -307,11 +302,10 @@ class FirstScore:
 
 
 def register_run_hooks(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> None:
-    """The loggers of the run; the performance evaluator and the report always."""
-    from ..loggers import PerformanceEvaluator, register_loggers
+    """The loggers of the run; the performance evaluator always."""
+    from ..loggers import PerformanceEvaluator
+    from ..loggers.relay import register_loggers
 
-    # Registered first, run last: pluggy calls the newest first, and the report reads what the others wrote.
-    relay.register(ReportWriter(), name="report")
     relay.register(PerformanceEvaluator(announce=logger.info), name="performance")
     context = LoggerContext(run_folder=run_folder, run=redact_mapping(resolved.to_mapping()))
     register_loggers(relay, resolved.loggers, context)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pydantic import ValidationError
 
 from ..config.sections import ModelConfig
 from ..environments.chat import ChatFormat
 from ..environments.conversations import reply_message, template_messages
 from ..environments.endpoint import Answer, Call, CallRefused
-from ..errors import DataError, RlhfError, UserInputError
+from ..errors import RlhfError
 from ..prompts.stream import PromptEncoder
-from ..protocols import RolloutEngine
-from ..runfolder.checkpoints import CheckpointStore, find_damage
-from ..runfolder.folder import RunFolder
+from ..protocols import Asked, CancelingEngine, InFlightEngine, RolloutEngine
 from ..types import Completion, GenerationRequest, SamplingParams
 from ..util.rng import derive_seed
 from .inference import open_engine
@@ -32,69 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 10.0
-_STEP = re.compile(r"step-\d+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenModel:
-    """Which weights are served."""
-
-    config: ModelConfig
-    weights: Path | None = None
-    """Folder of a checkpoint whose weights replace those that `config` names."""
-
-    @property
-    def label(self) -> str:
-        """How messages call it."""
-        return self.config.path if self.weights is None else str(self.weights.parent)
-
-
-def choose_model(path: str, *, best: bool = False, device: str = "auto") -> ChosenModel:
-    """The weights of a run folder, or a model folder, hub name or `builtin:NAME`.
-
-    Of a run that is done: its final model, of another its newest checkpoint; with `best`, what `checkpoint.best` chose.
-    No code that a run folder names is run. Raises `UserInputError`.
-    """
-    folder = RunFolder(Path(path))
-    if not folder.holds_run:
-        if best:
-            raise UserInputError("only a run has a best checkpoint", where="--best", hint="give a run folder")
-        return ChosenModel(config=ModelConfig(path=path, device=device))
-    folder.refuse_oddities()
-    final = ChosenModel(config=ModelConfig(path=str(folder.model), device=device)) if folder.model.is_dir() else None
-    if final is not None and not best and folder.read_json(folder.summary).get("status") == "done":
-        return final
-    checkpoint = _best(folder) if best else CheckpointStore(folder.checkpoints, keep=1).newest()
-    if checkpoint is None:
-        if final is not None:
-            return final
-        raise UserInputError(
-            "this run has written no model and no checkpoint yet",
-            where=path,
-            hint="wait for one: checkpoint.every_episodes says when they are written",
-        )
-    model = folder.read_config().get("model")
-    given = model if isinstance(model, dict) else {}
-    try:
-        kept = {key: given.get(key) for key in ("path", "lora", "chat")}
-        config = ModelConfig.model_validate({**kept, "device": device})
-    except ValidationError as error:
-        raise DataError("does not say which model the run trains", where=str(folder.config)) from error
-    return ChosenModel(config=config, weights=checkpoint / "policy")
-
-
-def _best(folder: RunFolder) -> Path:
-    named = folder.checkpoints / "best"
-    name = named.read_text(encoding="utf-8").strip() if named.is_file() else ""
-    if not _STEP.fullmatch(name):
-        raise UserInputError(
-            "this run has no best checkpoint",
-            where=str(folder.path),
-            hint="checkpoint.best in its run file names the metric that chooses one; or leave --best out",
-        )
-    if damage := find_damage(folder.checkpoints / name):
-        raise UserInputError(damage, where=str(folder.checkpoints / name), hint="leave --best out")
-    return folder.checkpoints / name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +53,10 @@ class _Job:
 
 
 class ServedModel:
-    """Answers calls (`Answering`) with one engine, on a thread: those that wait are sampled together."""
+    """Answers calls (`Answering`) with one engine, on a thread.
+
+    A call joins those that are being sampled; with an engine that takes none on the way, it waits for the next batch.
+    """
 
     def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, *, max_new_tokens: int) -> None:
         self._engine = engine
@@ -132,6 +67,9 @@ class ServedModel:
         self._count = 0
         self._changed = threading.Condition()
         self._jobs: list[_Job] = []
+        """Those that wait."""
+        self._open: dict[int, _Job] = {}
+        """Those that the engine samples, by sample id. Of its thread."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="serve", daemon=True)
         self._thread.start()
@@ -156,7 +94,7 @@ class ServedModel:
         completion = await job.answer
         text = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
         marked = str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=False))
-        calls = self._chat.tool_format().parse(marked) if call.tools else ()
+        calls = self._chat.tool_format().parse(marked, call.tools) if call.tools else ()
         message = reply_message(text, calls, call.stop, self._chat.tool_format)
         return Answer(
             text=message.content,
@@ -206,41 +144,64 @@ class ServedModel:
     # What follows runs on the engine's thread.
 
     def _work(self) -> None:
-        while jobs := self._next_jobs():
+        while self._wait():
             try:
-                self._sample(jobs)
+                self._sample()
             except Exception as error:  # an engine of a plugin may raise anything
                 logger.warning("sampling failed", exc_info=True)
                 what = error.message if isinstance(error, RlhfError) else type(error).__name__
-                for job in jobs.values():
+                for job in self._open.values():
                     job.tell(CallRefused(500, "engine_error", f"the engine failed: {what}"))
+            self._open.clear()
 
-    def _next_jobs(self) -> dict[int, _Job]:
-        """Those that can be sampled together with the one that waits longest, by sample id; none when closed."""
+    def _wait(self) -> bool:
+        """Until a call waits; False when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
-            if self._closed:
-                return {}
-            chosen: dict[int, _Job] = {}
-            for job in self._jobs:
-                if job.sampling == self._jobs[0].sampling:
-                    chosen.setdefault(job.request.sample_id, job)
-            taken = {id(job) for job in chosen.values()}
-            self._jobs = [job for job in self._jobs if id(job) not in taken]
-        return chosen
+            return not self._closed
 
-    def _sample(self, jobs: dict[int, _Job]) -> None:
-        asked = [job for job in jobs.values() if not job.answer.done()]
-        if not asked:
-            return
-        left = {job.request.sample_id: job for job in asked}
-        for completion in self._engine.generate([job.request for job in asked], asked[0].sampling):
-            left.pop(completion.sample_id).tell(completion)
-            if self._closed or all(job.answer.done() for job in left.values()):
-                return  # nobody waits for the others
+    def _sample(self) -> None:
+        in_flight = isinstance(self._engine, InFlightEngine)
+        for completion in self._completions():
+            self._open.pop(completion.sample_id).tell(completion)
+            if self._closed or (not in_flight and all(job.answer.done() for job in self._open.values())):
+                return  # no one waits for the others
+
+    def _completions(self) -> Iterator[Completion]:
+        if isinstance(self._engine, InFlightEngine):
+            return self._engine.generate_in_flight(self._between)
+        jobs = self._take(alike=True)
+        return self._engine.generate([job.request for job in jobs], jobs[0].sampling) if jobs else iter(())
+
+    def _between(self) -> Sequence[Asked]:
+        """Before each step: drop what no one waits for any more; return what joins."""
+        if isinstance(self._engine, CancelingEngine):
+            for sample_id in [key for key, job in self._open.items() if self._closed or job.answer.done()]:
+                self._engine.cancel(sample_id)
+                del self._open[sample_id]
+        return [] if self._closed else [(job.request, job.sampling) for job in self._take(alike=False)]
+
+    def _take(self, *, alike: bool) -> list[_Job]:
+        """Open the jobs that wait, one for each sample id. alike: only those that are sampled as the first is."""
+        taken: list[_Job] = []
+        with self._changed:
+            waiting = [job for job in self._jobs if not job.answer.done()]
+            self._jobs = []
+            for job in waiting:
+                fits = not alike or job.sampling == waiting[0].sampling
+                if fits and self._open.setdefault(job.request.sample_id, job) is job:
+                    taken.append(job)
+                else:
+                    self._jobs.append(job)
+        return taken
 
 
-def serve_model(chosen: ChosenModel, *, engine: str, seed: int, max_new_tokens: int) -> ServedModel:
-    """Load it. seed: of sampling. Raises `UserInputError`."""
-    opened, tokenizer = open_engine(chosen.config, engine, seed, weights=chosen.weights)
+def serve_model(
+    config: ModelConfig, weights: Path | None = None, *, engine: str, seed: int, max_new_tokens: int
+) -> ServedModel:
+    """Load it. weights: folder whose weights replace those that `config` names. seed: of sampling.
+
+    Raises `UserInputError`.
+    """
+    opened, tokenizer = open_engine(config, engine, seed, weights=weights, in_flight=True)
     return ServedModel(opened, tokenizer, max_new_tokens=max_new_tokens)

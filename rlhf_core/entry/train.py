@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..algorithm import Algorithm, DatasetAlgorithm
-from ..config.load import Override, load_run, parse_override
+from ..config.load import LoadedRun, Override, load_run, parse_override
 from ..config.processes import check_groups, check_processes
 from ..config.resolve import ResolvedRun, resolve
 from ..distributed.interrupts import InterruptFlag
@@ -21,7 +21,7 @@ from ..distributed.launch_env import LaunchEnv, read_launch_env
 from ..errors import ConfigError, InterruptedRun, UserInputError
 from ..hooks.installed import load_hook_plugins, register_listed
 from ..hooks.relay import HookRelay
-from ..hookspecs import MakerHooks, Verdict
+from ..hookspecs import Action, MakerHooks
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
@@ -34,7 +34,8 @@ from ..training.request import FitResult, RunInputs, RunRequest, Transport
 from ..util.held_signals import held_signals
 from ..util.host_memory import set_up_host_memory
 from ..util.jsonl import read_lines
-from .resume import find_checkpoint, resume_changes, resumed_folder
+from .rehearsal import play_one_turn
+from .resume import begun_resume, find_checkpoint, resume_changes, resumed_folder
 from .run_record import (
     FirstScore,
     RunPlan,
@@ -74,10 +75,12 @@ def train(
     *,
     output: Path | str | None = None,
     resume: str | None = None,
+    restart: bool = False,
     num_processes: int = 1,
     dry_run: bool = False,
     overrides: Sequence[Override] = (),
     hooks: Sequence[object | str] = (),
+    rewards: Sequence[Callable[..., Any]] = (),
     origin: Path | None = None,
     trust: FileTrust | bool = False,
     on_check: Callable[[RunInputs], None] | None = None,
@@ -86,11 +89,15 @@ def train(
 
     Args:
         output: the run folder; default `runs/<algorithm>-<time>`.
-        resume: `auto`, or a run or checkpoint folder to continue from.
+        resume: `auto` (which starts a run in a folder without one), or a run or checkpoint folder to continue from.
+        restart: with `auto`, discard the updates of a run without a checkpoint and begin it again; else it is refused.
         num_processes: training processes on this machine (transport `local`).
-        dry_run: check everything, load no weights, write nothing; returns None.
+        dry_run: check everything, load no weights, write nothing; returns None. Of an environment one turn is played,
+            with a made-up answer.
         overrides: `"key.path=value"` as `--set` takes them.
         hooks: objects with `rlhf_…` hooks, or `module:attr` of what makes one, beside the installed hook plugins.
+        rewards: functions of this process that score answers, as those of a reward file do: `rewards=[brevity]` in a
+            notebook. They are added to the run's `rewards`, and take the place of the default. One process only.
         origin: folder of a run that `run` comes from; what differs from it is said in log and manifest.
         trust: which files of code that `run` names are run. False: those in and below a run file's folder and those
             in `overrides`; all of a mapping, which is the caller's own. True: all.
@@ -101,14 +108,17 @@ def train(
         RlhfError: the run failed; its folder says how.
         InterruptedRun: Ctrl-C; a checkpoint was written.
     """
+    path = None if output is None else Path(output)
+    resume = begun_resume(resume, path)
     if dry_run and resume is None and output is not None:
         refuse_output(Path(output))
-    prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run)
+    prepared = prepare(run, overrides, hooks, num_processes, trust, is_check=dry_run, rewards=rewards)
     environment = prepared.environment
-    path = None if output is None else Path(output)
     if dry_run:
         if resume is not None:
-            tell_resume(_planned(RunFolder(resumed_folder(resume, path)), prepared, resume, None))
+            tell_resume(_planned(RunFolder(resumed_folder(resume, path)), prepared, resume, restart, None))
+        if environment.rank == 0:
+            play_one_turn(prepared.resolved, prepared.inputs)
         if on_check is not None:
             on_check(prepared.inputs)
         return None
@@ -121,11 +131,11 @@ def train(
     else:
         chosen = path or default_path(prepared.resolved.algorithm.name, datetime.now())
     if environment.rank != 0:
-        checkpoint = None if resume is None else find_checkpoint(resume, chosen)
+        checkpoint = None if resume is None else find_checkpoint(resume, chosen, restart=restart)
         run_rank(prepared, RunFolder(chosen), checkpoint)
         return read_result(chosen)
     with owned(chosen, resume) as folder:
-        return train_in(folder, prepared, resume, origin)
+        return train_in(folder, prepared, resume, restart, origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +158,20 @@ def prepare(
     num_processes: int = 1,
     trust: FileTrust | bool = False,
     is_check: bool = False,
+    rewards: Sequence[Callable[..., Any]] = (),
 ) -> PreparedRun:
     """Resolve a run, check what can be checked before weights are loaded. Arguments as of `train` and `check_run`."""
     set_up_host_memory()
     relay = HookRelay()
     for hook in hooks:
         relay.register(_made(hook))
-    resolved = _resolved(run, overrides, relay, _trusted(run, overrides, trust))
+    resolved = _resolved(run, overrides, relay, _trusted(run, overrides, trust), rewards)
+    if rewards and (num_processes > 1 or resolved.transport.name != "local"):
+        raise UserInputError(
+            f"the reward {resolved.rewards[-1].name} cannot travel to another process",
+            where="rewards",
+            hint="write it into a file and name it in the run's rewards: FILE.py:FUNCTION",
+        )
     environment = read_launch_env()
     check_processes(resolved, num_processes)
     check_processes(resolved, environment.world_size, f"{environment.launcher}: world size")
@@ -170,10 +187,14 @@ def prepare(
 
 
 def train_in(
-    folder: RunFolder, prepared: PreparedRun, resume: str | None = None, origin: Path | None = None
+    folder: RunFolder,
+    prepared: PreparedRun,
+    resume: str | None = None,
+    restart: bool = False,
+    origin: Path | None = None,
 ) -> TrainResult:
     """Train in a run folder that this process owns; the other arguments are those of `train`."""
-    plan = _planned(folder, prepared, resume, origin)
+    plan = _planned(folder, prepared, resume, restart, origin)
     if prepared.environment.world_size == 1 and (why := already_done(folder, plan)) is not None:
         return replace(read_result(folder.path), already_done=why)
     earlier = None if plan.checkpoint is None else read_run_state(plan.checkpoint)
@@ -189,10 +210,12 @@ def train_in(
             _launch(folder, prepared, plan.checkpoint)
         else:
             run_rank(prepared, folder, plan.checkpoint)
-    return read_result(folder.path)
+        return read_result(folder.path)
 
 
-def _planned(folder: RunFolder, prepared: PreparedRun, resume: str | None, origin: Path | None) -> RunPlan:
+def _planned(
+    folder: RunFolder, prepared: PreparedRun, resume: str | None, restart: bool, origin: Path | None
+) -> RunPlan:
     plan = RunPlan(
         resolved=prepared.resolved,
         data_digest=f"sha256:{prepared.inputs.prompts.digest}",
@@ -202,7 +225,7 @@ def _planned(folder: RunFolder, prepared: PreparedRun, resume: str | None, origi
     )
     if resume is None:
         return plan
-    checkpoint = find_checkpoint(resume, folder.path)
+    checkpoint = find_checkpoint(resume, folder.path, restart=restart)
     changes = resume_changes(folder, plan.resolved, prepared.inputs.prompts, is_again=checkpoint is None)
     return replace(plan, is_resumed=True, checkpoint=checkpoint, changes=changes)
 
@@ -217,8 +240,7 @@ def _made(hook: object | str) -> object:
 def _launch(folder: RunFolder, prepared: PreparedRun, checkpoint: Path | None) -> None:
     from .launch import run_in_processes
 
-    unnamed = [hook for hook in prepared.hooks if not isinstance(hook, str)]
-    if unnamed:
+    if unnamed := [hook for hook in prepared.hooks if not isinstance(hook, str)]:
         raise UserInputError(
             f"the hook {type(unnamed[0]).__name__} cannot travel to another process",
             where="num_processes",
@@ -238,14 +260,18 @@ def _trusted(run: str | Path | Mapping[str, Any], overrides: Sequence[Override],
 
 
 def _resolved(
-    run: str | Path | Mapping[str, Any], overrides: Sequence[Override], relay: HookRelay, trust: FileTrust
+    run: str | Path | Mapping[str, Any],
+    overrides: Sequence[Override],
+    relay: HookRelay,
+    trust: FileTrust,
+    rewards: Sequence[Callable[..., Any]],
 ) -> ResolvedRun:
     mapping = load_run(run, overrides)
     hooks = mapping.get("hooks")
     disabled = hooks.get("disable") if isinstance(hooks, dict) else None  # what is wrong with them is said below
     load_hook_plugins(relay, [each for each in disabled if isinstance(each, str)] if isinstance(disabled, list) else [])
-    where = "run file" if isinstance(run, Mapping) else str(run)
-    return resolve(relay.transform_config(mapping), where=where, trust=trust)
+    mapping = LoadedRun(relay.transform_config(mapping), mapping.overrides)
+    return resolve(mapping, where="run file" if isinstance(run, Mapping) else str(run), trust=trust, functions=rewards)
 
 
 def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
@@ -253,18 +279,18 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
     Returns what was built on the way. is_check: nothing is run with it, so the lengths of a sample of prompts suffice.
     """
-    from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
     from ..build import build_algorithm, build_curriculum, build_eval_prompts, build_run_prompts
     from ..environments.chat import chat_format
+    from ..models.frozen import check_frozen
     from ..models.loading import load_tokenizer
-    from ..models.teacher import check_teacher
+    from ..rollout.samples import check_columns
 
     check_model(resolved.run.model)
     environment = resolved.environment
     rewards = [*resolved.rewards, *(reward for each in resolved.eval_sets for reward in each.rewards or ())]
-    others = [reward.selected for reward in rewards] + ([environment.selected] if environment else [])
-    others += [*resolved.hooks, *resolved.loggers]
-    for selected in (resolved.strategy, resolved.engine, resolved.transport, *others):
+    parts = [resolved.strategy, resolved.engine, resolved.transport, resolved.optimizer, resolved.schedule]
+    parts += [*(each.selected for each in [*rewards, environment] if each), *resolved.hooks, *resolved.loggers]
+    for selected in parts:
         if selected.unread is None:
             resolve_build(selected)
     tokenizer = load_tokenizer(resolved.run.model)
@@ -276,8 +302,8 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
                 raise ConfigError(f"there is no file {file}", where="environment", hint=hint)
     algorithm = build_algorithm(resolved, tokenizer)
     check_algorithm(resolved, algorithm)
-    if isinstance(algorithm, RolloutAlgorithm) and "teacher" in algorithm.roles:
-        check_teacher(algorithm.teacher, tokenizer)
+    check_columns(resolved, algorithm)
+    check_frozen(getattr(algorithm, "frozen_models", {}), tokenizer)
     check = _record_check(algorithm) if isinstance(algorithm, DatasetAlgorithm) else None
     measured = _MEASURED if is_check else None
     stream = build_run_prompts(resolved, tokenizer, check=check, measured=measured)
@@ -312,7 +338,7 @@ def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> No
 def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) -> None:
     """Run in this process, as the rank it is; `folder` is owned by it or by its launcher."""
     resolved = prepared.resolved
-    register_listed(prepared.relay, resolved.hooks, folder.path, resolved.run.hooks.disable)
+    register_listed(prepared.relay, resolved, folder.path)
     if prepared.environment.rank != 0:
         prepared.relay.limit_to(MakerHooks)
     with InterruptFlag() as interrupted:
@@ -331,7 +357,7 @@ def run_rank(prepared: PreparedRun, folder: RunFolder, checkpoint: Path | None) 
 
 
 def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
-    """Run, and keep the folder's account of it: metrics, log, summary, report."""
+    """Run, and keep the folder's account of it: metrics, log, summary."""
     resolved, folder, relay = request.resolved, request.folder, request.hooks
     watch = FileWatch(folder)
     register_run_hooks(relay, resolved, folder.path)
@@ -341,7 +367,7 @@ def run_as_main(request: RunRequest, interrupted: InterruptFlag) -> None:
     started = time.perf_counter()
     wall_before = 0.0 if earlier is None else earlier.wall_s
     eval_after: float | None = None
-    finished: Verdict | None = None
+    finished: Action | None = None
     ended: BaseException | None = None
     with relay.span("run", run_folder=folder.path, config=resolved.to_mapping()) as span:
         try:

@@ -35,15 +35,12 @@ from .losses import value_loss as value_loss
 from .masking import Aggregation as Aggregation
 from .masking import aggregate_count as aggregate_count
 from .masking import aggregate_sum as aggregate_sum
-from .masking import last_true_index as last_true_index
-from .masking import lengths_to_first_eos as lengths_to_first_eos
 from .masking import mask_from_lengths as mask_from_lengths
 from .masking import masked_mean as masked_mean
 from .masking import masked_sum as masked_sum
 from .masking import masked_var as masked_var
 from .masking import masked_whiten as masked_whiten
 from .masking import mean_over_ranks as mean_over_ranks
-from .masking import position_ids_of as position_ids_of
 from .masking import sum_and_mean_over_ranks as sum_and_mean_over_ranks
 from .masking import to_tokens as to_tokens
 from .masking import turn_ids as turn_ids
@@ -51,7 +48,6 @@ from .masking import whitened_by_counts as whitened_by_counts
 from .noise import SampledTokens as SampledTokens
 from .noise import greedy_sample as greedy_sample
 from .noise import inverse_cdf_sample as inverse_cdf_sample
-from .noise import philox4x32 as philox4x32
 from .noise import uniforms as uniforms
 from .off_policy import DivergenceBound as DivergenceBound
 from .off_policy import OffPolicyCorrection as OffPolicyCorrection

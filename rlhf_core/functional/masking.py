@@ -7,7 +7,7 @@ the values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -107,13 +107,6 @@ def last_true_index(mask: Tensor) -> Tensor:
 def mask_from_lengths(lengths: Tensor, size: int) -> Tensor:
     """[B] integer lengths -> [B, size] bool, True on the first `length` positions of each row."""
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
-
-
-def lengths_to_first_eos(token_ids: Tensor, eos_token_ids: Sequence[int]) -> Tensor:
-    """[B, A] sampled tokens -> [B] int64: tokens up to and including the first EOS, A where there is none."""
-    is_eos = torch.isin(token_ids, torch.tensor(list(eos_token_ids), dtype=torch.int64, device=token_ids.device))
-    before = (is_eos.long().cumsum(-1) == 0).sum(-1)
-    return torch.clamp(before + 1, max=token_ids.shape[-1])
 
 
 def position_ids_of(attention_mask: Tensor) -> Tensor:

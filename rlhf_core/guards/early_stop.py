@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ..components import Component, HookContext
 from ..config.section import Count, Section
-from ..hookspecs import Metrics, Verdict, hookimpl
+from ..hookspecs import Action, Metrics, Moment, hookimpl
 from ..util.did_you_mean import suggestion
 
 logger = logging.getLogger("rlhf")
@@ -42,8 +42,10 @@ class EarlyStop:
         self._was_seen = False
 
     @hookimpl
-    def rlhf_episode_verdict(self, episode: int, metrics: Metrics) -> Verdict | None:
-        config = self._config
+    def rlhf_decide(self, moment: Moment) -> Action | None:
+        if moment.at != "episode":
+            return None
+        config, metrics = self._config, moment.metrics
         value = metrics.get(config.metric)
         if value is None:
             self._tell_missing(metrics)
@@ -56,7 +58,7 @@ class EarlyStop:
             return None
         bound = f"above {config.above:g}" if above else f"below {config.below:g}"
         times = f" for {self._held} episodes" if config.patience > 1 else ""
-        return Verdict(action="finish", guard=NAME, reason=f"{config.metric} is {value:.4g}, {bound}{times}")
+        return Action(kind="finish", by=NAME, reason=f"{config.metric} is {value:.4g}, {bound}{times}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"held": self._held}

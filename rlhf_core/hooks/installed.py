@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..components import Component, HookContext
-from ..config.resolved import Configured
+from ..config.resolved import Configured, ResolvedRun
 from ..errors import PluginError
-from ..plugins.discovery import check_clash, discover, import_target, resolve_build
+from ..plugins.discovery import check_clash, discover, import_target, load, resolve_build
 from ..util.did_you_mean import fold
 from .relay import HookRelay
 
 logger = logging.getLogger("rlhf")
+
+_ALWAYS_ON: Mapping[str, str | None] = {"guards": "guards", "control": None}
+"""Hook plugins that are on though no run file lists them -> the section that has their options."""
 
 
 def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str]:
@@ -43,21 +46,37 @@ def load_hook_plugins(relay: HookRelay, disable: Iterable[str] = ()) -> list[str
     return loaded
 
 
-def register_listed(
-    relay: HookRelay, listed: Sequence[Configured], run_folder: Path, disable: Iterable[str] = ()
-) -> list[str]:
-    """Build and register the hook plugins with options that a run lists, but those named in `disable`.
+def register_listed(relay: HookRelay, resolved: ResolvedRun, run_folder: Path) -> list[str]:
+    """Build and register the hook plugins with options of a run, but those named in `hooks.disable`: core's own, and
+    those that it lists.
 
-    Returns their names. Raises `PluginError` for one that cannot be built, or has no hook.
+    Returns their names. Raises `PluginError` for one that cannot be built, has no hook, or is listed though it is
+    core's own.
     """
-    disabled = {fold(name) for name in disable}
+    disabled = {fold(name) for name in resolved.run.hooks.disable}
     context = HookContext(run_folder=run_folder)
+    for each in resolved.hooks:
+        if each.name in _ALWAYS_ON:
+            hint = f"leave it out; disable: [{each.name}] turns it off"
+            raise PluginError("is on in every run", where=f"hooks.{each.name}", hint=hint)
     return [
         relay.register(
             resolve_build(each)(each.config, context),
             name=each.name,
             distribution=f"{each.distribution} {each.version}",
         )
-        for each in listed
+        for each in (*_always_on(resolved), *resolved.hooks)
         if fold(each.name) not in disabled
     ]
+
+
+def option_sections() -> list[str]:
+    """The sections of a run file that have options of hook plugins."""
+    return [section for section in _ALWAYS_ON.values() if section] + ["hooks"]
+
+
+def _always_on(resolved: ResolvedRun) -> Iterator[Configured]:
+    for name, section in _ALWAYS_ON.items():
+        selected = load("hooks", name)
+        config = resolved.section(section) if section else selected.component.config()
+        yield Configured.of(selected, config)

@@ -12,14 +12,15 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, cast
 
 import pluggy
 
+from ..config.resolve import check_sections_kept
 from ..errors import HookError, PluginError, RlhfError
-from ..hookspecs import PREFIX, PROJECT, SPECS
+from ..hookspecs import PREFIX, PROJECT, SPECS, Action
+from ..util.did_you_mean import closest
 from ..util.error_text import error_text
 from .seed_callbacks import adapt_callback
 
@@ -27,6 +28,7 @@ logger = logging.getLogger("rlhf")
 
 _END = "_end"
 _TRANSFORM = f"{PREFIX}transform_config"
+_DECIDE = f"{PREFIX}decide"
 
 
 class Span:
@@ -53,14 +55,7 @@ class _Manager(pluggy.PluginManager):
             getattr(plugin, name, None)
         ):
             return None
-        return {
-            "wrapper": False,
-            "hookwrapper": False,
-            "optionalhook": False,
-            "tryfirst": False,
-            "trylast": False,
-            "specname": None,
-        }
+        return {}  # pluggy's defaults
 
 
 class HookRelay:
@@ -213,8 +208,11 @@ class HookRelay:
         is a whole run file, the last one their final result.
         """
         self._config = config
+        before = tuple(config)
         answers = _checked(self.fire("transform_config", config=config), "a hookwrapper")
-        return dict(answers[-1]) if answers else config
+        changed = dict(answers[-1]) if answers else config
+        check_sections_kept(before, changed, "a hookwrapper")
+        return changed
 
     def _close(self, event: str, arguments: Mapping[str, Any], error: BaseException | None) -> None:
         if event not in self._listening:
@@ -250,11 +248,12 @@ class HookRelay:
         @wraps(function)
         def chained(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(names, args, strict=True)), **kwargs}
+            before = tuple(self._config)
             changed = function(**dict.fromkeys(given, self._config))
-            if changed is None:
-                return None
-            self._config = dict(_checked([changed], who)[0])
-            return self._config
+            if changed is not None:
+                self._config = dict(_checked([changed], who)[0])
+            check_sections_kept(before, self._config, who)
+            return None if changed is None else self._config
 
         return chained
 
@@ -292,8 +291,10 @@ class HookRelay:
     def _did_you_mean(self, plugin: object) -> str | None:
         known = [f"{PREFIX}{event}" for event in self._callers]
         wrong = [name for name in dir(plugin) if name.startswith(PREFIX) and name not in known]
-        close = get_close_matches(wrong[0], known, n=1) if wrong else []
-        return f"did you mean {close[0]}?" if close else None
+        if wrong and wrong[0] in (f"{PREFIX}verdict", f"{PREFIX}episode_verdict"):  # of earlier versions
+            return f"{_DECIDE}(moment) is in its place, and returns an Action: docs/hooks.md"
+        close = closest(wrong[0], known) if wrong else None
+        return f"did you mean {close}?" if close else None
 
 
 Collect = Callable[[RlhfError], None]
@@ -305,7 +306,10 @@ def _named(function: Callable[..., Any], hook: str, who: str, collect: Collect |
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            answer = function(*args, **kwargs)
+            if hook == _DECIDE and answer is not None:
+                _checked([*answer] if isinstance(answer, Sequence) else [answer], who, Action)
+            return answer
         except Exception as error:
             named = _name_error(error, hook, who)
             if collect is None:
@@ -368,12 +372,13 @@ def _name_error(error: Exception, hook: str, who: str) -> RlhfError:
     return named
 
 
-def _checked(answers: Any, who: str) -> Sequence[Mapping[str, Any]]:
-    """Validate the results of `transform_config`, which a hookwrapper may have replaced by anything."""
-    wrong = [each for each in answers if not isinstance(each, Mapping)] if isinstance(answers, list) else [answers]
+def _checked(answers: Any, who: str, kind: type[Any] = Mapping) -> Sequence[Any]:
+    """Validate the results of `transform_config`, which a hookwrapper may have replaced by anything, or of `decide`."""
+    wrong = [each for each in answers if not isinstance(each, kind)] if isinstance(answers, list) else [answers]
     if wrong:
-        raise HookError(f"{_TRANSFORM} returned {type(wrong[0]).__name__}, not a mapping", where=who)
-    return cast("Sequence[Mapping[str, Any]]", answers)
+        hook, expected = (_DECIDE, "an Action") if kind is Action else (_TRANSFORM, "a mapping")
+        raise HookError(f"{hook} returned {type(wrong[0]).__name__}, not {expected}", where=who)
+    return cast("Sequence[Any]", answers)
 
 
 def _instantiate(plugin: object, who: str) -> object:

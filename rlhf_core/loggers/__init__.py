@@ -4,6 +4,6 @@ They use the public hooks only. `metrics.jsonl` is not among them: it is always 
 """
 
 from .performance import PerformanceEvaluator
-from .relay import open_logger, register_loggers
+from .relay import open_logger
 
-__all__ = ["PerformanceEvaluator", "open_logger", "register_loggers"]
+__all__ = ["PerformanceEvaluator", "open_logger"]

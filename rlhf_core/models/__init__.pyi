@@ -1,4 +1,3 @@
-from .batched_forward import with_trainer_log_probs as with_trainer_log_probs
 from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
 from .chunked import VocabularyPart as VocabularyPart
@@ -27,7 +26,8 @@ from .loading import write_transformers_folder as write_transformers_folder
 from .own_lengths import own_lengths as own_lengths
 from .packing import Packing as Packing
 from .packing import takes_packed_rows as takes_packed_rows
-from .reference_pass import ReferencePass as ReferencePass
+from .passes import GroupPasses as GroupPasses
+from .passes import PassModels as PassModels
 from .shared_pass import RowLengths as RowLengths
 from .shared_pass import carries_state as carries_state
 from .shared_pass import feels_padding as feels_padding

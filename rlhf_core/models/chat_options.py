@@ -70,7 +70,7 @@ def _literal(value: Any) -> str:
 
 
 def _check_syntax(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> None:
-    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
 
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
@@ -79,7 +79,7 @@ def _check_syntax(tokenizer: PreTrainedTokenizerBase, options: ChatConfig) -> No
         # Its first lines are those that hold the options.
         line = error.lineno - _num_lines(options)
         raise ConfigError(f"the chat template cannot be read: {error.message} (line {line})", where=where) from None
-    except TemplateError:
+    except Exception:
         return  # it refuses this conversation; of those of the prompts it is told with their lines
 
 

@@ -19,6 +19,8 @@ from ..util.atomic import replacing_folder
 from .builtin import PREFIX, build_builtin, check_builtin
 from .chat_options import set_chat_options
 from .classifier import as_score_model, is_score_folder
+from .config_check import check_layers
+from .hub import check_hub, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 WHERE = "model.path"
 _SHOWN_WEIGHTS = 5
+_NOISE_RATES = ("layerdrop", "jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 
 
 def check_model(config: ModelConfig) -> None:
@@ -36,11 +39,8 @@ def check_model(config: ModelConfig) -> None:
         check_builtin(path)
         return
     folder = Path(path)
+    check_name(path, where=WHERE)
     if not os.path.exists(folder):
-        if path.startswith((".", "/", "~")) or path.count("/") != 1:
-            raise UserInputError(
-                f"there is no folder {path!r}", where=WHERE, hint="check the path, or give a hub name: OWNER/NAME"
-            )
         return
     if not folder.is_dir():
         raise UserInputError(f"{path!r} is a file, not a model folder", where=WHERE)
@@ -51,6 +51,7 @@ def check_model(config: ModelConfig) -> None:
         raise UserInputError(
             f"{path!r} has no config.json, so it is no transformers model folder", where=WHERE, hint=hint
         )
+    check_layers(folder, WHERE)
     if not any(folder.glob("*.safetensors")):
         raise UserInputError(
             f"{path!r} holds no *.safetensors weights",
@@ -79,6 +80,7 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         return build_builtin(config.path, 0)[1]
     from transformers import AutoTokenizer
 
+    check_hub(config.path, where=WHERE)
     try:
         tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # `tokenizers` raises plain exceptions on a broken file
@@ -258,7 +260,7 @@ def disable_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         # Rates that a forward passes to a function, or uses to skip layers or add router noise.
-        _zero_rates(module, lambda name: _is_dropout(name) or name in ("layerdrop", "jitter_noise", "moe_jitter_eps"))
+        _zero_rates(module, lambda name: _is_dropout(name) or name in _NOISE_RATES)
         if hasattr(config := getattr(module, "config", None), "model_type"):
             _zero_rates(config, _is_dropout)  # some models read the rates from the config in each forward
 

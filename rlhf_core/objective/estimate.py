@@ -67,7 +67,7 @@ def estimated(
         trainer_log_probs=episode.trainer_log_probs,
         reference_log_probs=episode.reference_log_probs,
         named_rewards=episode.rewards,
-        turn_ids=None if episode.turn_rewards is None else functional.turn_ids(mask),
+        turn_ids=functional.turn_ids(mask) if "turn_rewards" in episode.columns else None,
     )
     if needs_of(estimator) != "scalars":
         return _checked(estimator(given), mask.shape)

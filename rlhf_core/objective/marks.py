@@ -7,6 +7,7 @@ from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from ..columns import Column, Columns
 from ..functional import EpisodeTokens, uniforms
 from ..types import Experience
 from ..whole import Whole
@@ -14,6 +15,9 @@ from ..whole import Whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+MARKS = "marks"
+"""Column [A], True on the tokens that the policy loss has chosen."""
+COLUMNS = {MARKS: Column(dtype="bool")}
 _DRAWS = 0x436F76
 """Seed of the noise of `EpisodeTokens`: samples have numbers of their own in a run."""
 
@@ -26,7 +30,8 @@ def with_marks(episode: Experience, loss: Callable[..., Any], whole: Whole) -> E
     known = signature(choose).parameters
     options = {name: value for name, value in getattr(loss, "keywords", {}).items() if name in known}
     chosen = choose(_tokens(episode, whole), **options)
-    return replace(episode, marks=(chosen & episode.action_mask).float())
+    marked = Columns({MARKS: chosen & episode.action_mask}, COLUMNS)
+    return replace(episode, columns=episode.columns | marked)
 
 
 def _tokens(rows: Experience, whole: Whole) -> EpisodeTokens:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import LossTerm, Metric
+from ..columns import Column
 from ..config import bind_use
 from ..config.policy_objective import PolicyObjectiveSection
 from ..functional import (
@@ -28,7 +29,7 @@ from ..types import Experience
 from ..whole import EpisodeScalars, Whole
 from .correction import importance_weights
 from .estimate import ShapedScores, check_overlong
-from .marks import with_marks
+from .marks import COLUMNS, MARKS, with_marks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,8 +52,10 @@ class PolicyObjective:
     """The options of a `PolicyObjectiveSection` at work: an algorithm has one, and adds what is its own.
 
     `advantages()` calls `shaped`, `kl` and `corrected`; `loss()` calls `terms_of`; `end_episode()`, `state_dict()` and
-    `load_state_dict()` call the same of it.
+    `load_state_dict()` call the same of it; its `columns` are the algorithm's.
     """
+
+    columns: Mapping[str, Column] = COLUMNS
 
     def __init__(self, config: PolicyObjectiveSection, *, temperature: float, max_new_tokens: int | None) -> None:
         """max_new_tokens: longest answer; None where it is not known.
@@ -169,8 +172,7 @@ class PolicyObjective:
         assert output.entropy is not None
         # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
         old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
-        marked = None if batch.marks is None else batch.marks > 0
-        given = PolicyLossInput(output.log_probs, old, batch.advantages, mask, marked)
+        given = PolicyLossInput(output.log_probs, old, batch.advantages, mask, batch.columns.get(MARKS))
         loss = self.functions["policy_loss"](given)
         if not isinstance(loss, PolicyLoss):
             raise TypeError(f"the policy loss returned a {type(loss).__name__}, not a PolicyLoss")

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..algorithm import Algorithm, RolloutAlgorithm
+from ..algorithm import Algorithm, FrozenModel, RolloutAlgorithm
 from ..build import build_strategy, model_dtype
 from ..config.processes import processes_per_rank
 from ..config.resolve import ResolvedRun
 from ..config.sections import ModelConfig
 from ..prompts.stream import PromptStream
+from ..strategy import StateBytes
 from ..training.record import peak_memory_bytes
 from ..training.request import RunInputs
 from .layouts import Layout, smallest_layout
@@ -75,13 +76,16 @@ def plan_run(
     trainers, makers = (num_processes, 0) if own is None else (own.trainers, own.makers)
     base = _own_bytes(device)
     is_measured = machine is not GPU_ELSEWHERE
-    teacher = _teacher_parameters(algorithm)
+    frozen = algorithm.frozen_models if isinstance(algorithm, RolloutAlgorithm) else {}
+    sizes = {role: model_shape(ModelConfig(path=each.path)).num_parameters for role, each in frozen.items()}
 
     def work_of(changed: ResolvedRun, trainers: int) -> Work:
         strategy = build_strategy(changed if is_measured else _on_cpu(changed))
         strategy.check_model(model)
         dtype = model_dtype(changed, strategy)
         state = strategy.state_bytes(trainers, dtype)
+        share = changed.optimizer.component.optimizer_bytes / StateBytes().optimizer
+        state = state._replace(optimizer=state.optimizer * share)
         return Work(
             resolved=changed,
             algorithm=algorithm,
@@ -90,7 +94,10 @@ def plan_run(
             state=state,
             gathered_bytes=strategy.gathered_bytes(model),
             weight_bytes=dtype.itemsize,
-            teacher=(teacher, _teacher_bytes(algorithm, state.reference if own is None else dtype.itemsize)),
+            frozen={
+                role: (sizes[role], _bytes_of(each, state.reference if own is None else dtype.itemsize))
+                for role, each in frozen.items()
+            },
             copies_policy=strategy.shards_parameters,
             prompt_tokens=prompt_tokens,
             answer_tokens=answer_tokens,
@@ -116,21 +123,11 @@ def plan_run(
     )
 
 
-def _teacher_parameters(algorithm: Algorithm[Any, Any]) -> int:
-    """0 without a teacher."""
-    if not isinstance(algorithm, RolloutAlgorithm) or "teacher" not in algorithm.roles:
-        return 0
-    return model_shape(ModelConfig(path=algorithm.teacher.path)).num_parameters
-
-
-def _teacher_bytes(algorithm: Algorithm[Any, Any], each: float) -> float:
-    """Bytes of each of the teacher's parameters, which are `each` in the type of the run."""
+def _bytes_of(frozen: FrozenModel, each: float) -> float:
+    """Bytes of each of the model's parameters, which are `each` in the type of the run."""
     import torch
 
-    if not isinstance(algorithm, RolloutAlgorithm) or "teacher" not in algorithm.roles:
-        return 0.0
-    name = algorithm.teacher.dtype
-    return each if name == "auto" else float(getattr(torch, name).itemsize)
+    return each if frozen.dtype == "auto" else float(getattr(torch, frozen.dtype).itemsize)
 
 
 def _own_bytes(device: torch.device) -> int:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config.processes import most_ranks, processes_per_rank, too_many
+from ..config.processes import StrategyConfig, most_ranks, processes_per_rank, too_many
 from ..config.resolve import ResolvedRun
-from ..config.section import StrategyConfig
 from ..errors import UserInputError
 from .work import ProcessPlan
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..config.sections import LoraConfig, ModelConfig
 from ..errors import UserInputError
 from ..models.builtin import PREFIX, build_builtin
+from ..models.config_check import check_layers
+from ..models.hub import check_hub
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,6 +77,8 @@ def _meta_model(config: ModelConfig) -> nn.Module:
     adapter = Path(path) / "adapter_config.json"
     if adapter.exists():
         path = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    check_layers(Path(path), "model.path")
+    check_hub(path, where="model.path")
     try:
         described = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         with torch.device("meta"):

@@ -10,6 +10,7 @@ have the maximum length.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,8 @@ class Work:
     """Of the policy, in a training process, while it computes with them."""
     weight_bytes: int
     """Bytes per parameter of a copy beside the trained model, in the type it is loaded in."""
-    teacher: tuple[int, float]
-    """Parameters of the frozen teacher, and bytes of each; none is 0."""
+    frozen: Mapping[str, tuple[int, float]]
+    """Role of each frozen model besides the reference -> its parameters, and bytes of each."""
     copies_policy: bool
     """Whether an engine beside the trainer needs its own weights."""
     prompt_tokens: float
@@ -91,8 +92,8 @@ class Work:
         if self.reference_parameters:
             each = self.weight_bytes if self.makers else self.state.reference
             making["reference weights"] = math.ceil(self.reference_parameters * each)
-        if self.teacher[0]:
-            making["teacher weights"] = math.ceil(self.teacher[0] * self.teacher[1])
+        for role, (size, each) in self.frozen.items():
+            making[f"{role} weights"] = math.ceil(size * each)
         if self.answer_tokens:
             rows = min(self.samples, getattr(self.resolved.engine.config, "max_batch_size", self.samples))
             tokens = rows * (self.prompt_tokens + self.answer_tokens)
@@ -125,7 +126,8 @@ class Work:
             read = self.shape.num_parameters * _FP32 / machine.bytes_per_second
             compute = 2 * self.shape.num_parameters * self.samples / machine.flops
             found["rollout"] = self.answer_tokens * max(read, compute, self._forward_call_seconds)
-            scoring = 2 * (self.reference_parameters + self.critic_parameters + self.teacher[0])
+            frozen = sum(size for size, _ in self.frozen.values())
+            scoring = 2 * (self.reference_parameters + self.critic_parameters + frozen)
             found["scoring"] = tokens * scoring / machine.flops / (self.makers or self.trainers)
         return found
 

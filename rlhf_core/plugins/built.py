@@ -31,6 +31,12 @@ def _misses(built: object, kind: str, component: Component) -> str | None:
 
     if kind == "rewards":
         return None if callable(built) else "cannot be called with rollouts"
+    if kind == "optimizers":
+        from torch.optim import Optimizer
+
+        return None if isinstance(built, Optimizer) else "is no torch.optim.Optimizer"
+    if kind == "schedules":
+        return None if callable(built) else "cannot be called with the index of an update"
     if kind == "transports":
         return None if callable(getattr(built, "run", None)) else "has no run(request)"
     if kind == "prompts" and not isinstance(built, PromptSource) and isinstance(built, StreamingPromptSource):

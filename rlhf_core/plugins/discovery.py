@@ -1,8 +1,7 @@
 """Plugins, found through entry points.
 
 Listing reads the metadata of installed distributions and imports nothing. A plugin is imported when it is
-loaded, and what it builds when that is resolved, so a broken one is an error for whoever selects it, and
-for nobody else.
+loaded, and what it builds when that is resolved, so a broken one is an error only if it is selected.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
@@ -26,6 +24,7 @@ from ..util.error_text import error_text
 from .built import check_built
 from .functions import class_component, function_component, load_function_file
 from .known import KNOWN
+from .requirements import check_required, not_installed
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
 
@@ -45,6 +44,9 @@ SINGULAR = {
     "policy_losses": "policy loss",
     "hooks": "hook plugin",
     "loggers": "logger",
+    "sections": "section",
+    "optimizers": "optimizer",
+    "schedules": "schedule",
     "endpoints": "endpoint server",
     "commands": "command",
 }
@@ -89,7 +91,12 @@ class Selected:
 
     @property
     def label(self) -> str:
-        return f'{SINGULAR[self.kind]} "{self.name}" ({self.distribution} {self.version})'
+        return f'{SINGULAR[self.kind]} "{self.name}" ({self.owner})'
+
+    @property
+    def owner(self) -> str:
+        """Its distribution and version."""
+        return f"{self.distribution} {self.version}"
 
     def check_built(self, built: object) -> None:
         """Raise `PluginError` where what its `build` returned is not of its kind."""
@@ -162,8 +169,8 @@ def _read(path: tuple[str, ...], modified: tuple[int | None, ...]) -> dict[str, 
             name=entry.name,
             distribution=entry.dist.name if entry.dist else "unknown distribution",
             version=entry.dist.version if entry.dist else "?",
-            target=f"{entry.module}:{entry.attr}",
-            missing=_not_installed([extra.replace("-", "_") for extra in entry.extras]),
+            target=f"{entry.module}:{entry.attr}" if entry.attr else entry.module,
+            missing=not_installed([extra.replace("-", "_") for extra in entry.extras]),
             entry_point=entry,
         )
         found.setdefault(ref.kind, {}).setdefault(fold(ref.name), []).append(ref)
@@ -207,8 +214,16 @@ def _unknown(kind: str, name: str, refs: Mapping[str, PluginRef]) -> PluginError
         near = closest(name, names)
         near_home = known.get(near) if near is not None and fold(near) not in refs else None
         hint = f"pip install {near_home}" if near_home else f"rlhf plugins list; pip install the one that has {name}"
+    other = next((each for each in GROUPS if fold(name) in discover(each) or name in KNOWN.get(each, ())), None)
     guess = "" if home is not None else suggestion(name, names)
+    if home is None and other is not None:
+        guess = f'; "{name}" is one of the {other.replace("_", " ")}'
     hint = "; ".join(strays(name)) or hint
+    if kind == "prompts" and name.endswith(".jsonl"):
+        hint = f"a file of prompts is {{name: jsonl, path: {name}}}"
+    if kind == "rewards" and ":" in name:
+        file = f"FILE.py:{name.partition(':')[2]}"
+        hint = f"a function given to train(rewards=[…]) has to be given again, or named in its file: {file}"
     return PluginError(f'no {SINGULAR[kind]} "{name}" is installed{guess} (installed: {installed})', hint=hint)
 
 
@@ -244,7 +259,7 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
     A reward may also be `FILE.py:FUNCTION`, an environment `FILE.py:CLASS`, an algorithm or a prompt source a function
     of the context whose keyword-only parameters are its options; the file is run or read as `trust` says.
     Raises `PluginError`: unknown, given twice, broken, made for another plugin API, not to be run, or (with
-    `check_requires`) missing a module it needs.
+    `check_requires`) missing a module it needs, or with a version of it that it cannot use.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"load() is for {', '.join(KINDS)}; not {kind!r}")
@@ -252,7 +267,7 @@ def load(kind: Kind | str, name: str, *, check_requires: bool = True, trust: Fil
         return _load_file(kind, name, trust)
     selected = load_ref(find(kind, name))
     if check_requires:
-        _check_requires(selected)
+        check_required(selected)
     return selected
 
 
@@ -311,30 +326,6 @@ def _check_component(component: Component, ref: PluginRef) -> None:
         )
     if not (isinstance(component.config, type) and issubclass(component.config, BaseModel)):
         raise PluginError(f"its config is {component.config!r}, not a pydantic model", where=ref.label)
-
-
-def missing_modules(component: Component) -> list[str]:
-    """Modules the component requires that are not installed; none of them is imported."""
-    return list(_not_installed(component.requires))
-
-
-def _not_installed(modules: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
-
-
-def _check_requires(selected: Selected) -> None:
-    missing = missing_modules(selected.component)
-    if missing:
-        raise PluginError(
-            f"needs {', '.join(missing)}, not installed here",
-            where=selected.label,
-            hint=install_line(selected.component, missing),
-        )
-
-
-def install_line(component: Component, missing: list[str]) -> str:
-    """The command that installs the missing modules."""
-    return component.install or f"pip install {' '.join(name.partition('.')[0] for name in missing)}"
 
 
 def resolve_build(selected: Selected) -> Callable[..., Any]:

@@ -26,8 +26,11 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-core": {
         "transports": "local",
         "prompts": "jsonl hf-dataset sort-digits tasks mixture",
-        "hooks": "early-stop",
+        "hooks": "early-stop guards control",
         "policy_losses": "clip",
+        "sections": "guards prompts.curriculum",
+        "optimizers": "adamw",
+        "schedules": "constant linear cosine",
     },
     "rlhf-ray": {"transports": "ray", "commands": "ray"},
     "rlhf-hf": {"engines": "hf"},
@@ -43,6 +46,7 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-logger-trackio": {"loggers": "trackio"},
     "rlhf-serve": {"endpoints": "openai", "commands": "serve"},
     "rlhf-dashboard": {"commands": "dashboard"},
+    "rlhf-report": {"commands": "report samples", "hooks": "report"},
 }
 """Distribution -> kind -> names, with blanks between."""
 

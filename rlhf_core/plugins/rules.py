@@ -19,7 +19,7 @@ def broken_rules(selected: Selected) -> Iterator[str]:
     if accepts_unknown(selected, {}):
         yield UNKNOWN_UNSEEN
     yield from undescribed(selected)
-    if selected.function is None:
+    if selected.function is None and selected.kind != "sections":
         module, _, attribute = selected.component.build.partition(":")
         if not module or not attribute:
             yield f'build is "module:attr", not {selected.component.build!r}'

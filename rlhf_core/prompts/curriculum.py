@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from ..config.sections import CurriculumConfig
+from ..config.curriculum import CurriculumConfig
 from ..errors import ConfigError
 from .order import RecordOrder
 from .records import Records

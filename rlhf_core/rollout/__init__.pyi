@@ -1,4 +1,3 @@
-from .buffer import BatchBuffer as BatchBuffer
 from .channel import success_of as success_of
 from .coordinator import RolloutCoordinator as RolloutCoordinator
 from .coordinator import Sampler as Sampler
@@ -14,7 +13,6 @@ from .groups import with_groups as with_groups
 from .made import SamplesLost as SamplesLost
 from .made import made_episode as made_episode
 from .made import summary_of as summary_of
-from .maker import GroupPass as GroupPass
 from .maker import Player as Player
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
 from .single_answer import SingleAnswers as SingleAnswers

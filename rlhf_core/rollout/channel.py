@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..config.sections import CurriculumConfig
+from ..config.curriculum import CurriculumConfig
 from ..errors import RlhfError
 from ..rewards.scorer import RewardScorer
 from ..strategy import Strategy
@@ -70,6 +70,7 @@ class LocalChannel:
 
     def published(self, version: int) -> None:
         self.coordinator.publish(version)
+        self.maker.published(version)
 
     def state_dict(self) -> dict[str, Any]:
         return coordinator_to_tree(self.coordinator.state_dict())

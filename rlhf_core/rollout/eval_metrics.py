@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..config.sections import EvalSetOptions
-from ..environments.metrics import environment_metrics
+from ..environments.metrics import ENVIRONMENT, environment_metrics
 from ..types import BufferItem
 
 _RESAMPLES = 1000
@@ -42,7 +42,7 @@ class EvaluationRow(NamedTuple):
         """An answer or an episode with all its branches, whose rewards are the episode's; no items: dropped."""
         tokens = sum(item.num_sampled_tokens for item in items)
         rewards = dict(items[0].rewards) if items else {}
-        played = items[0].environment if items else {}
+        played = items[0].columns.get(ENVIRONMENT, {}) if items else {}
         truncated = bool(items) and items[-1].truncated
         return cls(rewards, tokens, truncated, sampled, prompt, answer, set_index, played)
 
@@ -156,4 +156,6 @@ def _means(rows: Sequence[EvaluationRow], score: str | None, prefix: str) -> dic
     metrics[f"{prefix}/truncated_fraction"] = sum(row.truncated for row in scored) / len(scored)
     metrics[f"{prefix}/num_prompts"] = float(len({row.prompt for row in rows}))
     metrics[f"{prefix}/num_scored"] = float(len(scored))
-    return metrics | {f"{prefix}/{name}": value for name, value in environment_metrics(scored).items()}
+    return metrics | {
+        f"{prefix}/{name}": value for name, value in environment_metrics([row.environment for row in scored]).items()
+    }

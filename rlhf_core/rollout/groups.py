@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
+from ..columns import Column, Columns
 from ..types import BufferItem, Rollout, RolloutGroup, Turn
 
 
@@ -16,7 +17,7 @@ def group_to_tree(group: RolloutGroup) -> dict[str, Any]:
         "rollouts": [
             {**_shallow(rollout), "turns": [turn.to_mapping() for turn in rollout.turns]} for rollout in group.rollouts
         ],
-        "items": [_shallow(item) for item in group.items],
+        "items": [{**_shallow(item), "columns": _columns(item.columns)} for item in group.items],
     }
 
 
@@ -29,7 +30,7 @@ def group_from_tree(tree: Mapping[str, Any]) -> RolloutGroup:
             Rollout(**{**each, "turns": tuple(Turn.from_mapping(turn) for turn in each.get("turns", ()))})
             for each in tree["rollouts"]
         ),
-        items=tuple(BufferItem(**_with_turn_rewards(item)) for item in tree["items"]),
+        items=tuple(_item(item) for item in tree["items"]),
     )
 
 
@@ -52,14 +53,35 @@ def with_groups(state: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
     return {**state, "open": opened}
 
 
-def _with_turn_rewards(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Checkpoints of earlier versions have one number a token: the environment's, which is the first reward."""
-    turns = item.get("turn_rewards")
-    if turns is None or turns.dim() == 2:
-        return item
-    import torch
+_FORMER = {
+    "greedy_rewards": Column(per="metrics"),
+    "teacher_log_probs": Column(),
+    "teacher_ids": Column(dtype="int32"),
+    "marks": Column(),
+    "turn_rewards": Column(),
+    "environment": Column(per="metrics"),
+}
+"""Fields of an item in checkpoints of plugin API 2, which are columns now."""
 
-    return {**item, "turn_rewards": torch.nn.functional.pad(turns.unsqueeze(-1), (0, len(item["rewards"]) - 1))}
+
+def _columns(columns: Columns) -> dict[str, Any]:
+    return {name: {**asdict(columns.kinds[name]), "value": value} for name, value in columns.items()}
+
+
+def _item(tree: Mapping[str, Any]) -> BufferItem:
+    saved = {name: dict(column) for name, column in tree.get("columns", {}).items()}
+    values = {name: column.pop("value") for name, column in saved.items()}
+    kinds = {name: Column(**column) for name, column in saved.items()}
+    former = {name: tree[name] for name in _FORMER if tree.get(name) is not None}
+    turns = former.get("turn_rewards")
+    if turns is None:
+        former.pop("environment", None)
+    elif turns.dim() == 1:  # one number a token: the environment's, which is the first reward
+        import torch
+
+        former["turn_rewards"] = torch.nn.functional.pad(turns.unsqueeze(-1), (0, len(tree["rewards"]) - 1))
+    fields = {name: value for name, value in tree.items() if name not in _FORMER}
+    return BufferItem(**{**fields, "columns": Columns({**former, **values}, {**_FORMER, **kinds})})
 
 
 def _shallow(value: Rollout | BufferItem) -> dict[str, Any]:

@@ -33,11 +33,9 @@ def summary_of(item: BufferItem) -> ItemSummary:
         num_tokens=item.num_tokens,
         num_sampled_tokens=item.num_sampled_tokens,
         rewards=item.rewards,
-        greedy_rewards=item.greedy_rewards,
         truncated=item.truncated,
         branch=item.branch,
-        environment=item.environment,
-        plays=item.turn_rewards is not None,
+        columns=dict(item.columns.only(lambda name, kind: kind.per == "metrics")),
         mixed=item.policy_versions is not None,
     )
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..environments.attempt import Played
 from ..hooks.relay import HookRelay
-from ..protocols import ExperienceMaker
 from ..rewards.scorer import RewardScorer, Scores
 from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
 from .samples import SampleRewards, item_of, rollout_of
@@ -47,10 +46,12 @@ class Player(Protocol):
         ...
 
 
-class GroupPass(Protocol):
-    """Adds to finished groups what models say of them (`ReferencePass`)."""
+class Passes(Protocol):
+    """Adds to finished groups what models say of them (`GroupPasses`)."""
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]: ...
+
+    def published(self, version: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ _Scoring = tuple[list[_Finished], "Future[Scores]"]
 """Groups, and a score for each of their samples that has rows."""
 
 
-class PolicyExperienceMaker(ExperienceMaker):
+class PolicyExperienceMaker:
     """Makes whole prompt groups with one player, one scorer and, where needed, a reference and a critic.
 
     `number(prompt position, k)` numbers samples; the seed classes bring their own numbering.
@@ -80,7 +81,7 @@ class PolicyExperienceMaker(ExperienceMaker):
         samples_per_prompt: int,
         scorer: RewardScorer,
         hooks: HookRelay,
-        reference_pass: GroupPass | None = None,
+        passes: Passes | None = None,
         kl_coef: float | None = None,
         number: Callable[[int, int], int] | None = None,
         greedy_player: Player | None = None,
@@ -91,7 +92,7 @@ class PolicyExperienceMaker(ExperienceMaker):
         self._samples_per_prompt = samples_per_prompt
         self._scorer = scorer
         self._hooks = hooks
-        self._reference_pass = reference_pass
+        self._passes = passes
         self._kl_coef = kl_coef
         self._number = number or (lambda position, k: position * samples_per_prompt + k)
         self.times = PhaseTimes()
@@ -107,6 +108,11 @@ class PolicyExperienceMaker(ExperienceMaker):
             for player in (self._player, self._greedy_player):
                 if player is not None:
                     stack.callback(player.close)
+
+    def published(self, version: int) -> None:
+        """The models here that are trained have the weights of `version`."""
+        if self._passes is not None:
+            self._passes.published(version)
 
     def take_times(self) -> PhaseTimes:
         """The times since the last call, and what the rewards cost meanwhile."""
@@ -125,8 +131,8 @@ class PolicyExperienceMaker(ExperienceMaker):
             self.times.reward_s += time.perf_counter() - started
             groups = [group for part, scores in scored for group in self._groups(part, scores)]
             started = time.perf_counter()
-            if self._reference_pass is not None:
-                groups = self._reference_pass.run(groups)
+            if self._passes is not None:
+                groups = self._passes.run(groups)
             self.times.forward_s += time.perf_counter() - started
             span.set("groups", groups)
         yield from groups

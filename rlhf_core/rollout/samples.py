@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..columns import Column, Columns, check_owners
+from ..environments import metrics
 from ..environments.attempt import Played
-from ..environments.metrics import ENVIRONMENT
 from ..environments.row import Row
 from ..rewards.values import TurnScores
 from ..types import BufferItem, Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ..algorithm import Algorithm, GroupPass
+    from ..config.resolve import ResolvedRun
+
+GREEDY_REWARDS = "greedy_rewards"
+"""Column: the rewards, by name, of the greedy answer to the sample's prompt."""
+COLUMNS = {GREEDY_REWARDS: Column(per="metrics")}
+
+
+def check_columns(resolved: ResolvedRun, algorithm: Algorithm[Any, Any], passes: Sequence[GroupPass] = ()) -> None:
+    """Raise `ConfigError` if two parts of the run bring one column."""
+    owners = {f"algorithm {resolved.algorithm.name}": algorithm.columns, "greedy answers": COLUMNS}
+    if resolved.environment is not None:
+        owners[f"environment {resolved.environment.name}"] = metrics.COLUMNS
+    check_owners(owners | {f"pass {type(each).__name__}": each.columns for each in passes})
 
 
 def rollout_of(row: Row, sample: Played) -> Rollout:
@@ -64,7 +80,7 @@ class SampleRewards:
             {numbers[turn]: each for turn, each in score.turns.items()} if isinstance(score, TurnScores) else {}
             for score in rewards.values()
         ]
-        return cls({ENVIRONMENT: sample.reward, **scores}, [sample.turn_rewards, *turns])
+        return cls({metrics.ENVIRONMENT: sample.reward, **scores}, [sample.turn_rewards, *turns])
 
 
 def item_of(
@@ -78,7 +94,13 @@ def item_of(
     """One row of a sample as the trainer's buffer item."""
     import torch
 
-    plays = bool(sample.measured)
+    columns = Columns()
+    if greedy_rewards is not None:
+        columns |= Columns({GREEDY_REWARDS: greedy_rewards}, COLUMNS)
+    if sample.measured:
+        measured = sample.measured if row is sample.rows[0] else {}
+        earned = _turn_rewards(row, rewards.turns)
+        columns |= Columns({metrics.ENVIRONMENT: measured, metrics.TURN_REWARDS: earned}, metrics.COLUMNS)
     return BufferItem(
         sample_id=rollout.sample_id,
         group_id=rollout.group_id,
@@ -88,14 +110,12 @@ def item_of(
         action_mask=torch.tensor(row.mask, dtype=torch.bool),
         action_log_probs=torch.tensor(rollout.logprobs, dtype=torch.float32),
         rewards=rewards.scores,
-        greedy_rewards=greedy_rewards,
         support_ids=_support_tensor(row.support) if row.truncates else None,
         truncated=rollout.finish_reason == "length",
         kl_coef=kl_coef,
         branch=row.branch,
-        turn_rewards=_turn_rewards(row, rewards.turns) if plays else None,
-        environment=sample.measured if plays and row is sample.rows[0] else {},
         policy_versions=torch.tensor(rollout.policy_versions, dtype=torch.int32) if rollout.policy_versions else None,
+        columns=columns,
     )
 
 

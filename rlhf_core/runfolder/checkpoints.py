@@ -93,6 +93,11 @@ class CheckpointStore:
         names = (p.name for p in self._folder.glob("step-*") if p.is_dir())
         return sorted(int(n.removeprefix("step-")) for n in names if n.removeprefix("step-").isdigit())
 
+    def named(self) -> list[str]:
+        """The names of checkpoints in the files `last` and `best`, whether these checkpoints still exist or not."""
+        files = (self._folder / _LAST, self._folder / _BEST)
+        return sorted({path.read_text(errors="replace").strip()[:40] for path in files if path.is_file()} - {""})
+
     def newest(self) -> Path | None:
         """The newest complete checkpoint; a damaged or changed one is skipped with a warning."""
         return next(self.whole(), None)

@@ -130,7 +130,7 @@ class ControlBox:
         Raises:
             UserInputError: the run refused it.
             RlhfError: the run ended before it took the command.
-            DeadlineError: no answer within `seconds`; the command stays in place.
+            DeadlineError: no answer within `seconds`. A command that was not taken stays in place.
         """
         path = self._folder / f"{command_id}{_ANSWER}"
         deadline = time.monotonic() + seconds
@@ -139,8 +139,10 @@ class ControlBox:
                 (self._folder / f"{command_id}.json").unlink(missing_ok=True)
                 raise RlhfError("the run ended before it took the command", where=str(self._folder.parent))
             if time.monotonic() > deadline:
+                is_left = (self._folder / f"{command_id}.json").exists()
+                state = "stays in place" if is_left else "was taken, and the answer is missing"
                 raise DeadlineError(
-                    f"waited {seconds:g} s for the run to reach the end of an update; the command stays in place",
+                    f"waited {seconds:g} s for the run to reach the end of an update; the command {state}",
                     where=str(self._folder.parent),
                     hint="--wait-seconds waits longer",
                 )

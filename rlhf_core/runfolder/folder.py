@@ -80,7 +80,6 @@ class RunFolder:
     tensorboard = _Inside("tensorboard")
     performance = _Inside("performance.json")
     evaluation_before = _Inside("evaluation-before.json")
-    report = _Inside("report.html")
 
     def __init__(self, path: Path, lock: IO[str] | None = None, made: Sequence[Path] = ()) -> None:
         """Raises `UserInputError` for an invalid or inaccessible path."""

@@ -161,13 +161,9 @@ def _plain(value: Any) -> int | float:
 
 
 class PhaseTimer:
-    """Seconds per phase of an episode. A nested phase pauses the outer one's clock.
+    """Seconds per phase of an episode. A nested phase pauses the outer one's clock."""
 
-    `synchronize` waits for the device before each reading, so that queued work counts for its phase.
-    """
-
-    def __init__(self, *, synchronize: Callable[[], object] | None = None) -> None:
-        self._synchronize = synchronize
+    def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._stack: list[str] = []
         self._since = 0.0
@@ -199,8 +195,6 @@ class PhaseTimer:
         return taken
 
     def _tick(self) -> None:
-        if self._synchronize is not None:
-            self._synchronize()
         now = time.perf_counter()
         if self._stack:
             self.add(self._stack[-1], now - self._since)

@@ -42,6 +42,12 @@ class SampleRecord:
     """Turns of an environment's episode; None for a single answer."""
     policy_versions: Sequence[int] | None = None
     """One for each token of the response, -1 for given ones; None where all are `policy_version`."""
+    prompt_ids: Sequence[int] | None = None
+    """None, like the next two, unless `logging.sample_tokens` is set."""
+    completion_ids: Sequence[int] | None = None
+    """The whole response: sampled tokens, and the observations between them."""
+    action_mask: Sequence[bool] | None = None
+    """One for each of `completion_ids`: whether the policy chose the token and it counts."""
 
     @classmethod
     def of(
@@ -52,8 +58,10 @@ class SampleRecord:
         rewards: Mapping[str, float],
         score: float | None,
         plays: bool = False,
+        tokens: bool = False,
     ) -> SampleRecord:
-        """plays: whether the sample is an environment's episode, whose turns are written."""
+        """plays: whether the sample is an environment's episode, whose turns are written. tokens: write ids, too."""
+        mask = rollout.action_mask or (True,) * len(rollout.completion_ids)
         return cls(
             sample_id=rollout.sample_id,
             episode=episode,
@@ -67,18 +75,23 @@ class SampleRecord:
             branch=rollout.branch,
             turns=[_turn(turn) for turn in rollout.turns] if plays else None,
             policy_versions=rollout.policy_versions or None,
+            prompt_ids=rollout.prompt_ids if tokens else None,
+            completion_ids=rollout.completion_ids if tokens else None,
+            action_mask=mask if tokens else None,
         )
 
     def to_json(self) -> dict[str, Any]:
         """The line, fields in order (`dataclasses.asdict` copies deeply, which costs as much as writing)."""
         played = () if self.turns is None else _PLAYED
         mixed = () if self.policy_versions is None else _MIXED
-        return {name: getattr(self, name) for name in (*_FIELDS, *played, *mixed)}
+        tokens = () if self.completion_ids is None else _TOKENS
+        return {name: getattr(self, name) for name in (*_FIELDS, *played, *mixed, *tokens)}
 
 
 _PLAYED = ("branch", "turns")
 _MIXED = ("policy_versions",)
-_FIELDS = tuple(field.name for field in fields(SampleRecord) if field.name not in (*_PLAYED, *_MIXED))
+_TOKENS = ("prompt_ids", "completion_ids", "action_mask")
+_FIELDS = tuple(field.name for field in fields(SampleRecord) if field.name not in (*_PLAYED, *_MIXED, *_TOKENS))
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -194,8 +194,9 @@ class StrategyBase(GroupStrategy):
         for name, values in self._optimizer_entries(prepared):
             if self.is_main:
                 entries[name] = {key: value.cpu() if hasattr(value, "cpu") else value for key, value in values.items()}
+        defaults = self._inner_optimizer(prepared).defaults
         groups = [
-            {"names": names, "lr": float(group["lr"])}
+            {"names": names, "lr": float(group["lr"]), "changed": _changed_numbers(group, defaults)}
             for names, group in zip(prepared.names, optimizer.param_groups, strict=True)
         ]
         tree = {"groups": groups, "state": entries, "loss_scale": prepared.loss_scale.scale}
@@ -216,8 +217,9 @@ class StrategyBase(GroupStrategy):
                 where=str(file),
                 hint="resume with the model, lora and algorithm settings of the run that saved it",
             )
+        defaults = self._inner_optimizer(prepared).defaults
         for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
-            group["lr"] = saved["lr"]
+            group |= {**_numbers(defaults), "lr": saved["lr"], **saved.get("changed", {})}
         self._forget_moments(prepared)  # a parameter without a step before the save has no entry
         for name, values in tree["state"].items():
             master = values.pop(MASTER, None)
@@ -314,25 +316,42 @@ class StrategyBase(GroupStrategy):
             optimizer.state.clear()
 
     def _optimizer_entries(self, prepared: Prepared) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Per parameter name, the optimizer's state in full: tensors, and `step` as an int (collective)."""
+        """Per parameter name, the optimizer's state in full (collective)."""
         for name, parameter in prepared.parameters.items():
             state: Mapping[str, Any] = self._inner_optimizer(prepared).state.get(parameter, {})
             if state:
-                yield name, {key: int(v) if key == "step" else self._whole_state(v) for key, v in state.items()}
+                yield name, {key: self._stored_state(prepared, name, key, value) for key, value in state.items()}
+
+    def _stored_state(self, prepared: Prepared, name: str, key: str, value: Any) -> Any:
+        """A value of the state for a file: AdamW's `step` as an int, tensors in full, plain values unchanged."""
+        import torch
+
+        optimizer = self._inner_optimizer(prepared)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if key == "step" and isinstance(optimizer, torch.optim.AdamW):
+            return int(value)
+        if self.shards_parameters and value.numel() > 1 and value.shape != prepared.parameters[name].shape:
+            raise CheckpointError(
+                f"{type(optimizer).__name__} keeps {key!r} of shape {tuple(value.shape)} for {name}, not of its shape: "
+                "it cannot be sharded with the parameter",
+                where="optimizer.name",
+                hint="train with a strategy that keeps parameters whole, or with optimizer: adamw",
+            )
+        return self._whole_state(value)
 
     def _put_optimizer_entry(self, prepared: Prepared, name: str, values: dict[str, Any]) -> None:
         """Restore an entry of `_optimizer_entries`, in the optimizer's own device and layout."""
         import torch
 
-        parameter = prepared.parameters[name]
-        own = self._inner_optimizer(prepared).state[parameter]
+        parameter, optimizer = prepared.parameters[name], self._inner_optimizer(prepared)
         for key, value in values.items():
-            is_step = key == "step"
-            own[key] = (
-                torch.tensor(float(value), device=parameter.device)
-                if is_step
-                else self._part_of_state(parameter, value)
-            )
+            if key == "step" and isinstance(optimizer, torch.optim.AdamW):
+                value = torch.tensor(float(value), device=parameter.device)
+            elif key != "step" and isinstance(value, torch.Tensor):
+                is_alike = value.shape == parameter.shape
+                value = self._part_of_state(parameter, value) if is_alike else value.to(parameter.device)
+            optimizer.state[parameter][key] = value
 
     def _whole_state(self, tensor: Tensor) -> Tensor:
         """The full value of an optimizer tensor, or of the gradient norm (collective where it is sharded)."""
@@ -341,6 +360,16 @@ class StrategyBase(GroupStrategy):
     def _part_of_state(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
         """This rank's part of a full tensor, on the parameter's device, in the tensor's own type."""
         return value.to(parameter.device)
+
+
+def _changed_numbers(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, float]:
+    """Options of a parameter group, apart from `lr`, that the optimizer changed as it trained."""
+    changed = {key: value for key, value in _numbers(group).items() if key in defaults and value != defaults[key]}
+    return {key: value for key, value in changed.items() if key != "lr"}
+
+
+def _numbers(options: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in options.items() if isinstance(value, int | float)}
 
 
 def grouped_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

@@ -1,40 +1,18 @@
-"""Learning-rate schedules, in updates, and factors that change them during a run."""
+"""Progress of learning-rate schedules in checkpoints, and factors that change their rates during a run."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+    from torch.optim.lr_scheduler import LRScheduler
 
     from ..strategy import Trained
 
 _FILE = "scheduler.json"
-Schedule = Literal["constant", "linear", "cosine"]
-
-
-def lr_factor(update: int, *, schedule: Schedule, warmup_updates: int, total_updates: int) -> float:
-    """Factor of the peak rate for update `update` (from 0); above 0 from the first warm-up update on."""
-    if update < warmup_updates:
-        return (update + 1) / warmup_updates
-    if schedule == "constant":
-        return 1.0
-    progress = min(1.0, (update - warmup_updates) / max(1, total_updates - warmup_updates))
-    return 1.0 - progress if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-def make_scheduler(optimizer: Optimizer, *, schedule: Schedule, warmup_updates: int, total_updates: int) -> LambdaLR:
-    """A scheduler that is stepped once per update."""
-    from torch.optim.lr_scheduler import LambdaLR
-
-    factor = partial(lr_factor, schedule=schedule, warmup_updates=warmup_updates, total_updates=total_updates)
-    return LambdaLR(optimizer, factor)
 
 
 def save_scheduler(scheduler: LRScheduler, path: Path) -> None:
@@ -77,5 +55,5 @@ class LearningRates:
 
 
 def _schedule(trained: Trained) -> Any:
-    """The LambdaLR from `make_scheduler`, untyped: torch's base class does not declare the attributes read here."""
+    """Its LambdaLR, untyped: torch's base class does not declare the attributes read here."""
     return trained.scheduler

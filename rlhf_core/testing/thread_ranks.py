@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ class _Rank:
         self.rank = rank
         self.world_size = self.num_processes = world_size
         self._gather = gather
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def unwrap(self, model: T) -> T:
+        return model
 
     def agreed(self, value: T) -> T:
         return value

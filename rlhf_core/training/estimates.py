@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithm import RolloutAlgorithm
 from ..batching import balanced, collate, split
+from ..columns import Columns
+from ..plugins.errors_of import errors_of
 from ..rewards.scorer import RewardCombiner
+from ..rollout.samples import GREEDY_REWARDS
 from ..strategy import Strategy
 from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
 from ..whole import EpisodeScalars, Whole, alone
@@ -24,14 +27,12 @@ _COMPUTED = (
     "reference_log_probs",
     "trainer_log_probs",
     "values",
-    "turn_rewards",
     "advantages",
     "returns",
-    "marks",
 )
 """The fields of a row that are computed here, or may be replaced by an algorithm: those of its tokens."""
-Computed = dict[str, "Tensor | None"]
-"""Their values."""
+Computed = dict[str, "Tensor | Columns | None"]
+"""Their values, and as `columns` those that an algorithm has added or replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,18 @@ class EpisodeEstimates:
         strategy: Strategy,
         *,
         complete: Callable[[Sequence[BufferItem], BufferItem], list[BufferItem]],
+        plugin: str | None = None,
     ) -> None:
         """complete: adds values of the trainer's own models to a rank's rows, before advantages are computed.
 
         Its second argument is a masked row, for a rank that has none. Collective.
+        plugin: the algorithm's label, for errors.
         """
         self.algorithm = algorithm
         self._combiner = combiner
         self._strategy = strategy
         self._complete = complete
+        self._plugin = plugin
 
     def of(self, made: MadeEpisode, plan: BatchPlan, texts: Sequence[int] = ()) -> Estimated:
         """`texts`: rows whose rollouts this rank wants. Collective. Raises `SamplesLost` before anything is changed."""
@@ -87,9 +91,11 @@ class EpisodeEstimates:
         items = dict(zip(wanted, loaded, strict=True))
         scalars, metrics = self._scalars(made.rows)
         filler = self.algorithm.masked(loaded[0])
-        output = self.algorithm.advantages(self._rows([items[row] for row in held], filler, scalars, held))
-        computed = [{name: getattr(row, name) for name in _COMPUTED} for row in split(output.experience)]
-        stand_in = replace(items[held[0]] if held else loaded[0], **computed[0])
+        given = self._rows([items[row] for row in held], filler, scalars, held)
+        with errors_of(self._plugin, "advantages", module=type(self.algorithm).__module__):
+            output = self.algorithm.advantages(given)
+        computed = _computed(given, output.experience)
+        stand_in = _with(items[held[0]] if held else loaded[0], computed[0])
         here = dict(zip(held, computed, strict=False))  # without the filler
         elsewhere = set().union(*(rows - set(computes) for rows, computes in zip(users, holders, strict=True)))
         if elsewhere:
@@ -98,7 +104,7 @@ class EpisodeEstimates:
         return Estimated(
             rows=made.rows,
             scores=scores,
-            items=[replace(items[row], score=scores[row], **here[row]) for row in sorted(used)],
+            items=[replace(_with(items[row], here[row]), score=scores[row]) for row in sorted(used)],
             rollouts=rollouts,
             filler=self.algorithm.masked(stand_in),
             metrics={**metrics, **output.metrics},
@@ -112,7 +118,7 @@ class EpisodeEstimates:
         counted = [items[0].sample_id - 1, *(item.sample_id for item in items[:-1])]
         first = torch.tensor([item.sample_id != before for item, before in zip(items, counted, strict=True)])
         combined = self._combiner.combine(raw, counts=first)
-        greedy = [item.greedy_rewards for item in items if item.greedy_rewards is not None]
+        greedy = [item.columns[GREEDY_REWARDS] for item in items if GREEDY_REWARDS in item.columns]
         greedy_scores = self._combiner.combine_as_before(_columns(greedy)) if greedy else None
         if greedy_scores is not None:
             combined.metrics["rollout/greedy_score_mean"] = float(greedy_scores[first].mean())
@@ -141,11 +147,7 @@ class EpisodeEstimates:
             whole = replace(whole, all_reduce=alone)
         # A branch may stand here without the others of its sample, or the other way round.
         branches = None if scalars.branches is None else whole.here(scalars.branches)
-        rows = replace(rows, scores=whole.here(scalars.scores), branches=branches, part_of=whole)
-        if rows.turn_rewards is not None:
-            weights = torch.tensor([self._combiner.weights[name] for name in rows.rewards])
-            rows = replace(rows, turn_rewards=rows.turn_rewards @ weights)
-        return rows
+        return replace(rows, scores=whole.here(scalars.scores), branches=branches, part_of=whole)
 
     def _users(self, items: Sequence[ItemSummary], plan: BatchPlan) -> list[set[int]]:
         """The rows that each rank trains on."""
@@ -179,12 +181,24 @@ class EpisodeEstimates:
         import torch
 
         def each(row: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-            return {name: None if values is None else change(values) for name, values in row.items()}
+            columns = row["columns"].map(lambda values, kind: values if kind.per == "metrics" else change(values))
+            return {name: None if row[name] is None else change(row[name]) for name in _COMPUTED} | {"columns": columns}
 
         # numpy arrays are exchanged by value; tensors would go through shared memory.
         mine = {row: each(values, lambda tensor: tensor.numpy()) for row, values in made.items()}
         parts = self._strategy.all_gather_objects(mine)
         return {row: each(values, torch.from_numpy) for part in parts for row, values in part.items()}
+
+
+def _computed(given: Experience, made: Experience) -> list[Computed]:
+    """The values of each row that were computed."""
+    own = made.columns.only(lambda name, _: made.columns[name] is not given.columns.get(name))
+    rows = split(replace(made, columns=own))
+    return [{"columns": row.columns} | {name: getattr(row, name) for name in _COMPUTED} for row in rows]
+
+
+def _with(item: BufferItem, computed: Mapping[str, Any]) -> BufferItem:
+    return replace(item, **{**computed, "columns": item.columns | computed["columns"]})
 
 
 def _columns(rewards: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:

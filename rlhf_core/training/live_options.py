@@ -1,4 +1,4 @@
-"""Options that guards and users change during a run: learning rates and the algorithm's KL coefficient."""
+"""Options that hook plugins and users change during a run: learning rates and the algorithm's KL coefficient."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LiveOptions:
             "optimizer.critic_lr": self._set_critic_lr,
             "algorithm.kl_coef": self._set_kl_coef,
         }
-        """As `ControlLoop` takes them."""
+        """As `Decisions` takes them."""
 
     @property
     def lr_factors(self) -> dict[str, float]:

@@ -72,27 +72,29 @@ class Trainer(Generic[B]):
         self._recorder = recorder
         self.num_updates = num_updates
         """Updates so far, over the whole run."""
-        self._is_finished = False
-
-    def finish(self) -> None:
-        """Let the current episode be the last."""
-        self._is_finished = True
+        self.skips_rest = False
+        """Set it to leave out the remaining updates of the current episode."""
+        self.is_finished = False
+        """Set it to let the current episode be the last."""
 
     def fit(self, info: FitInfo) -> None:
-        """Train on episodes `info.first_episode` up to `info.num_episodes`, or up to the one that `finish` names."""
+        """Train on episodes `info.first_episode` up to `info.num_episodes`, or until `is_finished`."""
         with self._hooks.span("fit", info=info):
             for episode in range(info.first_episode, info.num_episodes):
                 with self._hooks.span("episode", episode=episode) as span:
                     span.set("metrics", self._run_episode(episode))
-                if self._is_finished:
+                if self.is_finished:
                     return
 
     def _run_episode(self, episode: int) -> Metrics:
         data = self._source.episode(episode)
         self._recorder.start_episode(episode, data.metrics)
+        self.skips_rest = False
         for epoch, batches in enumerate(data.epochs):
             with self._hooks.span("epoch", episode=episode, epoch=epoch):
                 self.learn(batches, episode, epoch)
+            if self.skips_rest:
+                break
         return self._recorder.end_episode(episode)
 
     def learn(self, batches: Iterable[B], episode: int, epoch: int) -> None:
@@ -102,6 +104,8 @@ class Trainer(Generic[B]):
                 self._train_on(batch, episode, epoch, index)
             except SkippedUpdate:
                 self.num_updates -= 1  # the raiser has logged why
+            if self.skips_rest:
+                return
 
     def _train_on(self, batch: B, episode: int, epoch: int, index: int) -> None:
         self.num_updates += 1

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ..environments.metrics import ENVIRONMENT
 from ..errors import CheckpointError
 from ..hooks.relay import HookRelay
 from ..runfolder.file_watch import FileWatch
@@ -31,6 +32,7 @@ class EpisodeRecord:
         *,
         watch: FileWatch | None = None,
         keep_samples: Keep = "all",
+        sample_tokens: bool = False,
         num_samples: int = 0,
     ) -> None:
         self._metrics = metrics
@@ -38,6 +40,7 @@ class EpisodeRecord:
         self._stack = stack
         self._watch = watch
         self._keep_samples = keep_samples
+        self._sample_tokens = sample_tokens
         self.num_samples = num_samples
         """Lines of `samples.jsonl`."""
         self._is_first_update = True
@@ -58,9 +61,12 @@ class EpisodeRecord:
         step: int,
         episode: int,
         keep_samples: Keep,
+        sample_tokens: bool = False,
         num_samples: int | None = None,
     ) -> EpisodeRecord:
         """`folder` None: nothing is written. Lines after `step` and `episode` (on a resume) are removed.
+
+        sample_tokens: write the token ids of samples, too.
 
         Raises:
             CheckpointError: of the `step` lines of metrics and the `num_samples` of samples (None: unknown) that the
@@ -87,6 +93,7 @@ class EpisodeRecord:
             stack,
             watch=FileWatch(folder),
             keep_samples=keep_samples,
+            sample_tokens=sample_tokens,
             num_samples=_count_lines(folder.samples),
         )
 
@@ -114,7 +121,14 @@ class EpisodeRecord:
             return
         chosen = self.texts(len(made.rows))
         records = [
-            SampleRecord.of(rollout, episode=episode, rewards=row.rewards, score=score, plays=row.plays)
+            SampleRecord.of(
+                rollout,
+                episode=episode,
+                rewards=row.rewards,
+                score=score,
+                plays=ENVIRONMENT in row.columns,
+                tokens=self._sample_tokens,
+            )
             for rollout, index in zip(estimated.rollouts, chosen, strict=True)
             for row, score in [(made.rows[index], estimated.scores[index])]
         ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..algorithm import Algorithm
 from ..config.resolve import ResolvedRun
 from ..hooks.relay import HookRelay
-from ..hookspecs import Verdict
+from ..hookspecs import Action
 from ..prompts.stream import PromptStream
 from ..protocols import ExperienceChannel, RewardStates, WeightSync
 from ..runfolder.folder import RunFolder
@@ -55,7 +55,7 @@ class FitResult:
     eval_after: float | None
     step: int
     """Updates of the whole run."""
-    finished: Verdict | None = None
+    finished: Action | None = None
     """Who asked for the end, and why, where it came before the last episode."""
 
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
 from ..batching import default_tokens, fills_host_memory
@@ -14,7 +14,7 @@ from ..build import TrainerModels, updates_per_episode
 from ..config.resolve import ResolvedRun
 from ..errors import CheckpointError, DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
-from ..hookspecs import FitInfo, Verdict
+from ..hookspecs import FitInfo, Moment
 from ..models.loading import save_plain_model
 from ..rewards.scorer import RewardCombiner
 from ..rollout.weight_sync import SHARD_BYTES
@@ -26,12 +26,11 @@ from ..util.host_memory import release_freed_memory
 from ..util.jsonl import write_json
 from .batches import BatchPlan, TrainBatch
 from .checkpoint_saver import CheckpointSaver, PluginState
-from .control_loop import ControlLoop
 from .dataset_source import DatasetSource
+from .decisions import Decisions, RollBack, finish_facts, finished_by
 from .evaluation import HeldOutEvaluation
-from .guard_runner import GuardRunner, RollBack, finish_facts, finished_by
 from .live_options import LiveOptions
-from .loop import BatchSource, Metrics, Trainer
+from .loop import BatchSource, Metrics, SkippedUpdate, Trainer
 from .publisher import PolicyPublisher
 from .record import EpisodeRecord
 from .request import FitResult, SessionParts
@@ -79,8 +78,7 @@ class TrainerSession:
             plugins=PluginState(hooks, parts.rewards, strategy),
         )
         self._live_options = LiveOptions(resolved.run.optimizer, models.trained, algorithm)
-        self._guard_runner = GuardRunner(strategy, hooks, resolved, folder)
-        self._control = ControlLoop(folder, strategy, self._live_options.setters, parts.interrupted)
+        self._decisions = Decisions(strategy, hooks, resolved, folder, self._live_options.setters, parts.interrupted)
         self._num_parameters = {
             role: sum(p.numel() for p in strategy.unwrap(each.model).parameters())
             for role, each in models.trained.items()
@@ -94,6 +92,7 @@ class TrainerSession:
             models.trained,
             micro_batch_tokens=self._tokens,
             compiled=train.compile,
+            plugin=resolved.algorithm.label,
         )
         self._publisher = PolicyPublisher(parts.sync, hooks, parts.channel)
         self._plan = BatchPlan(train.train_batch_size, train.epochs_per_episode, strategy.rank, strategy.world_size)
@@ -113,13 +112,12 @@ class TrainerSession:
         self._episode = 0
         self._record: EpisodeRecord | None = None
         self._num_samples: int | None = 0
-        self._finished: Verdict | None = None
         self._trainer: Trainer[TrainBatch] | None = None
 
     def fit(self, resume: Path | None = None) -> FitResult:
         """Train to the end, from the start or from a checkpoint folder; write the final policy.
 
-        Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written, and `GuardStop` where a guard ends the run.
+        Raises `InterruptedRun` after Ctrl-C, once a checkpoint is written, and `GuardStop` where a hook plugin ends it.
         """
         with self._strategy.naming_lost_peers():
             start = self._begin(resume)
@@ -137,12 +135,12 @@ class TrainerSession:
             step=step,
             episode=first_episode - 1,
             keep_samples=self._resolved.run.logging.samples,
+            sample_tokens=self._resolved.run.logging.sample_tokens,
             num_samples=self._num_samples,
         ) as record:
             self._record = record
-            self._guard_runner.restart()
             self._trainer = Trainer(
-                self._guard_runner.watch(self._source(record)),
+                self._source(record),
                 self._train_step,
                 hooks=self._hooks,
                 recorder=self,
@@ -153,7 +151,7 @@ class TrainerSession:
         if self._evaluation.last_step != self._trainer.num_updates:
             self._eval_after = self._evaluate(self._trainer.num_updates).get("eval/score")
         self._save_model()
-        return FitResult(self._eval_before, self._eval_after, self._trainer.num_updates, self._finished)
+        return FitResult(self._eval_before, self._eval_after, self._trainer.num_updates, self._decisions.finished)
 
     # Recorder: called by the loop.
 
@@ -167,9 +165,7 @@ class TrainerSession:
     def update(self, metrics: Metrics) -> None:
         assert self._record is not None and self._trainer is not None
         self._record.update(metrics)
-        step = self._trainer.num_updates
-        self._guard_runner.after_update(step, self._episode, self._record.values)
-        self._control.after_update(step, self._episode)
+        self._trainer.skips_rest = self._decisions.take(self._moment("update", self._record.values))
 
     def end_episode(self, episode: int) -> Metrics:
         """Publish the new policy, finish the episode's lines, evaluate and save when due, stop when asked."""
@@ -181,22 +177,19 @@ class TrainerSession:
         metrics = self._record.end_episode(self._strategy)
         num_updates = self._trainer.num_updates
         last = episode + 1 == run.train.episodes
-        interrupted = self._control.agree(self._parts.interrupted() or self._control.stop_asked)
         results: Mapping[str, float] = {}
-        # Also when interrupted: after a resume its scores could not be put on the line they belong to.
         if run.eval is not None and (last or _due(episode, run.eval.every_episodes)):
             results = self._evaluate(num_updates)
             self._record.evaluation(results)
-        self._finished = self._guard_runner.after_episode(num_updates, episode, {**metrics, **results})
-        if self._finished is not None:
-            last = True
-            self._trainer.finish()
+        self._decisions.take(self._moment("episode", {**metrics, **results}))
+        interrupted, asked = self._decisions.interrupted, self._decisions.checkpoint_asked
+        if self._decisions.finished is not None:
+            last = self._trainer.is_finished = True
             if not results:
                 results = self._evaluate(num_updates)
                 self._record.evaluation(results)
         self._eval_after = results.get("eval/score") if last else None
         best = self._saver.improves({**metrics, **results})
-        asked = self._control.checkpoint_asked
         due = best is not None or last or interrupted or asked or _due(episode, run.checkpoint.every_episodes)
         self._record.flush(durable=due)
         if due:
@@ -204,7 +197,7 @@ class TrainerSession:
                 self.save(episode, num_updates, best)
             except CheckpointError as error:
                 raise self._ended_by(error) from error
-            self._control.checkpoint_asked = False
+            self._decisions.checkpoint_asked = False
         if interrupted and not last:
             self._save_model()
             raise InterruptedRun(
@@ -220,6 +213,7 @@ class TrainerSession:
 
     def save(self, episode: int, step: int, best_value: float | None = None) -> None:
         """Write the checkpoint after `episode`; `best_value`: its metric, if it is the best so far. Collective."""
+        finished = self._decisions.finished
         self._saver.save(
             RunState(
                 step=step,
@@ -231,9 +225,9 @@ class TrainerSession:
                 wall_s=self.wall_seconds,
                 lr_factors=self._live_options.lr_factors,
                 settings=self._live_options.settings,
-                rollbacks=self._guard_runner.rollbacks,
+                rollbacks=self._decisions.rollbacks,
                 num_samples=0 if self._record is None else self._record.num_samples,
-                finished=None if self._finished is None else finish_facts(self._finished, self._resolved),
+                finished=None if finished is None else finish_facts(finished, self._resolved),
             ),
             best_value,
         )
@@ -249,41 +243,41 @@ class TrainerSession:
             state = self._load(resume)
             self._eval_before = state.eval_before
             self._wall_before = state.wall_s
-            self._guard_runner.rollbacks = state.rollbacks
+            self._decisions.rollbacks = state.rollbacks
             if self._strategy.is_main and (changed := self._live_options.describe()):
                 logger.warning("as it was changed before the checkpoint: %s", changed)
-            self._finished = finished_by(state, self._resolved)
             episodes = self._resolved.run.train.episodes
-            return state.next_episode if self._finished is None else episodes, state.step
+            return state.next_episode if self._decisions.finished is None else episodes, state.step
         self._publisher.publish(0)
         before = self._evaluate(0)
         self._eval_before = before.get("eval/score")
         if before and self._strategy.is_main:
             write_json(self._folder.evaluation_before, dict(before))
-        if self._resolved.run.guards.rolling_back:
-            self.save(-1, 0)  # a target for rollbacks
+        if self._decisions.may_roll_back():
+            self.save(-1, 0)  # what it goes back to
         return 0, 0
 
     def _load(self, path: Path) -> RunState:
         state = self._saver.load(path)
         self._live_options.restore(state.lr_factors, state.settings)
         self._num_samples = state.num_samples
+        self._decisions.finished = finished_by(state, self._resolved)
         self._publisher.publish(state.policy_version)
         return state
 
     def _roll_back(self, request: RollBack) -> tuple[int, int]:
         """Go back to the last good checkpoint with smaller learning rates. Returns as `_begin` does. Collective."""
-        path = self._saver.last_good(request.episode)
-        self._guard_runner.allow_rollback(request, path)
+        path = self._saver.last_good(request.moment.episode)
+        self._decisions.allow_rollback(request, path)
         assert path is not None
         factors, settings = dict(self._live_options.lr_factors), dict(self._live_options.settings)
         for trained in self._models.trained.values():
             self._strategy.drop_gradients(trained)
         state = self._load(path)
         self._live_options.restore(factors, settings)
-        self._live_options.slow_down(self._resolved.run.guards.rollback.lr_factor)
+        self._live_options.slow_down(request.action.lr_factor)
         self._evaluation.last_step = None
-        self._guard_runner.tell_rollback(request, state, self._live_options.lr_factors)
+        self._decisions.tell_rollback(request, state, self._live_options.lr_factors)
         return state.next_episode, state.step
 
     def _source(self, record: EpisodeRecord) -> BatchSource[TrainBatch]:
@@ -303,6 +297,7 @@ class TrainerSession:
             version=lambda: self._publisher.version,
             texts=record.texts,
             on_episode=record.rollouts,
+            plugin=self._resolved.algorithm.label,
         )
 
     def _dataset_source(self) -> DatasetSource | None:
@@ -331,12 +326,16 @@ class TrainerSession:
             with self._record.timer.phase("train"):
                 return self._updater.update(batch.items, gap_version=batch.gap_version)
         except DivergenceError as error:
-            skipped = self._guard_runner.after_failed_update(
-                self._trainer.num_updates, self._episode, self._record.values, error
-            )
+            self._decisions.take(self._moment("failed-update", self._record.values, error))
             for trained in self._models.trained.values():
                 self._strategy.drop_gradients(trained)
-            raise skipped from error
+            raise SkippedUpdate(error.message) from error
+
+    def _moment(
+        self, at: Literal["update", "failed-update", "episode"], metrics: Metrics, error: DivergenceError | None = None
+    ) -> Moment:
+        assert self._trainer is not None
+        return Moment(at=at, step=self._trainer.num_updates, episode=self._episode, metrics=metrics, error=error)
 
     def _evaluate(self, step: int) -> Mapping[str, float]:
         return {} if self._resolved.run.eval is None else self._evaluation.evaluate(step)

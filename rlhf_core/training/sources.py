@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..algorithm import RolloutAlgorithm
-from ..environments.metrics import environment_metrics
+from ..environments.metrics import ENVIRONMENT, environment_metrics
 from ..errors import RlhfError
 from ..models.batched_forward import with_trainer_log_probs
 from ..protocols import ExperienceChannel
@@ -53,7 +53,7 @@ class RolloutSource:
         metrics = estimated.metrics
         # Of the answers as they were sampled: an algorithm may mask tokens of rows that other ranks have.
         metrics.update(_response_metrics(rows_of_samples(made.rows), version))
-        metrics.update(environment_metrics(made.rows))
+        metrics.update(environment_metrics([row.columns.get(ENVIRONMENT, {}) for row in made.rows]))
         metrics.update(made.metrics)
         self._on_episode(index, made, estimated)
         return EpisodeBatches(estimated.batches(version), metrics)
@@ -102,10 +102,12 @@ def build_rollout_source(
     version: Callable[[], int],
     on_episode: Callable[[int, MadeEpisode, Estimated], None],
     texts: Callable[[int], Sequence[int]] = lambda num_rows: (),
+    plugin: str | None = None,
 ) -> RolloutSource:
     """Episodes from `channel`, with the trainer's log-probs where the algorithm needs them.
 
-    temperature: sampling temperature. timer: counts the log-prob forward passes as `train`.
+    temperature: sampling temperature. timer: counts the log-prob forward passes as `train`. plugin: the algorithm's
+    label, for errors.
     texts, on_episode: see `RolloutSource`.
     """
 
@@ -118,5 +120,5 @@ def build_rollout_source(
                 rows, policy, strategy, empty=filler, shared=shared, temperature=temperature, batch_tokens=batch_tokens
             )
 
-    estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=complete)
+    estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=complete, plugin=plugin)
     return RolloutSource(channel, estimates, plan, version=version, texts=texts, on_episode=on_episode)

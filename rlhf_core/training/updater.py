@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, LossOutput, Max, Mean
 from ..batching import plan_micro_batches
 from ..errors import DivergenceError, OutOfMemoryError
 from ..models.fast_passes import CompiledBlocks, fast_passes
+from ..plugins.errors_of import errors_of, is_out_of_memory
 from ..strategy import Strategy, Trained
 from ..types import Experience
 
@@ -36,14 +37,16 @@ class Updater:
         micro_batch_tokens: int | None = None,
         micro_batch_size: int | None = None,
         compiled: bool = False,
+        plugin: str | None = None,
     ) -> None:
-        """`compiled`: run the models' blocks through `torch.compile`."""
+        """`compiled`: run the models' blocks through `torch.compile`. plugin: the algorithm's label, for errors."""
         self._algorithm = algorithm
         self._strategy = strategy
         self._trained = trained
         self._models = {role: model.model for role, model in trained.items()}
         self._micro_batch_tokens = micro_batch_tokens
         self._micro_batch_size = micro_batch_size
+        self._plugin = plugin
         self._compiled = CompiledBlocks(list(self._models.values())) if compiled else None
 
     def update(self, items: Sequence[Any], *, gap_version: int | None = None) -> dict[str, float]:
@@ -84,7 +87,8 @@ class Updater:
 
     def _run(self, items: Sequence[Any], gap_version: int | None, *, backward: bool) -> _Meter:
         """Run forward (and backward) on all micro-batches, in step with the other ranks."""
-        batches = [self._algorithm.collate([items[i] for i in plan]) for plan in self._plan(items)]
+        with self._errors_of("collate"):
+            batches = [self._algorithm.collate([items[i] for i in plan]) for plan in self._plan(items)]
         counts, num_micro_batches = self._global_counts(batches)
         meter = _Meter(self._strategy, self._learning(counts))
         if backward and not meter.learning:
@@ -96,6 +100,9 @@ class Updater:
             if index < len(batches):
                 self._measure(meter, output, batch, counts, gap_version)
         return meter
+
+    def _errors_of(self, call: str) -> AbstractContextManager[None]:
+        return errors_of(self._plugin, call, module=type(self._algorithm).__module__)
 
     def _learning(self, counts: Mapping[str, float]) -> frozenset[str]:
         """Roles with a nonzero count in this update. Others take no step: AdamW moves weights at zero gradient too."""
@@ -121,7 +128,8 @@ class Updater:
         import torch
 
         terms = list(self._algorithm.terms)
-        local = [dict(self._algorithm.counts(batch)) for batch in batches]
+        with self._errors_of("counts"):
+            local = [dict(self._algorithm.counts(batch)) for batch in batches]
         totals = torch.tensor([math.fsum(c.get(t, 0.0) for c in local) for t in terms], dtype=torch.float64)
         steps = torch.tensor([float(len(batches))], dtype=torch.float64)
         totals = self._strategy.all_reduce(totals)
@@ -138,7 +146,7 @@ class Updater:
             stack.enter_context(self._compiled.applied() if self._compiled else fast_passes(*self._models.values()))
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
-            with strategy.autocast():
+            with strategy.autocast(), self._errors_of("loss"):
                 output = self._algorithm.loss(self._models, self._algorithm.to_device(batch, strategy.device))
             for role, trained in self._trained.items() if backward else ():
                 loss = self._objective(role, output, counts)
@@ -189,7 +197,7 @@ def _explained_memory() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise OutOfMemoryError(
             f"the update does not fit into memory ({str(error).splitlines()[0][:160]})",
@@ -206,13 +214,6 @@ def _log_prob_gap(log_probs: Tensor, batch: Experience, version: int) -> Tensor 
         return None
     gap = (log_probs.cpu() - batch.action_log_probs.cpu()).abs()
     return gap.masked_fill(~current.cpu(), 0.0).max()
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    import torch
-
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text
 
 
 class _Meter:

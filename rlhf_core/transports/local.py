@@ -12,8 +12,8 @@ from ..build import (
     build_curriculum,
     build_engine,
     build_evaluator,
+    build_passes,
     build_player,
-    build_reference_pass,
     build_scorer,
     build_strategy,
     build_trained_models,
@@ -120,7 +120,7 @@ def _maker(
     engine: RolloutEngine,
     scorer: RewardScorer,
 ) -> PolicyExperienceMaker:
-    resolved, critic = request.resolved, models.trained.get("critic")
+    resolved = request.resolved
     player = partial(build_player, resolved, engine, models.tokenizer)
     return PolicyExperienceMaker(
         player=player(),
@@ -128,9 +128,7 @@ def _maker(
         samples_per_prompt=resolved.run.train.samples_per_prompt,
         scorer=scorer,
         hooks=request.hooks,
-        reference_pass=build_reference_pass(
-            resolved, algorithm, strategy, models.policy, None if critic is None else critic.model
-        ),
+        passes=build_passes(resolved, algorithm, strategy, {role: each.model for role, each in models.trained.items()}),
     )
 
 
@@ -150,5 +148,5 @@ def _channel(
         maker=maker,
         strategy=strategy,
         keep=algorithm.keep,
-        success=success_of(resolved.run.prompts.curriculum),
+        success=success_of(resolved.section("prompts.curriculum")),
     )

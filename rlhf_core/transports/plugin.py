@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..components import Component
-from ..config.section import TransportConfig
+from ..config.processes import TransportConfig
 
 
 class LocalConfig(TransportConfig):

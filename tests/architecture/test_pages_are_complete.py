@@ -15,7 +15,7 @@ import pytest
 
 from rlhf_core.components import KINDS
 from rlhf_core.config.select import SHARED_OPTIONS
-from rlhf_core.plugins.discovery import discover, load_ref
+from rlhf_core.plugins.discovery import discover, has_options, load_ref
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -24,7 +24,14 @@ METRIC = re.compile(
     r"staleness|environment|eval|time|tokens_per_second|memory|sync|transport|distill|advantage)/[\w@{}./-]+"
 )
 NO_METRICS = {"eval/sampled", "memory/memory.limit_in_bytes"}
-GROUPS = {"advantages": "losses", "policy_losses": "losses", "endpoints": "commands", "loggers": "hooks"}
+GROUPS = {
+    "advantages": "losses",
+    "policy_losses": "losses",
+    "endpoints": "commands",
+    "loggers": "hooks",
+    "sections": "README",
+    "schedules": "optimizers",
+}
 """Groups of entry points whose rules are on the page of another."""
 
 
@@ -62,7 +69,7 @@ def test_every_option_of_every_plugin_has_its_row(kind: str) -> None:
     shared = set(SHARED_OPTIONS[kind].model_fields) if kind in SHARED_OPTIONS else set()
     missing = []
     for ref in discover(kind).values():
-        if not ref.distribution.startswith("rlhf-"):
+        if not ref.distribution.startswith("rlhf-") or not has_options(ref):
             continue
         selected = load_ref(ref)
         part = page.partition(f"### `{selected.name}`\n")[2].partition("\n### `")[0]
@@ -108,7 +115,7 @@ def test_every_metric_is_told(library_files: list[Path]) -> None:
     told = names_on(DOCS / "metrics.md")
     places: dict[str, str] = {}
     for path in library_files:
-        if not {"testing", "report", "templates"} & set(path.parts):
+        if not {"testing", "rlhf_report", "templates"} & set(path.parts):
             places |= dict.fromkeys(metrics_of(path), path.relative_to(ROOT).as_posix())
     filled = {re.sub(r"<\w+>", "{}", name) for name in told}
     missing = {key: place for key, place in places.items() if key not in filled}

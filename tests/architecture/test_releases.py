@@ -40,10 +40,10 @@ def test_a_break_is_found_until_a_fragment_names_it(
     released.write_text(old + "\ndef gone(text: str) -> None:\n    ...\n", encoding="utf-8")
     monkeypatch.setattr(api, "RECORDED", tmp_path / "api")
     monkeypatch.setattr(api, "CHANGES", tmp_path)
-    (told,) = [each for each in api.unwanted() if "gone" in each]
+    (told,) = [each for each in api.unwanted() if "errors.gone" in each]
     assert told.startswith("rlhf_core.errors.gone: ") and "changes/NAME.breaking.md" in told
     (tmp_path / "errors.breaking.md").write_text("`rlhf_core.errors.gone` is gone: take `full_disk`.\n")
-    assert not [each for each in api.unwanted() if "gone" in each]
+    assert not [each for each in api.unwanted() if "errors.gone" in each]
 
 
 def test_fragments_are_of_a_known_kind_and_short() -> None:

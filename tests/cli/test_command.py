@@ -70,7 +70,7 @@ def test_train_hands_over_file_flags_and_set_in_this_order(run_file, calls, caps
     assert options.pop("trust").folder == tmp_path
     assert options.pop("on_check") is print_prompt
     assert options == {
-        "output": tmp_path / "o", "resume": "auto", "num_processes": 2, "dry_run": True,
+        "output": tmp_path / "o", "resume": "auto", "restart": False, "num_processes": 2, "dry_run": True,
     }  # fmt: skip
     assert "can run; nothing was written" in capsys.readouterr().out
 
@@ -143,9 +143,13 @@ def test_errors_for_the_reader_have_no_traceback(run_file, monkeypatch, capsys, 
     assert capsys.readouterr().err.lstrip("\n") == text
 
 
-def test_errors_of_a_run_name_its_file(run_file, capsys):
+def test_errors_of_a_run_name_its_source(run_file, capsys):
     assert run(["train", run_file, "--set", "train.sead=1"]) == 2
-    assert f'error: {run_file}: train.sead: unknown key; did you mean "seed"?' in capsys.readouterr().err
+    assert 'error: --set train.sead: unknown key; did you mean "seed"?' in capsys.readouterr().err
+    with open(run_file, "a", encoding="utf-8") as file:
+        file.write("\ntrian: {seed: 1}\n")
+    assert run(["train", run_file]) == 2
+    assert f'error: {run_file}: trian: unknown key; did you mean "train"?' in capsys.readouterr().err
 
 
 def test_a_full_disk_is_a_message(run_file, monkeypatch, capsys):
@@ -278,7 +282,7 @@ def test_plugins_check_tells_ok_missing_and_broken(install, capsys):
     assert run(["plugins", "check", "fake-whisper"]) == 0
     assert run(["plugins", "check", "acme-hook"]) == 0
     assert run(["plugins", "check", "engine/needy"]) == 0
-    assert "needs no_such_module_xyz: pip install xyz" in capsys.readouterr().out
+    assert "needs no_such_module_xyz, not installed here: pip install xyz" in capsys.readouterr().out
     install("bolt", {"rlhf.engines": {"cracked": "bolt_absent:thing"}, "rlhf.rewards": {"fake-shout": "x:y"}})
     assert run(["plugins", "check", "cracked"]) == 1
     assert "broken" in capsys.readouterr().out
@@ -300,19 +304,6 @@ def test_generate_prints_each_answer(monkeypatch, capsys):
     assert run(["generate", "--model", "m", "--prompt", "a", "--json", "--temperature", "0.5", "--seed", "4"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"prompt": "a", "completion": "A"}]
     assert (asked["sampling"].greedy, asked["sampling"].temperature, asked["seed"]) == (False, 0.5, 4)
-
-
-def test_report_of_one_run_and_of_several(monkeypatch, capsys, tmp_path):
-    def build_report(folders, output):
-        return output or folders[0] / "report.html"
-
-    provide(monkeypatch, "rlhf_core.report", build_report=build_report)
-    assert run(["report", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
-    assert run(["report", str(tmp_path), str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "report.html\n", "a comparison does not overwrite a run's own page"
-    assert run(["report", str(tmp_path), "--output", "x.html"]) == 0
-    assert capsys.readouterr().out == "x.html\n"
 
 
 def test_version_names_the_parts(capsys):
@@ -359,7 +350,7 @@ def test_the_flags_of_train_are_the_contract():
     flags = {flag for parameter in train_command.params for flag in parameter.opts}
     assert flags >= {
         "--algorithm", "--strategy", "--transport", "--engine", "--reward", "--environment", "--model",
-        "--num-processes", "--set", "--output", "--resume", "--dry-run", "--verbose", "--quiet",
+        "--num-processes", "--set", "--output", "--resume", "--restart", "--dry-run", "--verbose", "--quiet",
     }  # fmt: skip
 
 

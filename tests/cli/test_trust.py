@@ -45,10 +45,10 @@ def write(path, file, **more):
 
 def ran():
     """The files that were run, and forget it."""
-    found = sorted(str(path.with_suffix(".py")) for path in Path().rglob("*.ran"))
-    for path in Path().rglob("*.ran"):
+    found = sorted(Path().rglob("*.ran"))
+    for path in found:
         path.unlink()
-    return found
+    return [str(path.with_suffix(".py")) for path in found]
 
 
 def says(capsys, *arguments, code=0):
@@ -78,9 +78,7 @@ def test_a_run_runs_files_below_its_file_or_named_or_trusted(place, capsys):
     says(capsys, "train", "theirs/run.yaml", "--dry-run")
     assert ran() == ["theirs/in/mine.py"]
     message = says(capsys, "train", "theirs/out.yaml", "--dry-run", code=2)
-    assert "rewards.0.name" in message
-    assert "--trust" in message
-    assert ran() == []
+    assert "rewards.0.name" in message and "--trust" in message and not ran()
     says(capsys, "train", "theirs/out.yaml", "--dry-run", "--trust")
     says(capsys, "train", "theirs/run.yaml", "--dry-run", "--reward", "./other/mine.py:mine:0.1")
     says(capsys, "train", "theirs/out.yaml", "--dry-run", "--set", "rewards.0.name=other/mine.py:mine")
@@ -98,14 +96,16 @@ def double(number: int) -> int:
 
 def test_the_functions_of_tools_follow_the_same_rule(place, capsys):
     pytest.importorskip("rlhf_environments", reason="the environment tools is not installed")
+    Path("theirs/chat").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     for folder, code in (("theirs/in", 0), ("other", 2)):
         Path(folder, "tool.py").write_text(TOOL)
-        run = {**tiny_run({}), "environment": {"name": "tools", "functions": [f"{folder}/tool.py:double"]}}
+        environment = {"name": "tools", "functions": [f"{folder}/tool.py:double"]}
+        run = tiny_run({"model": {"chat": {"template": "theirs/chat"}}, "environment": environment})
         Path("theirs/run.yaml").write_text(yaml.safe_dump(run))
         says(capsys, "train", "theirs/run.yaml", "--dry-run", code=code)
         ran()
     says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
-    assert ran() == []
+    assert not ran()
     says(capsys, "train", "theirs/run.yaml", "--dry-run", "--trust")
     resolved = resolve(load_run(run))
     assert _code_run(resolved) == FileTrust(files=frozenset([place / "other/tool.py"]))
@@ -164,10 +164,9 @@ def test_functions_in_place_of_plugins_follow_the_same_rule(names, capsys):
     says(capsys, "train", "theirs/run.yaml", "--dry-run")
     assert ran() == ["theirs/in/mine.py"]
     names("other/mine.py")
-    for command in (["config", "check"], ["config", "show"]):
-        says(capsys, *command, "theirs/run.yaml")
-    assert "--trust" in says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
-    assert ran() == []
+    for command in ("check", "show"):
+        says(capsys, "config", command, "theirs/run.yaml")
+    assert "--trust" in says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2) and not ran()
     says(capsys, "train", "theirs/run.yaml", "--dry-run", "--trust")
     assert ran() == ["other/mine.py"]
 
@@ -213,7 +212,7 @@ class Options(Section):
     others: dict[str, Command] = {}
 class Starts:
     def __init__(self, command):
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=False)
     def reset(self, task): return ">"
     def step(self, reply): return None, 0.0, True
 def build(config, context):
@@ -250,14 +249,16 @@ def with_command(command, **more):
 def test_a_program_is_started_where_a_file_would_be_run(place, capsys, monkeypatch):
     with_command(["theirs/serve", "--any", "/etc/passwd"])
     says(capsys, "train", "theirs/run.yaml", "--dry-run")
+    assert ran() == ["theirs/serve.py"]
     Path("theirs/link").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(place / "theirs"), prepend=os.pathsep)
     outside = (["other/serve"], ["serve"], ["sh", "-c", "exit"], ["python", "theirs/serve"], ["theirs/link", "-c", ":"])
     for command in (*outside, ["theirs/../other/serve"], [str(place / "other/serve")]):
         with_command(command)
         message = says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
-        assert "environment.command" in message and "--trust" in message, message
+        assert "environment.command" in message and "--trust" in message and not ran(), message
         says(capsys, "train", "theirs/run.yaml", "--dry-run", "--trust")
+        ran()
     with_command(["theirs/serve"], others={"second": ["other/serve"]})
     assert "environment.others.second" in says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
     assert ran() == []
@@ -270,10 +271,9 @@ def test_a_program_that_the_command_line_gives_with_its_arguments_is_started(pla
     says(capsys, *dry, "environment.command=[other/serve, mine]")
     says(capsys, *dry, "environment={name: starts, command: [other/serve, mine]}")
     says(capsys, *dry, "environment.command.0=other/serve", code=2)  # its arguments are still theirs
-    run = yaml.safe_load(Path("theirs/run.yaml").read_text())
     says(capsys, "train", "theirs/run.yaml", "--dry-run", code=2)
-    train(run, dry_run=True)  # the caller's own mapping
-    assert ran() == []
+    train(yaml.safe_load(Path("theirs/run.yaml").read_text()), dry_run=True)  # the caller's own mapping
+    assert ran() == ["other/serve.py"]
 
 
 @pytest.mark.usefixtures("starts")
@@ -292,6 +292,7 @@ def test_a_run_says_what_it_started_and_goes_on_with_it(place, capsys, monkeypat
     assert ran() == ["other/serve.py"]
     again = ("train", "--output", place / "run", "--resume", "auto", "--dry-run")
     says(capsys, *again)
+    ran()
     config = (place / "run/config.yaml").read_text()
     (place / "run/config.yaml").write_text(config.replace("other/serve", "other/sorve"))
     assert "environment.command" in says(capsys, *again, code=2)

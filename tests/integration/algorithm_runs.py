@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from quick_ray import quick_workers
-from running import PATIENCE_SECONDS
+from running import PATIENCE_SECONDS, without_report
 
-from rlhf_core import report, train
+from rlhf_core import train
 from rlhf_core.config.named_functions import KL_ESTIMATORS
 from rlhf_core.models.builtin import build_builtin
 from rlhf_core.plugins.discovery import discover
@@ -133,7 +133,7 @@ def write_data(path: Path) -> None:
 def make_runs(out: Path, deployment: str, names: Sequence[str]) -> None:
     """In a process of its own: the runs of these algorithms, with one thread and without plots."""
     torch.set_num_threads(1)
-    report.build_report = lambda folders: None
+    without_report()
     if deployment == "ddp":
         # One group for all runs: a strategy uses the one it finds.
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_SECONDS))

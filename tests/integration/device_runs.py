@@ -13,8 +13,9 @@ from unittest import mock
 
 import other_device
 import torch
+from running import without_report
 
-from rlhf_core import report, train
+from rlhf_core import train
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.models import policy_forward
 from rlhf_core.models.forward import PolicyOutput
@@ -69,7 +70,7 @@ def batch_is_not_moved() -> AbstractContextManager[Any]:
 
 def reference_batch_is_not_moved() -> AbstractContextManager[Any]:
     """A missing `.to(device)` before the forward pass of the reference."""
-    return mock.patch("rlhf_core.models.reference_pass.to_device", lambda batch, device: batch)
+    return mock.patch("rlhf_core.models.passes.to_device", lambda batch, device: batch)
 
 
 def log_probs_return_to_the_cpu() -> AbstractContextManager[Any]:
@@ -106,7 +107,7 @@ def make_runs(out: Path) -> None:
     """Write `<run>.json` for each: what it raised (None: nothing), how it generated, what `DEVICE` computed."""
     other_device.register()
     torch.set_num_threads(1)
-    report.build_report = lambda folders: None
+    without_report()
     save_tiny_model(out / "policy")
     save_tiny_model(out / "teacher", seed=1)
     tiny_classifier().save_pretrained(out / "judge")

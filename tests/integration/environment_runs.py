@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from algorithm_runs import one_ray
-from running import PATIENCE_SECONDS
+from running import PATIENCE_SECONDS, without_report
 
-from rlhf_core import report, train
+from rlhf_core import train
 
 GAMES = Path(__file__).with_name("digit_games.py")
 
@@ -59,7 +59,7 @@ def run_file(name: str, deployment: str = "single", **changes: Any) -> dict[str,
 def make_runs(out: Path, deployment: str) -> None:
     """In a process of its own: every run, with one thread and without plots."""
     torch.set_num_threads(1)
-    report.build_report = lambda folders: None
+    without_report()
     if deployment == "ddp":
         # One group for all runs: a strategy uses the one it finds.
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_SECONDS))

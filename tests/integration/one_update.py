@@ -13,11 +13,13 @@ from torch import nn
 
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.batching import collate, split
+from rlhf_core.columns import Columns
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.models import policy_forward
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import made_episode
+from rlhf_core.rollout.samples import COLUMNS, GREEDY_REWARDS
 from rlhf_core.strategy import Strategy
 from rlhf_core.testing.models import tiny_model, tiny_tokenizer
 from rlhf_core.testing.samples import make_item
@@ -86,7 +88,8 @@ def _items() -> tuple[BufferItem, ...]:
         length = 1 + (sample * 4) % _LONGEST
         rewards = {"length": float(sample % 4), "form": float(sample % 2)}
         item = replace(make_item(sample, group_id=sample // 3, num_actions=length), rewards=rewards)
-        item = replace(item, greedy_rewards={"length": float(sample // 3 % 2), "form": 0.5})
+        greedy = {GREEDY_REWARDS: {"length": float(sample // 3 % 2), "form": 0.5}}
+        item = replace(item, columns=Columns(greedy, COLUMNS))
         plain.append(replace(item, truncated=length == _LONGEST, values=torch.randn(length, generator=generator) / 5))
     batch = collate(plain)
     with torch.no_grad():
@@ -94,5 +97,4 @@ def _items() -> tuple[BufferItem, ...]:
     old, reference, trainer = (now + torch.randn(now.shape, generator=generator) / 8 for _ in range(3))
     near = {"action_log_probs": old, "reference_log_probs": reference, "trainer_log_probs": trainer}
     masked = {name: torch.where(batch.action_mask, values, 0.0) for name, values in near.items()}
-    made = split(replace(batch, **masked))
-    return tuple(replace(item, greedy_rewards=of.greedy_rewards) for item, of in zip(made, plain, strict=True))
+    return tuple(split(replace(batch, **masked)))

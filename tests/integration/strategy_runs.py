@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from running import PATIENCE_SECONDS
+from running import PATIENCE_SECONDS, without_report
 
-from rlhf_core import report, train
-from rlhf_core.hookspecs import Verdict
+from rlhf_core import train
+from rlhf_core.hookspecs import Action, Moment
 
 REWARD = Path(__file__).with_name("digit_reward.py")
 ROLLED_BACK = ("ddp", "gemini")
@@ -47,19 +47,18 @@ class RollBackOnce:
     """A guard that sees something at the fifth update, once."""
 
     seen = False
+    may_roll_back = True
 
-    def rlhf_verdict(self, step: int) -> Verdict | None:
-        if step != 5 or self.seen:
+    def rlhf_decide(self, moment: Moment) -> Action | None:
+        if moment.step != 5 or self.seen:
             return None
         self.seen = True
-        return Verdict(action="rollback", guard="mine", reason="asked for by the test")
+        return Action(kind="rollback", by="mine", reason="asked for by the test", lr_factor=1.0)
 
 
 def train_and_roll_back(out: Path, name: str, rank: int) -> None:
     """The run, which goes back in its second episode, at the same learning rate, to the end of its first."""
-    guards = {"kl": {"action": "rollback", "bound": 1e9}, "rollback": {"lr_factor": 1.0}}
-    run = {**run_file({"name": name}), "guards": guards}
-    train(run, output=out / f"{name}-rolled", hooks=[RollBackOnce()] if rank == 0 else [])
+    train(run_file({"name": name}), output=out / f"{name}-rolled", hooks=[RollBackOnce()] if rank == 0 else [])
 
 
 def resume_a_copy(out: Path, name: str, run: dict[str, Any], rank: int) -> None:
@@ -79,7 +78,7 @@ def resume_a_copy(out: Path, name: str, run: dict[str, Any], rank: int) -> None:
 def train_one(run: dict[str, Any], folder: Path, resume: str | None) -> None:
     """In a process of its own: one rank of one run."""
     torch.set_num_threads(1)
-    report.build_report = lambda folders: None
+    without_report()
     train(run, output=folder, resume=resume)
 
 
@@ -89,7 +88,7 @@ def make_runs(out: Path, rank: int, names: list[str], again: bool) -> None:
     again: these are there, and now resumed and rolled back.
     """
     torch.set_num_threads(1)
-    report.build_report = lambda folders: None
+    without_report()
     if names != ["single"]:
         # One group for all runs: a strategy uses the one it finds.
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_SECONDS))

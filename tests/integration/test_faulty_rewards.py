@@ -70,7 +70,9 @@ def test_the_run_survives_where_failures_score_0(tmp_path, name):
     assert sum(each["rewards"]["judge"] == 0.0 for each in samples(tmp_path / "run") if each["sample_id"] >= 8) >= zeros
     first, last = result.metrics[1], result.metrics[3]
     assert (first["reward_calls/judge/calls"], last["reward_calls/judge/zeroed"]) == (1, zeros)
-    assert last["reward_calls/judge/failures"] == (1 if name in CALLS else zeros)
+    # An isolated call that a process did not survive is followed by one call for each of its answers.
+    calls = 1 + zeros if policy.get("isolate") else 1
+    assert last["reward_calls/judge/failures"] == (calls if name in CALLS else zeros)
     assert "reward_calls/judge/failures" not in first
     assert not [key for line in result.metrics[::2] for key in line if key.startswith("reward_calls/")]
 

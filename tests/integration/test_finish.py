@@ -7,7 +7,7 @@ from run_files import command, lines, metrics, samples, start, write_run
 
 from rlhf_cli.main import run
 from rlhf_core.errors import ConfigError, GuardStop
-from rlhf_core.hookspecs import Verdict
+from rlhf_core.hookspecs import Action
 
 TRAIN = {"episodes": 5, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
 BASE = {"train": TRAIN, "checkpoint": {"every_episodes": None}}
@@ -66,8 +66,8 @@ def test_a_resume_makes_the_model_that_was_not_written(tmp_path):
 
 
 class Finish:
-    def rlhf_verdict(self, step):
-        return Verdict(action="finish", guard="mine", reason="enough") if step == 3 else None
+    def rlhf_decide(self, moment):
+        return Action(kind="finish", by="mine", reason="enough") if moment.step == 3 else None
 
 
 def test_a_finish_after_an_update_ends_the_episode(tmp_path):
@@ -90,7 +90,7 @@ def test_a_stop_names_the_guard_and_its_keys(tmp_path):
 
 
 HOOK = '''
-from rlhf_core.hookspecs import Verdict
+from rlhf_core.hookspecs import Action
 
 class Counter:
     """Counts episodes over all sessions of a run."""
@@ -98,10 +98,10 @@ class Counter:
     def __init__(self, *, stop_at: int = 3, action: str = "finish"):
         self.stop_at, self.action, self.seen = stop_at, action, 0
 
-    def rlhf_episode_verdict(self, episode, metrics):
-        self.seen += 1
-        if self.seen >= self.stop_at:
-            return Verdict(action=self.action, guard="Counter", reason=f"{self.seen} episodes")
+    def rlhf_decide(self, moment):
+        self.seen += moment.at == "episode"
+        if moment.at == "episode" and self.seen >= self.stop_at:
+            return Action(kind=self.action, by="Counter", reason=f"{self.seen} episodes")
 
     def state_dict(self):
         return {"seen": self.seen}
@@ -122,6 +122,26 @@ def test_a_hook_of_a_file_keeps_its_count_over_a_resume(tmp_path):
     result = start(longer, tmp_path / "run", resume="auto")
     assert result.summary["finished"] == {"guard": "Counter", "reason": "3 episodes"}
     assert result.metrics[-1]["episode"] == 2
+
+
+TWO_SIGNALS = """
+import os, signal
+
+class Late:
+    def rlhf_run_end(self, summary):
+        for _ in range(2 if summary["status"] == "done" else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_two_signals_after_the_end_leave_the_run_done(tmp_path, own_logger):
+    """Its exit code, too: a job's script that reads it must not take a finished run for an interrupted one."""
+    hook = tmp_path / "late.py"
+    hook.write_text(TWO_SIGNALS)
+    file = write_run(tmp_path, {**BASE, "train": {**TRAIN, "episodes": 2}, "hooks": {f"{hook}:Late": {}}})
+    assert run(["train", str(file), "--output", str(tmp_path / "run"), "--quiet"]) == 0
+    assert summary(tmp_path / "run")["status"] == "done"
+    assert (tmp_path / "run/model").is_dir()
 
 
 def test_its_options_are_checked_and_written_down(tmp_path):

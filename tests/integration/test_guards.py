@@ -7,7 +7,7 @@ import pytest
 from run_files import lines, metrics, samples, start
 
 from rlhf_core.errors import ConfigError, DivergenceError, GuardStop, RlhfError
-from rlhf_core.hookspecs import Verdict
+from rlhf_core.hookspecs import Action
 
 TRAIN = {"episodes": 6, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
 BASE = {"train": TRAIN, "checkpoint": {"every_episodes": 1, "keep": 4}}
@@ -17,13 +17,16 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 class Ask:
     """Answers once, at an update."""
 
-    def __init__(self, action, step, times=1):
-        self.action, self.step, self.times = action, step, times
+    may_roll_back = True
 
-    def rlhf_verdict(self, step):
-        if step == self.step and self.times:
+    def __init__(self, kind, step, times=1, **options):
+        self.step, self.times = step, times
+        self.action = Action(kind=kind, by="mine", reason="asked for by the test", **options)
+
+    def rlhf_decide(self, moment):
+        if moment.at == "update" and moment.step == self.step and self.times:
             self.times -= 1
-            return Verdict(action=self.action, guard="mine", reason="asked for by the test")
+            return self.action
         return None
 
 
@@ -57,21 +60,19 @@ def test_a_run_driven_into_kl_blow_up_is_rolled_back_and_finishes(tmp_path):
 
 def test_a_rollback_without_a_smaller_rate_repeats_the_run_exactly(tmp_path):
     straight = start(BASE, tmp_path / "straight")
-    same = {**BASE, "guards": {"kl": {"action": "rollback", "bound": 1e9}, "rollback": {"lr_factor": 1.0}}}
     for step in (1, 2, 7):  # to the checkpoint before the first update, and to a later one
-        rolled = start(same, tmp_path / f"rolled-{step}", hooks=[Ask("rollback", step)])
+        rolled = start(BASE, tmp_path / f"rolled-{step}", hooks=[Ask("rollback", step, lr_factor=1.0)])
         assert metrics(rolled.run_folder) == metrics(straight.run_folder)
         assert samples(rolled.run_folder) == samples(straight.run_folder)
         assert rolled.summary["rollbacks"] == 1
 
 
 def test_a_resume_after_a_rollback_keeps_the_smaller_rate(tmp_path):
-    changes = {**BASE, "guards": {"kl": {"action": "rollback", "bound": 1e9}}}
-    whole = start(changes, tmp_path / "whole", hooks=[Ask("rollback", 5)])
+    whole = start(BASE, tmp_path / "whole", hooks=[Ask("rollback", 5)])
     with pytest.raises(RlhfError, match="stopped by the test"):
-        start(changes, tmp_path / "stopped", hooks=[Ask("rollback", 5), StopAfter(4)])
+        start(BASE, tmp_path / "stopped", hooks=[Ask("rollback", 5), StopAfter(4)])
     assert summary(tmp_path / "stopped")["status"] == "rolled-back-and-failed"
-    resumed = start(changes, tmp_path / "stopped", resume="auto")
+    resumed = start(BASE, tmp_path / "stopped", resume="auto")
     assert metrics(resumed.run_folder) == metrics(whole.run_folder)
     assert resumed.metrics[-1]["policy/lr"] == pytest.approx(0.5e-3)
     assert resumed.summary["rollbacks"] == 1
@@ -87,9 +88,8 @@ class StopAfter:
 
 
 def test_rollbacks_are_bounded(tmp_path):
-    changes = {**BASE, "guards": {"kl": {"action": "rollback", "bound": 1e9}, "rollback": {"max_times": 2}}}
     with pytest.raises(GuardStop, match="it was rolled back 2 times"):
-        start(changes, tmp_path / "run", hooks=[Ask("rollback", 3, times=9)])
+        start(BASE, tmp_path / "run", hooks=[Ask("rollback", 3, times=9, max_times=2)])
     assert summary(tmp_path / "run")["status"] == "rolled-back-and-failed"
     assert summary(tmp_path / "run")["rollbacks"] == 2
 

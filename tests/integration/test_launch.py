@@ -31,7 +31,7 @@ def under_way(process, tmp_path):
         return metrics_file.exists() and metrics_file.stat().st_size
 
     wait_until(updated, "an update")
-    return [each for each in process.processes() if "rlhf_core.entry.launched" in " ".join(each.cmdline())]
+    return [each for each in process.processes() if "rlhf_core.distributed.launched" in " ".join(each.cmdline())]
 
 
 def running_ones(ranks):
@@ -94,7 +94,8 @@ def test_a_killed_rank_ends_the_run_by_name(tmp_path):
         _, err = process.finish()
         assert not running_ones(ranks)
     assert process.returncode == 1, err
-    assert "rank 1" in err
+    assert "error: rank 1: the training process of rank 1 (pid " in err and "was ended by SIGKILL" in err
+    assert "gloo" not in err
     assert err.count("error: ") == 1
     assert "Traceback" not in err
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"

@@ -21,13 +21,6 @@ def run(output, model, algorithm, prompts, train_section, **sections):
 
 
 @pytest.fixture(scope="module")
-def no_plots():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlhf_core.report.build_report", lambda folders: None)
-        yield
-
-
-@pytest.fixture(scope="module")
 def start_model(tmp_path_factory, no_plots):
     """A policy that has seen the task."""
     folder = tmp_path_factory.mktemp("warm") / "run"

@@ -2,14 +2,19 @@
 
 import json
 import os
+import shutil
 import signal
+import threading
 
 import pytest
 from run_files import tree
+from running import wait_until
 
+from rlhf_cli.main import run as rlhf
 from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
+from rlhf_core.runfolder.control_box import ControlBox, parse_command
 from rlhf_core.testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
@@ -80,6 +85,57 @@ def test_ctrl_c_in_the_warm_start_says_how_to_go_on(tmp_path):
     with pytest.raises(UserInputError, match="already holds a run"):
         run_quickstart(WARM_START, PPO, output=tmp_path / "run")
     assert run_quickstart(WARM_START, PPO, output=tmp_path / "run", resume="auto").summary["status"] == "done"
+
+
+class Control:
+    """Sends `rlhf control` to the run once, before update `step` of its first stage, as from another terminal."""
+
+    def __init__(self, folder, word, step):
+        self.folder, self.word, self.step = folder, word, step
+        self.thread = None
+
+    def rlhf_update_start(self, step):
+        if step == self.step and self.thread is None:
+            self.thread = threading.Thread(target=rlhf, args=(["control", str(self.folder), self.word],))
+            self.thread.start()
+            wait_until(lambda: list(self.folder.glob("**/control/*.json")), "the command")
+
+
+@pytest.mark.parametrize(("step", "where"), [(1, "in"), (2, "after")])
+def test_a_stop_during_the_warm_start_stops_the_run(tmp_path, capfd, step, where):
+    folder = tmp_path / "run"
+    control = Control(folder, "stop", step)
+    with pytest.raises(InterruptedRun, match=f"stopped {where} the warm start"):
+        run_quickstart(WARM_START, PPO, output=folder, hooks=[control])
+    control.thread.join()
+    assert f"warm-start: stops at the end of episode {step}" in capfd.readouterr().out
+    assert status(folder) == "interrupted" and not (folder / "metrics.jsonl").exists()
+    assert run_quickstart(WARM_START, PPO, output=folder, resume="auto").summary["status"] == "done"
+
+
+def test_a_command_that_reaches_no_update_of_the_warm_start_is_kept_for_the_last_stage(tmp_path):
+    box = ControlBox(tmp_path / "run" / "control")
+
+    class Send:
+        sent = None
+
+        def rlhf_episode_start(self):
+            self.sent = self.sent or box.send(parse_command(["checkpoint"]))
+
+    send = Send()
+    run_quickstart(WARM_START, PPO, output=tmp_path / "run", hooks=[send])
+    answer = box.wait(send.sent, seconds=0, is_running=lambda: False)
+    assert answer == "a checkpoint is written at the end of episode 1"
+
+
+def test_a_purged_folder_is_refused_before_a_stage_is_made_again(tmp_path):
+    folder = tmp_path / "run"
+    run_quickstart(WARM_START, PPO, output=folder)
+    for path in (*folder.glob("checkpoints/step-*"), folder / "warm-start"):
+        shutil.rmtree(path)
+    with pytest.raises(UserInputError, match="is missing"):
+        run_quickstart(WARM_START, PPO, output=folder, resume="auto")
+    assert status(folder) == "done" and not (folder / "warm-start").exists()
 
 
 def test_a_dry_run_writes_nothing(tmp_path, monkeypatch):

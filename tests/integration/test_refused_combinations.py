@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         "sft learns from a dataset",
     ),
     "ppo turns x normalised sum": (
-        {"environment": {"name": NUMBER}, "reward_scaling": {"normalise": "running"}},
+        {"environment": {"name": NUMBER}, "reward_scaling": {"normalise": True}},
         1,
         "ppo gives each turn its own reward",
     ),

@@ -1,10 +1,11 @@
 """Going on by `--resume`: with the folder's own config, from its first moment, with all that the checkpoint counts."""
 
 import json
+import shutil
 
 import pytest
 import yaml
-from run_files import lines, metrics, samples, start, write_run
+from run_files import lines, metrics, samples, start, tree, write_run
 
 from rlhf_cli.main import run as rlhf
 from rlhf_core.entry.quickstart import run_quickstart
@@ -31,6 +32,11 @@ class Fail:
 def stopped(changes, output, episode):
     with pytest.raises(RlhfError, match="stopped by the test"):
         start(changes, output, hooks=[Fail(episode)])
+
+
+def unlocked(files):
+    """A run folder's files without `.lock`, which names the process that has last opened it."""
+    return {name: content for name, content in files.items() if name != ".lock"}
 
 
 def status(folder):
@@ -73,6 +79,15 @@ def test_a_dry_run_of_a_resume_says_what_changes_and_writes_nothing(tmp_path, ca
     again = ["train", "--output", str(output), "--resume", "auto", "--dry-run"]
     assert rlhf([*again, "--algorithm", "grpo"]) == 2
     assert "algorithm.name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["two", None, [2], 0, True])
+def test_a_wrong_number_of_processes_in_a_manifest_is_told(tmp_path, capsys, count):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps({"num_processes": count}))
+    (tmp_path / "run" / "config.yaml").write_bytes(write_run(tmp_path, EACH).read_bytes())
+    err = command(capsys, "--output", tmp_path / "run", "--resume", "auto", code=2)
+    assert f"num_processes is {count!r}" in err and "--num-processes" in err
 
 
 @pytest.mark.parametrize(
@@ -126,7 +141,12 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path, cap
     stopped({**EACH, "checkpoint": {"every_episodes": None}}, tmp_path / "run", 1)
     (tmp_path / "run/checkpoints/.partial-step-2").mkdir(parents=True)
     assert len(lines(tmp_path / "run/metrics.jsonl")) == 2
-    err = command(capsys, "--output", tmp_path / "run", "--resume", "auto", "--set", "logging.tensorboard=true")
+    again = ("--output", tmp_path / "run", "--resume", "auto", "--set", "logging.tensorboard=true")
+    before = tree(tmp_path / "run")
+    err = command(capsys, *again, code=2)
+    assert "metrics.jsonl has the updates of a run" in err and "--restart" in err and "--from" in err
+    assert unlocked(tree(tmp_path / "run")) == unlocked(before)
+    err = command(capsys, *again, "--restart")
     assert err == ""
     whole = start({**EACH, "checkpoint": {"every_episodes": None}}, tmp_path / "whole")
     assert metrics(tmp_path / "run") == metrics(whole.run_folder)
@@ -134,6 +154,43 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path, cap
     assert not list((tmp_path / "run/checkpoints").glob(".partial*"))
     (event,) = json.loads((tmp_path / "run/manifest.json").read_text())["events"]
     assert (event["kind"], event["checkpoint"]) == ("resume", None)
+
+
+@pytest.mark.parametrize("flags", [[], ["--restart"]])
+def test_a_run_whose_checkpoints_are_lost_is_left_as_it_is(tmp_path, capsys, flags):
+    folder = tmp_path / "run"
+    start(EACH, folder)
+    for path in folder.glob("checkpoints/step-*"):
+        shutil.rmtree(path)
+    before = tree(folder)
+    err = command(capsys, "--output", folder, "--resume", "auto", *flags, code=2)
+    assert "checkpoints/step-4 is missing" in err and f"rlhf train --from {folder} --output DIR" in err
+    assert unlocked(tree(folder)) == unlocked(before)
+
+
+def test_restart_alone_is_refused(capsys):
+    assert "--restart goes with --resume auto" in command(capsys, "--restart", code=2)
+
+
+def test_a_resume_of_a_folder_that_does_not_exist_yet_starts_the_run(tmp_path, capsys):
+    """So that a job in a queue has one command, for its first start and for those after."""
+    folder = tmp_path / "run"
+    err = command(capsys, "--output", folder, "--resume", "auto", code=2)
+    assert "no run to continue" in err and "give the run file" in err and not folder.exists()
+    again = (write_run(tmp_path, EACH), "--output", folder, "--resume", "auto")
+    command(capsys, *again, "--dry-run")
+    assert not folder.exists()
+    command(capsys, *again)
+    assert status(folder) == "done"
+    assert json.loads((folder / "manifest.json").read_text())["events"] == []
+    command(capsys, *again, "--set", "train.episodes=3")
+    assert len(lines(folder / "metrics.jsonl")) == 6
+
+
+def test_a_quickstart_resumed_before_its_folder_exists_starts(tmp_path):
+    warm = tiny_run({"algorithm": {"name": "sft"}, "rewards": None, "train": {"samples_per_prompt": 1}})
+    run_quickstart(warm, tiny_run(), output=tmp_path / "run", resume="auto")
+    assert status(tmp_path / "run") == status(tmp_path / "run/warm-start") == "done"
 
 
 def test_a_folder_that_was_only_locked_can_be_started_again_with_its_run_file(tmp_path, capsys):

@@ -165,7 +165,7 @@ def test_wrong_flags(tmp_path, capsys):
     assert "ddp" in train(tmp_path, {}, capsys, 2, "--num-processes", "2")
     assert "no reward" in train(tmp_path, {}, capsys, 2, "--reward", "exact-match:x")
     assert "key.path=value" in train(tmp_path, {}, capsys, 2, "--set", "nothing")
-    assert "no checkpoint" in train(tmp_path, {}, capsys, 2, "--resume", "auto")
+    assert "no checkpoint" in train(tmp_path, {}, capsys, 2, "--resume", "nowhere")
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path, capsys):

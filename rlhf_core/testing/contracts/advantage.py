@@ -12,9 +12,12 @@ import pytest
 
 from ... import functional
 from ...algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
+from ...columns import Columns
+from ...environments import metrics
 from ...objective.estimate import ShapedScores, estimated
 from ...rewards.combiner import RewardCombiner
 from ...rollout.made import made_episode
+from ...rollout.samples import COLUMNS, GREEDY_REWARDS
 from ...training.batches import BatchPlan
 from ...training.estimates import EpisodeEstimates
 from ...types import BufferItem, Experience, PhaseTimes
@@ -161,9 +164,14 @@ def _items() -> list[BufferItem]:
                     reference_log_probs=-drawn[1].abs() - 0.1,
                     trainer_log_probs=-drawn[2].abs() - 0.1,
                     values=drawn[3],
-                    turn_rewards=torch.zeros(length, len(WEIGHTS)),
                     rewards={"score": float(sample % 3), "environment": float(sample % 5 == 0)},
-                    greedy_rewards={"score": float(sample // 4 % 2), "environment": 0.5},
+                    columns=Columns(
+                        {
+                            metrics.TURN_REWARDS: torch.zeros(length, len(WEIGHTS)),
+                            GREEDY_REWARDS: {"score": float(sample // 4 % 2), "environment": 0.5},
+                        },
+                        {**metrics.COLUMNS, **COLUMNS},
+                    ),
                 )
             )
     return items
@@ -176,7 +184,7 @@ def _episode(items: list[BufferItem]) -> Experience:
 
     combiner, batch = RewardCombiner(WEIGHTS), collate(items)
     batch = replace(batch, scores=combiner.combine(batch.rewards).scores)
-    greedy = {name: torch.tensor([(item.greedy_rewards or {})[name] for item in items]) for name in WEIGHTS}
+    greedy = {name: torch.tensor([item.columns[GREEDY_REWARDS][name] for item in items]) for name in WEIGHTS}
     whole = whole_of(batch)
     scalars = replace(whole.scalars, greedy_scores=combiner.combine_as_before(greedy))
     return replace(batch, part_of=replace(whole, scalars=scalars))

@@ -4,56 +4,26 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from pydantic import BaseModel
 
-from ...algorithm import EpisodeOutput, RolloutAlgorithm
+from ...algorithm import RolloutAlgorithm
 from ...contexts import algorithm_context
 from ...plugins.discovery import Selected, resolve_build
 from ...rewards.combiner import RewardCombiner
-from ...types import BufferItem, Experience, RolloutGroup, SamplingParams
+from ...types import Experience, RolloutGroup, SamplingParams
+from ..benches import RolloutBench, rollout_bench
 from ..samples import make_group
+from ..tiny import contract_tokenizer
 from .advantage import estimates_of_ranks
-from .losses import LossBench, LossContract, trained_models
-from .tiny import EOS_ID, NUM_SPECIAL, contract_policy, contract_tokenizer, perturb
+from .losses import LossContract
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-
-NUM_PROMPTS = 3
-
-
-@dataclass
-class RolloutBench(LossBench):
-    """An episode in which half of each prompt's answers are good."""
-
-    make: Callable[[], RolloutAlgorithm]
-    algorithm: RolloutAlgorithm
-    episode: Experience
-
-    def advantages(self) -> EpisodeOutput:
-        return self.algorithm.advantages(self.episode)
-
-    def items(self) -> list[BufferItem]:
-        from ...batching import split
-
-        return split(self.advantages().experience)
-
-    def log_probs(self) -> Tensor:
-        """[B] log-prob of each whole answer under the current policy."""
-        import torch
-
-        from ...batching import to_device
-        from ...models.forward import policy_forward
-
-        with torch.no_grad():
-            batch = to_device(self.episode, self.device)
-            return policy_forward(self.models["policy"], batch, 1.0).log_probs.sum(-1).cpu()
+    pass
 
 
 class AlgorithmContract(LossContract):
@@ -70,8 +40,6 @@ class AlgorithmContract(LossContract):
     @pytest.fixture
     @classmethod
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> RolloutBench:
-        import torch
-
         tokenizer = contract_tokenizer()
         context = algorithm_context(
             tokenizer,
@@ -89,10 +57,7 @@ class AlgorithmContract(LossContract):
             )
             return algorithm
 
-        algorithm = make()
-        models = trained_models(algorithm, contract_policy(), rlhf_device)
-        episode = _episode(algorithm, models, cls.samples_per_prompt, rlhf_device)
-        return RolloutBench(make, algorithm, models, torch.device(rlhf_device), episode)
+        return rollout_bench(make, samples_per_prompt=cls.samples_per_prompt, device=rlhf_device)
 
     def test_it_learns_from_rollouts(self, selected: Selected) -> None:
         assert selected.component.feeds == "rollouts", f'{selected.label}: say feeds="rollouts" (the default)'
@@ -178,62 +143,6 @@ class AlgorithmContract(LossContract):
         for scores in ((1.0, 0.0), (1.0, 1.0)):
             kept = bench.algorithm.keep(_group(scores))
             assert isinstance(kept, bool), f"keep(group) returns {kept!r}, not True or False"
-
-
-def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prompt: int, device: str) -> Experience:
-    """Random answers with the log-probs, values and reference log-probs they would have in a run."""
-    import torch
-
-    from ...batching import collate, to_device
-    from ...models.forward import policy_forward, value_forward
-    from ...models.teacher import TeacherModel, teacher_fields, teacher_forward
-
-    batch = to_device(collate(_random_items(per_prompt)), torch.device(device))
-    with torch.no_grad():
-        filled: dict[str, Any] = {"action_log_probs": policy_forward(models["policy"], batch, 1.0).log_probs}
-        if algorithm.needs_trainer_log_probs:
-            filled["trainer_log_probs"] = filled["action_log_probs"]
-        if "reference" in algorithm.roles:
-            reference = copy.deepcopy(models["policy"])
-            perturb(reference, seed=4, scale=0.01)
-            filled["reference_log_probs"] = policy_forward(reference, batch, 1.0).log_probs
-        if "teacher" in algorithm.roles:
-            model = copy.deepcopy(models["policy"])
-            perturb(model, seed=5, scale=0.01)
-            teacher = TeacherModel(model, top_k=algorithm.teacher.top_k, vocabulary=len(contract_tokenizer()))
-            filled |= teacher_fields(teacher_forward(teacher, batch, temperature=1.0))
-        if "critic" in algorithm.roles:
-            filled["values"] = value_forward(models["critic"], batch)
-    on_cpu = to_device(replace(batch, **filled), torch.device("cpu"))
-    return replace(on_cpu, scores=on_cpu.rewards["it"].clone())
-
-
-def _random_items(per_prompt: int) -> list[BufferItem]:
-    import torch
-
-    generator = torch.Generator().manual_seed(3)
-    items = []
-    for sample_id in range(NUM_PROMPTS * per_prompt):
-        group, k = divmod(sample_id, per_prompt)
-        length = 2 + (sample_id * 3 + k) % 5
-        answer = torch.randint(NUM_SPECIAL, NUM_SPECIAL + 40, (length,), generator=generator)
-        truncated = k == 1
-        if not truncated:
-            answer[-1] = EOS_ID
-        items.append(
-            BufferItem(
-                sample_id=sample_id,
-                group_id=group,
-                policy_version=0,
-                prompt_ids=torch.arange(NUM_SPECIAL + group, NUM_SPECIAL + 2 * group + 3),
-                response_ids=answer,
-                action_mask=torch.ones(length, dtype=torch.bool),
-                action_log_probs=torch.zeros(length),
-                rewards={"it": float(k % 2 == 0)},
-                truncated=truncated,
-            )
-        )
-    return items
 
 
 def _group(scores: Sequence[float]) -> RolloutGroup:

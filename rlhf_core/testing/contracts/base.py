@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from ...components import Component, Kind
 from ...config.select import check_options
-from ...plugins.discovery import Selected, discover, find, install_line, load, missing_modules
+from ...plugins.discovery import Selected, discover, find, load
+from ...plugins.requirements import unmet
 from ...plugins.rules import UNKNOWN_UNSEEN, accepts_unknown, summary_problems, undescribed
 from ...plugins.trust import is_file_reference
 
@@ -63,9 +64,8 @@ class ComponentContract:
         """The plugin, imported as a run would; skips where an optional dependency is missing."""
         assert getattr(cls, "plugin", None), f'{cls.__name__}: say which plugin is tested: plugin = "its-name"'
         selected = load(cls.kind, cls.plugin, check_requires=False)
-        missing = missing_modules(selected.component)
-        if missing:
-            pytest.skip(f"{selected.label} needs {', '.join(missing)}: {install_line(selected.component, missing)}")
+        if (lack := unmet(selected)) is not None:
+            pytest.skip(f"{selected.label} {': '.join(lack)}")
         return selected
 
     @pytest.fixture(scope="class")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -15,32 +13,12 @@ from ...contexts import algorithm_context
 from ...errors import DataError
 from ...plugins.discovery import Selected, resolve_build
 from ...types import SamplingParams
-from .losses import LossBench, LossContract, trained_models
-from .tiny import contract_policy, contract_tokenizer, perturb
+from ..benches import RECORDS, DatasetBench, LossBench, dataset_bench
+from ..tiny import contract_tokenizer, perturb
+from .losses import LossContract
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-RECORDS: Sequence[Mapping[str, Any]] = [
-    {"prompt": "one and one =", "completion": " two", "chosen": " two", "rejected": " three, or so"},
-    {"prompt": "2 + 2 =", "completion": " 4", "chosen": " 4", "rejected": " 5"},
-    {"prompt": "say a", "completion": " a", "chosen": " a", "rejected": " no"},
-    {"prompt": "the end?", "completion": " the end.", "chosen": " the end.", "rejected": " why"},
-    {"prompt": "x", "completion": " yes!", "chosen": " yes!", "rejected": " zzz"},
-]
-"""Lines that suit supervised fine-tuning and learning from preferences alike."""
-
-
-@dataclass
-class DatasetBench(LossBench):
-    """The lines as items."""
-
-    make: Callable[[], DatasetAlgorithm[Any, Any]]
-    algorithm: DatasetAlgorithm[Any, Any]
-    prepared: Sequence[Any]
-
-    def items(self) -> Sequence[Any]:
-        return self.prepared
+    pass
 
 
 class DatasetAlgorithmContract(LossContract):
@@ -55,9 +33,7 @@ class DatasetAlgorithmContract(LossContract):
     @pytest.fixture
     @classmethod
     def bench(cls, selected: Selected, config: BaseModel, rlhf_device: str) -> DatasetBench:
-        import torch
-
-        tokenizer, device = contract_tokenizer(), torch.device(rlhf_device)
+        tokenizer = contract_tokenizer()
         context = algorithm_context(tokenizer, sampling=SamplingParams(), samples_per_prompt=1, weights={})
         build = resolve_build(selected)
 
@@ -68,20 +44,7 @@ class DatasetAlgorithmContract(LossContract):
             )
             return algorithm
 
-        algorithm = make()
-        models = trained_models(algorithm, _policy(algorithm), rlhf_device)
-        encoded = [algorithm.encode(record, tokenizer) for record in cls.records]
-        assert all(item is not None for item in encoded), "short lines are left out as too long"
-        start = copy.deepcopy(models["policy"]).eval().requires_grad_(False)
-
-        def reference(items: Sequence[Any]) -> list[Tensor]:
-            batch = algorithm.to_device(algorithm.collate(items), device)
-            with torch.no_grad():
-                return list(algorithm.reference_forward(start, batch).cpu())
-
-        items = algorithm.prepare_items(encoded, reference)
-        assert len(items) == len(encoded), "prepare_items keeps every item, in order"
-        return DatasetBench(make, algorithm, models, device, items)
+        return dataset_bench(make, cls.records, device=rlhf_device)
 
     def test_it_learns_from_a_dataset(self, selected: Selected) -> None:
         assert selected.component.feeds == "dataset", f'{selected.label}: say feeds="dataset"'
@@ -102,11 +65,3 @@ class DatasetAlgorithmContract(LossContract):
     def test_the_loss_falls(self, bench: DatasetBench) -> None:
         losses = bench.descend(bench.prepared, steps=10, lr=self.learning_rate)
         assert losses[-1] < losses[0], f"ten steps on five lines and the loss does not fall: {losses}"
-
-
-def _policy(algorithm: DatasetAlgorithm[Any, Any]) -> nn.Module:
-    """The tiny model in the kind that the algorithm trains: a language model or a score model."""
-    from ...models.classifier import as_score_model
-
-    model = contract_policy()
-    return model if algorithm.model_kind == "causal-lm" else as_score_model(model, contract_tokenizer())

@@ -15,10 +15,10 @@ from ...components import EngineContext
 from ...contexts import own_device
 from ...errors import SyncError
 from ...plugins.discovery import Selected, resolve_build
-from ...protocols import InFlightEngine, RolloutEngine
+from ...protocols import CancelingEngine, InFlightEngine, RolloutEngine
 from ...types import Completion, GenerationRequest, SamplingParams
+from ..tiny import EOS_ID, NUM_SPECIAL, as_experience, contract_policy, contract_tokenizer, perturb
 from .base import ComponentContract
-from .tiny import EOS_ID, NUM_SPECIAL, as_experience, contract_policy, contract_tokenizer, perturb
 
 if TYPE_CHECKING:
     from torch import nn
@@ -232,6 +232,29 @@ class EngineContract(ComponentContract):
             assert not done.policy_versions, f"sample {sample_id} has one version, and no list of them"
             if self.batch_invariant:
                 assert done.token_ids == expected[sample_id].token_ids, f"sample {sample_id} differs when others join"
+
+    def test_canceled_requests_yield_nothing(self, bench: Bench) -> None:
+        engine = bench.engine
+        if not isinstance(engine, CancelingEngine):
+            return
+        requests, calls = make_requests(4), 0
+        expected = bench.answers(requests)
+        canceled = max(expected.values(), key=lambda each: len(each.token_ids)).sample_id
+
+        def between() -> Sequence[tuple[GenerationRequest, SamplingParams]]:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                engine.cancel(canceled)
+            return [(each, PLAIN) for each in requests] if calls == 1 else ()
+
+        found = {each.sample_id: each.token_ids for each in engine.generate_in_flight(between)}
+        assert sorted(found) == sorted(expected.keys() - {canceled}), "all but the one that was canceled"
+        if self.batch_invariant:
+            for sample_id, token_ids in found.items():
+                assert token_ids == expected[sample_id].token_ids, (
+                    f"sample {sample_id} differs when another is canceled"
+                )
 
     def test_weights_between_two_steps(self, bench: Bench) -> None:
         """An answer under way goes on, and says which weights sampled each token; one that begins later has the new."""

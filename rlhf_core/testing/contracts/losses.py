@@ -4,87 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from ...algorithm import Algorithm, LossOutput
 from ...types import Role
+from ..benches import LossBench
 from .base import ComponentContract
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-ROLES: frozenset[Role] = frozenset({"policy", "critic", "reference", "teacher"})
+ROLES: frozenset[Role] = frozenset({"policy", "critic", "reference"})
 TRAINED: frozenset[Role] = frozenset({"policy", "critic"})
-
-
-def trained_models(algorithm: Algorithm[Any, Any], policy: nn.Module, device: str) -> dict[str, nn.Module]:
-    """The models that the trainer passes to `loss`."""
-    models = {"policy": policy.to(device)}
-    if "critic" in algorithm.roles:
-        models["critic"] = algorithm.build_critic(policy).to(device)
-    return models
-
-
-@dataclass
-class LossBench(ABC):
-    """An algorithm with its models, and the trainer's objective: each term's sum over its count, batch by batch."""
-
-    make: Callable[[], Algorithm[Any, Any]]
-    algorithm: Algorithm[Any, Any]
-    models: dict[str, nn.Module]
-    device: torch.device
-
-    @abstractmethod
-    def items(self) -> Sequence[Any]:
-        """Five or more, ready for updates."""
-
-    def output(self, items: Sequence[Any]) -> LossOutput:
-        batch = self.algorithm.to_device(self.algorithm.collate(items), self.device)
-        return self.algorithm.loss(self.models, batch)
-
-    def counts(self, items: Sequence[Any]) -> dict[str, float]:
-        return dict(self.algorithm.counts(self.algorithm.collate(items)))
-
-    def total(self, batches: Sequence[Sequence[Any]]) -> Tensor:
-        """The loss over all batches together, with gradient."""
-        import torch
-
-        counts = [self.counts(batch) for batch in batches]
-        outputs = [self.output(batch) for batch in batches]
-        total = torch.zeros((), device=self.device)
-        for name, term in self.algorithm.terms.items():
-            divisor = max(math.fsum(count[name] for count in counts), 1.0)
-            total = total + sum(term.coefficient * output.sums[name] / divisor for output in outputs)
-        return total
-
-    def gradient(self, batches: Sequence[Sequence[Any]]) -> Tensor:
-        """Gradient of all trained models' parameters as one vector; 0 where there is none."""
-        import torch
-
-        parameters = [p for model in self.models.values() for p in model.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(self.total(batches), parameters, allow_unused=True)
-        parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-        return torch.cat([part.flatten() for part in parts])
-
-    def descend(self, items: Sequence[Any], *, steps: int, lr: float) -> list[float]:
-        """Train on one batch; the loss before each step, and after the last."""
-        import torch
-
-        optimizer = torch.optim.Adam([p for model in self.models.values() for p in model.parameters()], lr=lr)
-        seen = []
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = self.total([items])
-            torch.autograd.backward(loss)
-            optimizer.step()
-            seen.append(float(loss.detach()))
-        with torch.no_grad():
-            seen.append(float(self.total([items])))
-        return seen
 
 
 class LossContract(ComponentContract):
@@ -95,7 +22,8 @@ class LossContract(ComponentContract):
     def test_terms_train_its_roles(self, bench: LossBench) -> None:
         """Each term trains a model among the roles, and each trained model has a term."""
         algorithm = bench.algorithm
-        assert algorithm.roles <= ROLES, f"roles are {sorted(ROLES)}, not {sorted(algorithm.roles - ROLES)}"
+        known = ROLES | set(getattr(algorithm, "frozen_models", ()))
+        assert algorithm.roles <= known, f"roles are {sorted(known)}, not {sorted(algorithm.roles - known)}"
         assert algorithm.terms, "an algorithm needs at least one loss term"
         for name, term in algorithm.terms.items():
             assert term.role in TRAINED & algorithm.roles, f"term {name} trains {term.role}, which is not in its roles"

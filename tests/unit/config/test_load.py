@@ -63,6 +63,28 @@ def test_scalars_are_read_as_yaml_1_2(text, value):
     assert type(read) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("text", "where", "message"),
+    [
+        ("model:\n\tpath: x\n", "x:2:1", "YAML allows no tab here: use spaces"),
+        ("model:\n  path: x\n\ttrain: 3\n", "x:3:1", "YAML allows no tab here: use spaces"),
+        ("model: {path: x\ntrain: {episodes: 3}\n", "x:1:8", 'the "{" is not closed, or a comma is missing after it'),
+        ("a: 1\nrewards: [{name: x}\n", "x:2:10", 'the "[" is not closed, or a comma is missing after it'),
+        ("model: {path:", "x:1:14", 'the file ends, and a "{" or "[" is not closed'),
+        ('a: "text\nb: 3\n', "x:1:4", "the quote is not closed"),
+        ("a: b: c\n", "x:1:5", 'unexpected ":": put text that contains ": " in quotes'),
+        ("a:\n  b: 1\n c: 2\n", "x:3:2", "does not fit the lines above: check the indentation"),
+        ("a: {b: 1}}\n", "x:1:10", "check the indentation, brackets and quotes of this line"),
+        ("a: @x\n", "x:1:4", 'text that begins with "@" needs quotes'),
+    ],
+)
+def test_common_mistakes_in_yaml_are_explained_in_plain_words(text, where, message):
+    with pytest.raises(ConfigError) as error:
+        parse_yaml(text, "x")
+    assert error.value.where == where
+    assert message in error.value.message
+
+
 @given(VALUE)
 def test_what_is_dumped_is_read_back(value):
     assert parse_yaml(dump_yaml(value), "x") == value
@@ -121,7 +143,8 @@ def test_short_forms_are_written_out():
         ("train.seed", "is not key.path=value"),
         ("=3", "is not key.path=value"),
         ("a..b=3", "is not key.path=value"),
-        ("train.seed=[1", "expected"),
+        ("train.seed=[1", r'the "\[" is not closed'),
+        ("nonsense=", "has no value"),
     ],
 )
 def test_a_wrong_override_names_itself(override, message):
@@ -159,7 +182,7 @@ def test_a_wrong_weight_is_an_error(text):
 @pytest.mark.parametrize(
     ("text", "where", "message"),
     [
-        ("a: 1\nb: [1\n", ":3:1", "expected"),
+        ("a: 1\nb: [1\n", ":2:4", "is not closed"),
         ("a: 1\nb: 2\na: 3\n", ":3:1", 'the key "a" is given twice, first on line 1'),
         ("a:\n  b: 1\n  b: 2\n", ":3:3", 'the key "b" is given twice, first on line 2'),
         ("a: 1\n2: 3\n", ":2:1", "the key 2 is not text"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.config.json_schema import run_schema
+from rlhf_cli.run_schema import run_schema
 from rlhf_core.config.load import load_run
 from rlhf_core.config.processes import check_processes
 from rlhf_core.config.resolve import resolve
@@ -99,11 +99,11 @@ def test_the_resolved_mapping_has_every_section_in_order(fake_run):
         "transport",
         "train",
         "checkpoint",
-        "guards",
         "logging",
         "hooks",
+        "guards",
     ]
-    shared = {"max_prompt_tokens": 16, "too_long": "skip", "duplicates": None, "filter": None, "curriculum": None}
+    shared = {"max_prompt_tokens": 16, "too_long": "skip", "duplicates": None, "filter": None}
     assert mapping["prompts"] == {"name": "fake-lines", **shared, "path": "p.jsonl"}
 
 
@@ -164,6 +164,52 @@ def test_several_problems_are_reported_together(fake_run):
 )
 def test_each_problem_says_where_and_what(fake_run, overrides, message):
     assert message in problems_of(fake_run, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr=fast", '--set optimizer.lr: should be a valid number (given "fast")'),
+        ("rewards=[fake-shut]", '--set rewards: rewards.0.name: no reward "fake-shut" is installed'),
+        ("train.train_batch_size=100000", "run.yaml with --set train.train_batch_size: train: "),
+        ("nonsense=null", "--set nonsense: unknown key"),
+        ("rewards.0.label=mean", '--set rewards.0.label: "mean" is a metric'),
+    ],
+)
+def test_a_problem_that_set_made_is_blamed_on_it(fake_run, override, message):
+    assert problems_of(fake_run, override).startswith(message)
+
+
+def test_of_several_problems_each_names_the_set_that_made_it(fake_run):
+    text = problems_of({**fake_run, "model": {"path": 3}}, "optimizer.lr=fast")
+    assert text.startswith("run.yaml: 2 problems")
+    assert "model.path: should be a valid string (given 3)\n" in text
+    assert 'optimizer.lr: should be a valid number (given "fast") (--set optimizer.lr)' in text
+
+
+@pytest.mark.parametrize("typed", ["1", "1e3", "true", "007", "1_000"])
+def test_an_option_that_is_text_takes_any_scalar_of_set_as_typed(fake_run, typed):
+    overrides = [f"model.path={typed}", f"rewards.0.word={typed}", f"rewards.0.label={typed}"]
+    resolved = resolve(load_run(load_run(fake_run, overrides)))
+    assert resolved.run.model.path == typed
+    assert resolved.rewards[0].config.word == typed
+    assert resolved.rewards[0].name == typed
+
+
+def test_an_unknown_section_without_content_is_an_error(fake_run):
+    assert "nonsense: unknown key" in problems_of({**fake_run, "nonsense": None})
+
+
+def test_the_name_of_a_plugin_of_another_kind_is_recognized(fake_run):
+    text = problems_of({**fake_run, "rewards": ["fake-learn"]})
+    assert 'no reward "fake-learn" is installed; "fake-learn" is one of the algorithms (' in text
+    assert "did you mean" not in text
+
+
+@pytest.mark.parametrize("section", ["prompts", "eval.prompts"])
+def test_a_file_named_as_a_prompt_source_is_shown_as_a_path(fake_run, section):
+    text = problems_of({**fake_run, "eval": {"num_prompts": 4}}, f"{section}=data/mine.jsonl")
+    assert "-> a file of prompts is {name: jsonl, path: data/mine.jsonl}" in text
 
 
 def test_an_offline_algorithm_needs_no_rewards(fake_run):

@@ -17,13 +17,13 @@ def test_alone_without_a_launcher():
 
 
 def test_torchrun():
-    env = read_launch_env({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"})
-    assert env == LaunchEnv("torchrun", 3, 4, 1, 2, "node1", 29500)
+    env = read_launch_env(TORCHRUN)
+    assert env == LaunchEnv("torchrun", 3, 4, 1, "node1", 29500)
 
 
 def test_slurm():
-    env = read_launch_env({**SLURM, "SLURM_JOB_NODELIST": "gpu[007-010,012]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"})
-    assert env == LaunchEnv("slurm", 5, 8, 1, 4, "gpu007", 15000 + 123456 % 20000)
+    env = read_launch_env({**SLURM, "SLURM_JOB_NODELIST": "gpu[007-010,012]"})
+    assert env == LaunchEnv("slurm", 5, 8, 1, "gpu007", 15000 + 123456 % 20000)
 
 
 def test_slurm_step_wins_over_job_and_master_variables_over_guesses():

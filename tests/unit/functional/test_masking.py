@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from rlhf_core.functional import (
     aggregate_count,
     aggregate_sum,
-    last_true_index,
-    lengths_to_first_eos,
     mask_from_lengths,
     masked_mean,
     masked_sum,
     masked_var,
     masked_whiten,
-    position_ids_of,
     to_tokens,
     turn_ids,
 )
+from rlhf_core.functional.masking import last_true_index, position_ids_of
 
 AGGREGATIONS = ("token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm")
 POISON = (math.nan, math.inf, -math.inf)
@@ -111,8 +109,6 @@ def test_last_true_index() -> None:
 
 
 def test_lengths_masks_and_positions() -> None:
-    tokens = torch.tensor([[5, 2, 2], [5, 6, 7], [3, 1, 1]])
-    assert lengths_to_first_eos(tokens, [2, 3]).tolist() == [2, 3, 1]
     assert mask_from_lengths(torch.tensor([2, 0]), 3).tolist() == [[True, True, False], [False] * 3]
     attention = torch.tensor([[False, False, True, True], [True, True, True, False]])
     assert position_ids_of(attention).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]

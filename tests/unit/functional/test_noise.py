@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import DivergenceError
-from rlhf_core.functional import greedy_sample, inverse_cdf_sample, philox4x32, token_log_probs, uniforms
+from rlhf_core.functional import greedy_sample, inverse_cdf_sample, token_log_probs, uniforms
+from rlhf_core.functional.noise import philox4x32
 
 WORD = 0xFFFFFFFF
 

@@ -64,3 +64,19 @@ def test_two_distributions_with_one_name_are_an_error(site: Path):
     install(site, "two-hooks", "Same", RAISES)
     with pytest.raises(PluginError, match=r"one-hooks 1\.2.*two-hooks 1\.2|two-hooks 1\.2.*one-hooks 1\.2"):
         load_hook_plugins(HookRelay())
+
+
+@pytest.mark.parametrize("old", ["rlhf_verdict", "rlhf_episode_verdict"])
+def test_a_hook_of_before_is_refused_with_the_name_of_todays(old: str):
+    plugin = type("Guard", (), {old: lambda self, step: None})()
+    with pytest.raises(PluginError, match=old) as caught:
+        HookRelay().register(plugin, name="guard", distribution="old-guards 1.0")
+    assert "old-guards 1.0" in str(caught.value) and "rlhf_decide(moment)" in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", ["stop", {"kind": "stop"}, [3]])
+def test_an_answer_that_is_no_action_names_the_plugin(answer: object):
+    relay = HookRelay()
+    relay.register(type("Wrong", (), {"rlhf_decide": lambda self: answer})(), distribution="wrong-guards 1.0")
+    with pytest.raises(HookError, match=r"wrong-guards 1\.0.*rlhf_decide returned (str|dict|int), not an Action"):
+        relay.fire("decide", moment=None)

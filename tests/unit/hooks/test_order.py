@@ -7,9 +7,9 @@ import inspect
 import pytest
 from hook_specs import spec_function
 
-from rlhf_core.errors import HookError
+from rlhf_core.errors import ConfigError, HookError
 from rlhf_core.hooks.relay import HookRelay
-from rlhf_core.hookspecs import hookimpl
+from rlhf_core.hookspecs import Action, hookimpl
 
 
 class Ordered:
@@ -103,28 +103,29 @@ def test_a_wrapper_of_transform_config_may_answer_with_a_run_file():
 
 
 def test_answers_stay_a_list_whatever_a_wrapper_returns():
+    skip, stop = (Action(kind=kind, by="mine", reason="says the test") for kind in ("skip", "stop"))
+
     class Answers:
-        def rlhf_verdict(self, step):
-            return step
+        def rlhf_decide(self, moment):
+            return skip
 
     class Leaves:
         @hookimpl(wrapper=True)
-        def rlhf_verdict(self):
+        def rlhf_decide(self):
             yield
 
     class Replaces:
         @hookimpl(wrapper=True)
-        def rlhf_verdict(self):
+        def rlhf_decide(self):
             answers = yield
-            return answers[0] + 1
+            return [*answers, stop]
 
     relay = HookRelay()
     relay.register(Answers())
     relay.register(Leaves())
-    arguments = {"step": 7, "episode": 0, "metrics": {}, "error": None}
-    assert relay.fire("verdict", **arguments) == [7]
+    assert relay.fire("decide", moment=None) == [skip]
     relay.register(Replaces())
-    assert relay.fire("verdict", **arguments) == [8]
+    assert relay.fire("decide", moment=None) == [skip, stop]
 
 
 def test_transform_config_without_a_change_is_what_was_given():
@@ -136,6 +137,34 @@ def test_transform_config_without_a_change_is_what_was_given():
     assert relay.transform_config({"lr": 4.0}) == {"lr": 4.0}
     relay.register(Leaves())
     assert relay.transform_config({"lr": 4.0}) == {"lr": 4.0}
+
+
+@pytest.mark.parametrize("style", ["copy", "in place", "wrapper"])
+def test_a_section_that_a_hook_consumes_is_rejected(style: str):
+    """`config check` would reject it, and a resume, which reads the resolved run, would not have it."""
+
+    class Copies:
+        def rlhf_transform_config(self, config):
+            return {key: value for key, value in config.items() if key != "mine"}
+
+    class Pops:
+        def rlhf_transform_config(self, config):
+            config.pop("mine", None)
+
+    class Wraps:
+        @hookimpl(wrapper=True)
+        def rlhf_transform_config(self, config):
+            yield
+            return [{"train": {}}]
+
+    relay = HookRelay()
+    relay.register(
+        {"copy": Copies, "in place": Pops, "wrapper": Wraps}[style](), name="greedy", distribution="greedy 1.0"
+    )
+    named = "hookwrapper" if style == "wrapper" else r"greedy.*greedy 1\.0"
+    with pytest.raises(ConfigError, match=rf"{named}.*removes the section `mine`"):
+        relay.transform_config({"train": {}, "mine": {"x": 1}})
+    assert relay.transform_config({"train": {}}) == {"train": {}}
 
 
 def test_an_answer_that_is_no_run_file_is_named():
@@ -200,7 +229,7 @@ def test_every_hook_has_pluggys_order_and_wrappers(event: str):
     "mark", [{}, {"wrapper": True}, {"hookwrapper": True}], ids=["plain", "wrapper", "hookwrapper"]
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("event", ["transform_config", "episode_start", "episode_end", "maker_loop_end", "verdict"])
+@pytest.mark.parametrize("event", ["transform_config", "episode_start", "episode_end", "maker_loop_end", "decide"])
 @pytest.mark.filterwarnings("ignore::pluggy.PluggyTeardownRaisedWarning")
 def test_who_raises_is_named_and_no_listener_of_an_end_is_left_out(event: str, when: str, mark: dict[str, bool]):
     seen: list[str] = []

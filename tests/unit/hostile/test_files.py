@@ -224,7 +224,7 @@ def change(value, chance):
 
 
 def test_broken_run_folders(good_run, tmp_path, capsys, monkeypatch, with_plots):
-    monkeypatch.setattr("rlhf_core.report.plots.draw", lambda runs: {})
+    monkeypatch.setattr("rlhf_report.draw", lambda runs: {})
     for seed in range(150):
         chance = random.Random(seed)
         files = dict(good_run)
@@ -244,7 +244,7 @@ def test_broken_run_folders(good_run, tmp_path, capsys, monkeypatch, with_plots)
 
 
 def test_a_metric_may_have_the_name_of_a_formula(good_run, tmp_path):
-    from rlhf_core.report.data import read_run
-    from rlhf_core.report.plots import draw
+    from rlhf_report.data import read_run
+    from rlhf_report.plots import draw
 
     assert "reward" in draw([read_run(write(tmp_path / "run", good_run))])

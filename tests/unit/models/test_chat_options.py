@@ -45,6 +45,12 @@ def test_kwargs_reach_the_templates_of_every_family(family, value):
     assert ChatFormat(tokenizer).open(HELLO)[0] == found.text, "environments and `rlhf serve` render by this"
 
 
+def test_options_of_a_template_that_overflows_leave_its_error_to_the_prompt():
+    tokenizer = changed("chatml", template_front="{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", kwargs={"mode": 1})
+    with pytest.raises(DataError, match="maximum recursion depth"):
+        prompt(tokenizer)
+
+
 def test_thinking_is_switched_off_as_the_family_does_it():
     plain = chat_tokenizer("qwen3")
     expected = plain.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True, enable_thinking=False)

@@ -19,6 +19,7 @@ from rlhf_core.models.loading import (
     merged_weights,
     save_plain_model,
 )
+from rlhf_core.plan.shape import meta_model
 from rlhf_core.testing.models import save_tiny_model, tiny_model, tiny_tokenizer
 
 IDS = torch.arange(4, 14)[None]
@@ -247,6 +248,25 @@ def test_a_builtin_is_the_same_for_the_same_seed_and_leaves_the_global_generator
 def test_wrong_paths_are_told_without_loading(path, says):
     with pytest.raises(UserInputError, match=says):
         check_model(ModelConfig(path=path))
+
+
+@pytest.mark.parametrize("layers", [-1, 10**9, 1e999])
+@pytest.mark.parametrize("part", [None, "text_config"])
+def test_a_count_of_layers_that_no_model_has_is_refused_before_anything_is_built(tmp_path, layers, part):
+    folder = save_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (config if part is None else config.setdefault(part, {}))["num_hidden_layers"] = layers
+    (folder / "config.json").write_text(json.dumps(config))
+    for check in (check_model, meta_model):
+        with pytest.raises(UserInputError, match=r"num_hidden_layers.*between 0 and 2,000 layers"):
+            check(ModelConfig(path=str(folder)))
+
+
+def test_a_config_that_is_nested_without_end_is_refused(tmp_path):
+    folder = save_tiny_model(tmp_path / "model")
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(UserInputError, match="cannot be read"):
+        check_model(ModelConfig(path=str(folder)))
 
 
 def test_a_hub_name_can_only_be_known_when_it_is_loaded():

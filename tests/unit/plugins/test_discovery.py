@@ -6,7 +6,8 @@ import pytest
 
 from rlhf_core.components import API_VERSION
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.plugins.discovery import as_kind, discover, discover_all, load, missing_modules, resolve_build
+from rlhf_core.plugins.discovery import as_kind, discover, discover_all, load, resolve_build
+from rlhf_core.plugins.requirements import missing_modules
 
 GOOD = """
 from pydantic import BaseModel
@@ -111,6 +112,32 @@ def test_a_missing_required_module_is_an_error_with_the_install_line(install):
     with pytest.raises(PluginError, match="needs no_such_module_xyz, not installed") as error:
         load("engines", "thing")
     assert error.value.hint == "pip install xyz==1"
+
+
+@pytest.mark.parametrize(
+    ("requires", "extra_line", "problem"),
+    [
+        (["odd-lib>=2,<3; extra == 'odd'"], "", "needs odd-lib<3,>=2, but 1.9.2 is installed"),
+        (["odd-lib>=2,<3; extra == 'odd'"], ', install="pip install acme[odd]"', "needs odd-lib<3,>=2"),
+        (["odd-lib>=2,<3; extra == 'odd'", "odd-lib<2; extra == 'old'"], "", None),
+        (["odd-lib>=2,<3; python_version < '3'"], "", None),
+        (["odd-lib>=1"], "", None),
+        ([], "", None),
+    ],
+)
+def test_a_required_module_in_another_version_is_an_error_with_both(install, requires, extra_line, problem):
+    """A library of another major version would fail at import, as if the plugin were broken."""
+    extra = f', requires=("odd_lib",){extra_line}'
+    source = {"acme_mod": GOOD.format(extra=extra)}
+    install("acme", {"rlhf.engines": {"thing": "acme_mod:thing"}}, source, requires=requires)
+    install("odd-lib", {}, {"odd_lib": ""}, version="1.9.2")
+    if problem is None:
+        assert load("engines", "thing").name == "thing"
+        return
+    with pytest.raises(PluginError, match=problem) as error:
+        load("engines", "thing")
+    assert error.value.where == 'engine "thing" (acme 1.2.3)'
+    assert error.value.hint == ("pip install acme[odd]" if extra_line else "pip install 'odd-lib<3,>=2'")
 
 
 @pytest.mark.parametrize(("api", "upgrade"), [(999, "rlhf-core"), (API_VERSION - 1, "acme")])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config.sections import CurriculumConfig
+from rlhf_core.config.curriculum import CurriculumConfig
 from rlhf_core.errors import ConfigError
 from rlhf_core.prompts.curriculum import make_curriculum
 from rlhf_core.prompts.stream import RecordStream

@@ -143,6 +143,10 @@ class TestEncoding:
         [
             ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
             ("{{ 1 + messages[0]['content'] }}", "unsupported operand"),  # a bare TypeError
+            ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
+            ("{{ range(10 ** 9) | list }}", "Range too big"),
+            ("{{ 1 / 0 }}", "division by zero"),
+            ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion"),
         ],
     )
     def test_a_template_that_refuses(self, chat_tokenizer, template, says):

@@ -54,6 +54,9 @@ class Maker:
     def take_times(self):
         return PhaseTimes(response_tokens=len(self.made))
 
+    def published(self, version):
+        """Passes are told of each version."""
+
 
 def channel(strategy, *, episodes=3, prompts=4, keep=lambda group: True, empty=()):
     maker = Maker(empty)

@@ -5,10 +5,13 @@ import dataclasses
 import pytest
 import torch
 
+from rlhf_core.columns import Column, Columns
 from rlhf_core.rollout.groups import group_from_tree, group_to_tree
 from rlhf_core.testing.samples import make_group
 from rlhf_core.types import RolloutGroup
 from rlhf_core.util.tensor_trees import load_tree, save_tree
+
+KINDS = {"greedy": Column(per="metrics"), "turns": Column()}
 
 
 def full_group():
@@ -21,8 +24,7 @@ def full_group():
             support_ids=torch.tensor([[1, 2], [3, -1], [4, 5], [6, -1]], dtype=torch.int32),
             kl_coef=0.5,
             truncated=True,
-            greedy_rewards={"score": 0.5},
-            turn_rewards=torch.rand(4, 1),
+            columns=Columns({"greedy": {"score": 0.5}, "turns": torch.rand(4, 1)}, KINDS),
             policy_versions=torch.tensor([4, -1, 5, 5], dtype=torch.int32),
         )
         for item in group.items
@@ -56,6 +58,10 @@ def same(ours, theirs):
     if isinstance(theirs, torch.Tensor):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
+    elif isinstance(theirs, Columns):
+        assert ours.kinds == theirs.kinds
+        for name in theirs:
+            same(ours[name], theirs[name])
     else:
         assert ours == theirs
         assert type(ours) is type(theirs)
@@ -66,4 +72,4 @@ def test_turn_rewards_of_earlier_versions_are_the_environments():
     for item in tree["items"]:
         item.update(rewards={"environment": 3.0, "form": 1.0}, turn_rewards=torch.tensor([0.0, 1.0, 0.0, 2.0]))
     for item in group_from_tree(tree).items:
-        assert item.turn_rewards.tolist() == [[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [2.0, 0.0]]
+        assert item.columns["turn_rewards"].tolist() == [[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [2.0, 0.0]]

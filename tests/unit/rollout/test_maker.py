@@ -140,7 +140,7 @@ class TestAGreedyAnswer:
             (answer,) = (r for r in asked if r.sample_id == GREEDY_SAMPLE_ID + position)
             assert answer.group_id == position
             for item in group.items:
-                assert item.greedy_rewards == {"seen": len(answer.completion_ids) + 10.0}
+                assert item.columns["greedy_rewards"] == {"seen": len(answer.completion_ids) + 10.0}
                 assert item.rewards == {"seen": float(len(item.response_ids))}
 
     def test_that_is_dropped_leaves_nothing_to_compare_with(self, make_maker, tokenizer):

@@ -22,9 +22,9 @@ class Rank:
         return self.rank == 0
 
     def all_reduce(self, tensor, op):
-        """The largest of this rank's flag and of rank 0's, which is up where it has something to say."""
+        """The largest of this rank's flags and of rank 0's, whose first is up where it has something to say."""
         assert op == "max"
-        return torch.maximum(tensor, torch.tensor([float(bool(self.said))]))
+        return torch.maximum(tensor, torch.tensor([float(bool(self.said)), 0.0]))
 
     def broadcast_object(self, value):
         if self.is_main:

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.algorithm import EpisodeOutput
+from rlhf_core.columns import Column, Columns
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import AdvantageInput, group_normalised, to_tokens
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.rollout import made_episode
+from rlhf_core.rollout.samples import COLUMNS, GREEDY_REWARDS
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_item
 from rlhf_core.testing.thread_ranks import Ranks
@@ -117,7 +119,7 @@ def episodes(draw: st.DrawFn) -> list[BufferItem]:
                         reference_log_probs=item.action_log_probs + drawn[1],
                         trainer_log_probs=item.action_log_probs + drawn[2],
                         truncated=length == 7,
-                        greedy_rewards={"score": greedy},
+                        columns=Columns({GREEDY_REWARDS: {"score": greedy}}, COLUMNS),
                     )
                 )
     return items
@@ -206,7 +208,8 @@ def test_what_an_algorithm_replaces_is_what_it_trains_on(needs: str) -> None:
 def test_turns_earn_what_each_reward_gave_them() -> None:
     """By hand: gamma and lam 1, values 0, so a token's advantage is what is earned from it on."""
     given = torch.tensor([[0.0, 0.0], [1.0, 0.5], [0.0, 0.0], [2.0, -1.0]])
-    item = replace(make_item(0), rewards={"environment": 5.0, "steps": 4.0}, turn_rewards=given)
+    turns = Columns({"turn_rewards": given}, {"turn_rewards": Column()})
+    item = replace(make_item(0), rewards={"environment": 5.0, "steps": 4.0}, columns=turns)
     item = replace(item, values=torch.zeros(4), reference_log_probs=item.action_log_probs)
     algorithm = make("ppo", {"gamma": 1.0, "lam": 1.0, "whiten_advantages": False, "kl_coef": 0.0})
     combiner = RewardCombiner({"environment": 2.0, "steps": 10.0})

@@ -100,7 +100,7 @@ def test_a_resume_goes_on_where_it_stopped(interrupted):
 
 
 def test_asked_in_the_last_episode_the_run_is_done(tmp_path):
-    asked = chain([False], repeat(True))
+    asked = chain([False] * 3, repeat(True))  # after two updates and the first episode
     result, events = fit(tmp_path / "run", {}, interrupted=lambda: next(asked))
     assert result.step == 4
     assert events[-2:] == ["save 4", "end 1"]

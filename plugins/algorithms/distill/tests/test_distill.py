@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from rlhf_core.batching import split
+from rlhf_core.columns import Columns
 from rlhf_core.errors import ConfigError
-from rlhf_core.models.teacher import TeacherModel, teacher_fields, teacher_forward
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import made_episode
 from rlhf_core.testing.contracts import AlgorithmContract
@@ -21,6 +22,7 @@ from rlhf_core.testing.thread_ranks import Ranks
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import PhaseTimes
+from rlhf_distill.teacher import TeacherPass
 
 LENGTHS = [3, 5, 1, 4]
 
@@ -28,9 +30,10 @@ LENGTHS = [3, 5, 1, 4]
 def taught(episode: Any, top_k: int) -> Any:
     """The episode as a teacher of another seed sees it."""
     model = tiny_model(seed=7).eval()
-    teacher = TeacherModel(model, top_k=top_k, vocabulary=model.config.vocab_size)
+    context: Any = SimpleNamespace(temperature=1.0)
+    teacher = TeacherPass(context, top_k=top_k, vocabulary=model.config.vocab_size)
     with torch.no_grad():
-        return replace(episode, **teacher_fields(teacher_forward(teacher, episode, temperature=1.0)))
+        return replace(episode, columns=Columns(teacher.columns_of(teacher.forward(model, episode)), teacher.columns))
 
 
 def distributions(model: Any, episode: Any) -> list[list[list[float]]]:
@@ -49,7 +52,10 @@ def test_advantages_are_the_log_ratios_and_the_rewards(algorithm: Any, episode: 
     given = taught(episode(LENGTHS), 0)
     made = algorithm({"distill_coef": 2.0, "reward_coef": reward_coef}).advantages(given)
     gains = [
-        [float(given.teacher_log_probs[row, t, 0]) - float(given.action_log_probs[row, t]) for t in range(length)]
+        [
+            float(given.columns["teacher_log_probs"][row, t, 0]) - float(given.action_log_probs[row, t])
+            for t in range(length)
+        ]
         for row, length in enumerate(LENGTHS)
     ]
     mean = sum(map(sum, gains)) / sum(LENGTHS)
@@ -150,7 +156,7 @@ def test_ranks_compute_what_one_computes(algorithm: Any, episode: Any, options: 
             if item.action_mask.any():
                 seen.add(item.sample_id)
                 assert torch.allclose(item.advantages, rows[item.sample_id].advantages, atol=1e-5)
-                assert torch.equal(item.teacher_log_probs, rows[item.sample_id].teacher_log_probs)
+                assert torch.equal(item.columns["teacher_log_probs"], rows[item.sample_id].columns["teacher_log_probs"])
         for name, value in expected.metrics.items():
             assert metrics[name] == pytest.approx(value, abs=1e-5)
     assert seen == set(range(7))

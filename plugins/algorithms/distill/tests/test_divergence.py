@@ -83,6 +83,23 @@ def test_a_distribution_that_the_k_tokens_exhaust_has_finite_gradients(kind: str
     assert policy.grad is not None and bool(torch.isfinite(policy.grad).all())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rest", [1e-3, 1e-5, 2e-6])
+def test_a_small_rest_is_exact(kind: str, rest: float) -> None:
+    """Log-probs of 16 tokens that leave 0.3 and `rest`: float32 knows 1 - sum to 1e-7 only, 5% of the least rest."""
+    shares = torch.arange(1.0, 17.0, dtype=torch.float64)
+    sides = [weights / weights.sum() * kept for weights, kept in ((shares, 0.7), (shares.flip(0), 1.0 - rest))]
+    # What is given is float32: the reference takes the rounded numbers.
+    policy, teacher = (side.log().float() for side in sides)
+    whole = []
+    for log_probs in (policy, teacher):
+        known = [math.exp(value) for value in log_probs.tolist()]
+        whole.append([*known, 1.0 - math.fsum(known)])
+    found = divergence(policy, teacher, kind)  # type: ignore[arg-type]
+    assert found.dtype is torch.float32
+    assert found.item() == pytest.approx(slow(*whole, kind, 0.5), rel=1e-6)
+
+
 def test_another_divergence_is_refused() -> None:
     with pytest.raises(ValueError, match="reverse-kl, forward-kl or jsd"):
         divergence(drawn(1, 3), drawn(2, 3), "tv")  # type: ignore[arg-type]

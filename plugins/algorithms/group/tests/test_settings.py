@@ -41,7 +41,7 @@ ALONE = {"train": {"samples_per_prompt": 1}}
         (
             {"name": "grpo", "clip_eps": 0.1, "policy_loss": {"name": "clip", "clip_eps": 0.2}},
             {},
-            r"algorithm\.clip_eps: is given in algorithm\.policy_loss, too",
+            r"algorithm\.clip_eps: is given in policy_loss, too",
         ),
         (
             {"name": "grpo", "advantage": "leave-one-out", "divide_by_std": False},

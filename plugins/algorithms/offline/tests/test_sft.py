@@ -90,6 +90,12 @@ def test_the_prompt_of_a_conversation_is_what_comes_before_the_last_answer() -> 
         ({"messages": TALK}, None, "no chat template"),
         ({"messages": TALK}, FORGETFUL, "writes turn 2 differently once later turns follow"),
         ({"messages": TALK}, "{{ raise_exception('only one turn') }}", "refuses the messages: only one turn"),
+        ({"messages": TALK}, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the messages: maximum recur"),
+        (
+            {"messages": TALK},
+            "{% generation %}{% endgeneration %}{{ 1 / 0 }}",
+            "refuses the messages: division by zero",
+        ),
     ],
 )
 def test_records_that_cannot_be(algorithm: Any, record: dict[str, Any], template: str | None, message: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.batching import collate
+from rlhf_core.columns import Column, Columns
 from rlhf_core.types import BufferItem, Experience
 from rlhf_core.whole import EpisodeScalars
 from rlhf_ppo.algorithm import PPO
@@ -68,12 +69,13 @@ def test_an_estimator_gets_values_log_probs_rewards_and_turns(
 ) -> None:
     options: dict[str, Any] = {"advantage": f"{file}:seen", "whiten_advantages": False, "kl_coef": 0.1}
     given = episode(make_items, rewards={"score": torch.tensor([3.0, 0.0, 1.0, 2.0])})
-    given = replace(given, turn_rewards=torch.zeros_like(given.action_log_probs))
+    turns = torch.zeros_like(given.action_log_probs).unsqueeze(-1)
+    given = replace(given, columns=Columns({"turn_rewards": turns}, {"turn_rewards": Column()}))
     ppo = PPO(PPOConfig(**options))
     found = ppo.advantages(given).experience
     expected = torch.where(given.action_mask, given.values + given.scores[:, None], 0.0)
     torch.testing.assert_close(found.advantages, expected)
-    (rows,) = ppo.estimator.func.__globals__["SEEN"]  # type: ignore[union-attr]
+    (rows,) = ppo.estimator.__wrapped__.__globals__["SEEN"]  # type: ignore[union-attr]
     assert torch.equal(rows.log_probs, given.action_log_probs)
     assert torch.equal(rows.reference_log_probs, given.reference_log_probs)
     assert rows.turn_ids.tolist() == [[0 if real else -1 for real in row] for row in given.action_mask.tolist()]

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rlhf_core import train
 from rlhf_core.components import LoggerContext
 from rlhf_core.errors import ConfigError
-from rlhf_core.plugins import discovery
+from rlhf_core.plugins import requirements
 from rlhf_core.testing.contracts import LoggerContract
 from rlhf_core.testing.contracts.logger import Logged
 from rlhf_core.testing.runs import tiny_run
@@ -92,8 +92,8 @@ class _Nothing:
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_library_says_what_to_install(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = discovery.find_spec
-    monkeypatch.setattr(discovery, "find_spec", lambda each: None if each == name else there(each))
+    there = requirements.find_spec
+    monkeypatch.setattr(requirements, "find_spec", lambda each: None if each == name else there(each))
     with pytest.raises(ConfigError, match=rf"logging\.{name}: .*not installed here\n.*rlhf-loggers\[{name}\]"):
         train(tiny_run({"logging": {name: True}}), output=tmp_path / "run")
     result = train(tiny_run({"logging": {}, "train": {"episodes": 1}}), output=tmp_path / "run")

@@ -60,12 +60,12 @@ def rlhf_update_start(step):
         time.sleep(0.02)
 
 
-def rlhf_verdict(step):
-    if not is_struck(f"rollback-{step}"):
+def rlhf_decide(moment):
+    if moment.at != "update" or not is_struck(f"rollback-{moment.step}"):
         return None
-    from rlhf_core.hookspecs import Verdict
+    from rlhf_core.hookspecs import Action
 
-    return Verdict(action="rollback", guard="faults", reason="asked for by the test")
+    return Action(kind="rollback", by="faults", reason="asked for by the test", lr_factor=1.0)
 
 
 def rlhf_rollout_batch_end(num_samples):

@@ -123,7 +123,7 @@ def test_a_ray_whose_controller_is_killed_ends_the_run_by_name_and_a_resume_goes
 
     episodes = 1 + json.loads((driver.output / "metrics.jsonl").read_text().splitlines()[-1])["episode"]
     run["train"]["episodes"] = episodes + 1
-    assert train(run, output=driver.output, resume="auto") is not None
+    assert train(run, output=driver.output, resume="auto", restart=True) is not None
     check_samples(driver.output)
 
 
@@ -151,7 +151,7 @@ def test_a_driver_that_is_killed_in_a_sync_takes_everything_with_it_and_a_resume
     status = driver.status()
     assert f"its driver (pid {driver.process.pid}) was killed" in status
     assert not (driver.output / "ray.json").exists()
-    assert train(run, output=driver.output, resume="auto") is not None
+    assert train(run, output=driver.output, resume="auto", restart=True) is not None
     check_samples(driver.output)
     if turn % 3 == 0:  # strictly on-policy: what was learnt is what a local run learns that nobody kills
         whole = train(run_file({"episodes": 4}), output=tmp_path / "whole")

@@ -100,7 +100,7 @@ def test_a_trainer_that_dies_inside_a_sync_ends_the_run_with_its_cause_and_a_res
     run = run_file(max_staleness=1, sync=sync, max_shard_bytes=200_000, weights=weights)
     with pytest.raises(RlhfError, match=r"trainer-0: its process is gone"):
         train(run, output=tmp_path / "ray")
-    assert train(run, output=tmp_path / "ray", resume="auto") is not None
+    assert train(run, output=tmp_path / "ray", resume="auto", restart=True) is not None
     check_samples(tmp_path / "ray")
 
 
@@ -160,5 +160,5 @@ def test_twenty_times_in_a_row(
         with pytest.raises(RlhfError, match="trainer-0: its process is gone"):
             train(run, output=tmp_path / "ray")
     resume = "auto" if fault.startswith("trainer") else None
-    assert train(run, output=tmp_path / "ray", resume=resume) is not None
+    assert train(run, output=tmp_path / "ray", resume=resume, restart=True) is not None
     check_samples(tmp_path / "ray")

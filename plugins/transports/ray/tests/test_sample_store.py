@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import ray
 import torch
+from drawn_columns import assert_same_columns, columns_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from running import PATIENCE_SECONDS
 
+from rlhf_core.columns import Column, Columns
 from rlhf_core.rollout import SamplesLost, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, Rollout, RolloutGroup
 from rlhf_ray import sample_store
@@ -55,8 +59,10 @@ def group(position: int) -> RolloutGroup:
         action_mask=torch.tensor([True, True, False]),
         action_log_probs=torch.tensor([-0.5, -0.25, 0.0]),
         rewards={"exact": 1.0},
-        greedy_rewards={"exact": 0.5},
-        turn_rewards=torch.tensor([[0.0], [1.0], [0.0]]),
+        columns=Columns(
+            {"greedy": {"exact": 0.5}, "turns": torch.tensor([[0.0], [1.0], [0.0]]), "level": 3},
+            {"greedy": Column("metrics"), "turns": Column(), "level": Column("prompt", "int8")},
+        ),
         values=torch.tensor([0.1, 0.2, 0.3]),
         support_ids=torch.tensor([[5, -1], [6, 7], [7, -1]], dtype=torch.int32),
     )
@@ -68,6 +74,9 @@ def assert_same(left: Any, right: Any) -> None:
     if isinstance(left, torch.Tensor):
         assert left.dtype == right.dtype
         assert torch.equal(left, right)
+    elif isinstance(left, Columns):
+        assert left.kinds == right.kinds
+        assert_same(dict(left), dict(right))
     elif isinstance(left, dict):
         assert left.keys() == right.keys()
         for key in left:
@@ -86,7 +95,7 @@ def groups() -> list[RolloutGroup]:
         (item,), (rollout,) = group(position).items, group(position).rollouts
         items = [replace(item, sample_id=10 * position + k, rewards={"exact": float(k)}) for k in range(size)]
         if size == 3:
-            items[1] = replace(items[1], support_ids=None, values=None, truncated=True, kl_coef=0.5)
+            items[1] = replace(items[1], support_ids=None, values=None, truncated=True, kl_coef=0.5, columns=Columns())
             items[2] = replace(items[2], sample_id=items[1].sample_id, branch=1, response_ids=torch.arange(900))
         rollouts = [replace(rollout, sample_id=each.sample_id, branch=each.branch) for each in items]
         made.append(RolloutGroup(position=position, rollouts=tuple(rollouts), items=tuple(items)))
@@ -122,6 +131,17 @@ def test_a_rank_gets_only_the_rows_it_asks_for(monkeypatch: pytest.MonkeyPatch) 
     assert_same(vars_of(items[3, 2]), vars_of(sent[3].items[2]))
     assert_same(vars_of(items[0, 0]), vars_of(sent[0].items[0]))
     assert fetch_rollouts(stored, [0], timeout_seconds=WAIT) == ({0: []}, set())
+
+
+@given(columns_of(), st.data())
+@settings(max_examples=25)
+def test_columns_arrive_bit_for_bit(items: list[BufferItem], data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(0, len(items) - 1), unique=True, min_size=1))
+    packed = pickle.loads(pickle.dumps(sample_store._pack(items), protocol=5))
+    for place, item in zip(
+        places, sample_store._unpack(packed, places, [summary_of(items[place]) for place in places]), strict=True
+    ):
+        assert_same_columns(items[place], item)
 
 
 def vars_of(item: BufferItem) -> dict[str, Any]:

@@ -96,6 +96,21 @@ def test_clear_forgets_everything() -> None:
     assert buffer.sample().sample_ids.tolist() == [2, 3]
 
 
+@pytest.mark.parametrize("device", ["cuda:9", "meta:nonsense"])
+def test_a_batch_that_cannot_be_moved_is_not_lost(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("the device is full")
+
+    buffer = DetachedReplayBuffer(2, limit=1)
+    buffer.extend([item(0), item(1)])
+    monkeypatch.setattr("rlhf_ray.replay_buffer.moved", out_of_memory)
+    with pytest.raises(RuntimeError):
+        buffer.sample(to_device=device)
+    monkeypatch.undo()
+    assert buffer.get_length() == 1
+    assert buffer.sample().sample_ids.tolist() == [0, 1]
+
+
 def test_a_negative_limit_is_none() -> None:
     buffer = DetachedReplayBuffer(2, limit=-1, timeout_seconds=0.05)
     buffer.extend([item(n) for n in range(10)])
@@ -156,6 +171,19 @@ def test_a_wait_goes_on_while_the_buffer_is_handed_over(workers: list[Any]) -> N
         sampling = pool.submit(buffer.sample)
         get(workers[0].call.remote(buffer, "extend", [item(6), item(7)]))
         assert sampling.result(WAIT).sample_ids.tolist() == [6, 7]
+
+
+def test_a_shared_buffer_gets_back_what_cannot_be_moved(workers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("the device is full")
+
+    buffer = DetachedReplayBuffer(2, limit=2)
+    get(workers[0].call.remote(buffer, "extend", [item(n) for n in range(4)]))
+    monkeypatch.setattr("rlhf_ray.replay_buffer.moved", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        buffer.sample()
+    monkeypatch.undo()
+    assert [buffer.sample().sample_ids.tolist() for _ in range(2)] == [[0, 1], [2, 3]]
 
 
 def test_what_is_handed_over_beside_it_arrives_too(workers: list[Any]) -> None:

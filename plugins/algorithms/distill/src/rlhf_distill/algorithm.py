@@ -7,13 +7,24 @@ token, and a clipped policy gradient follows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, Mean, Metric, Needs, RolloutAlgorithm, Teacher
+from rlhf_core.algorithm import (
+    EpisodeOutput,
+    FrozenModel,
+    GroupPass,
+    LossOutput,
+    LossTerm,
+    Mean,
+    Metric,
+    Needs,
+    PassContext,
+    RolloutAlgorithm,
+)
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.functional import (
@@ -33,6 +44,7 @@ from rlhf_core.whole import Whole, whole_of
 
 from .config import DistillConfig
 from .divergence import divergence
+from .teacher import IDS, LOG_PROBS, TeacherPass
 
 
 def build(config: DistillConfig, context: AlgorithmContext) -> Distill:
@@ -43,6 +55,8 @@ def build(config: DistillConfig, context: AlgorithmContext) -> Distill:
             where="algorithm.baseline",
             hint="set train.samples_per_prompt to 4 or more, or algorithm.baseline: episode",
         )
+    if config.top_k > (known := len(context.tokenizer)):
+        raise ConfigError(f"is {config.top_k}, the tokenizer has {known} tokens", where="algorithm.top_k")
     return Distill(config, context)
 
 
@@ -52,6 +66,7 @@ class Distill(RolloutAlgorithm):
     def __init__(self, config: DistillConfig, context: AlgorithmContext) -> None:
         self._config = config
         self._temperature = context.sampling.temperature
+        self._vocabulary = len(context.tokenizer)
         self._norm_length = config.norm_length or context.sampling.max_new_tokens
 
     @property
@@ -59,9 +74,12 @@ class Distill(RolloutAlgorithm):
         return frozenset({"policy", "teacher"})
 
     @property
-    def teacher(self) -> Teacher:
+    def frozen_models(self) -> Mapping[Role, FrozenModel]:
         its = self._config.teacher
-        return Teacher(its.path, top_k=self._config.top_k, dtype=its.dtype, offload=its.offload)
+        return {"teacher": FrozenModel(its.path, dtype=its.dtype, offload=its.offload)}
+
+    def passes(self, context: PassContext) -> Sequence[GroupPass]:
+        return [TeacherPass(context, top_k=self._config.top_k, vocabulary=self._vocabulary)]
 
     @property
     def needs(self) -> Needs:
@@ -81,8 +99,7 @@ class Distill(RolloutAlgorithm):
         advantages = torch.zeros(mask.shape)
         metrics: dict[str, float] = {}
         if not config.top_k:
-            assert episode.teacher_log_probs is not None
-            gain = clamp_log_ratio(episode.teacher_log_probs.squeeze(-1) - episode.action_log_probs)
+            gain = clamp_log_ratio(episode.columns[LOG_PROBS].squeeze(-1) - episode.action_log_probs)
             # What all tokens of an episode have in common does not change the expected gradient, only its noise.
             mean = mean_over_ranks(gain, mask, whole.all_reduce)
             metrics["distill/reverse_kl"] = -float(mean)
@@ -101,9 +118,9 @@ class Distill(RolloutAlgorithm):
         return dict.fromkeys(self.terms, aggregate_count(batch.action_mask, self._config.aggregation))
 
     def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
-        assert batch.advantages is not None and batch.teacher_log_probs is not None
+        assert batch.advantages is not None
         mask, terms, eps = batch.action_mask, self.terms, self._config.clip_eps
-        ids = None if batch.teacher_ids is None else batch.teacher_ids[mask].long()
+        ids = batch.columns[IDS][mask].long() if IDS in batch.columns else None
 
         def of_teachers_tokens(logits: Tensor) -> Tensor:
             assert ids is not None
@@ -118,7 +135,7 @@ class Distill(RolloutAlgorithm):
         sums: dict[str, Tensor] = {"policy": self._sum(policy.losses, mask)} if "policy" in terms else {}
         metrics: dict[str, Metric] = dict(policy_metrics(policy, output, old, mask))
         if output.read is not None:
-            config, teacher = self._config, batch.teacher_log_probs
+            config, teacher = self._config, batch.columns[LOG_PROBS]
             losses = divergence(output.read, teacher, config.divergence, jsd_weight=config.jsd_weight)
             sums["distill"] = self._sum(losses, mask)
             metrics["distill/teacher_mass"] = Mean(masked_sum(teacher.exp().sum(-1), mask), mask.sum())

@@ -24,6 +24,7 @@ from rlhf_core.types import Experience, Role, RolloutGroup
 from rlhf_core.whole import whole_of
 
 from .config import CriticFreeConfig
+from .flat_groups import FlatGroups
 
 
 def build(config: CriticFreeConfig, context: AlgorithmContext) -> CriticFree:
@@ -35,6 +36,8 @@ def build(config: CriticFreeConfig, context: AlgorithmContext) -> CriticFree:
 
 class CriticFree(RolloutAlgorithm):
     """Learns from sampled answers with a baseline computed from the episode itself."""
+
+    columns = PolicyObjective.columns
 
     def __init__(self, config: CriticFreeConfig, context: AlgorithmContext) -> None:
         if config.dynamic_sampling and context.samples_per_prompt < 2:
@@ -52,6 +55,7 @@ class CriticFree(RolloutAlgorithm):
         self.estimator = self._objective.functions["advantage"]
         """Turns what it needs of an episode into advantages, [B] or [B, A]."""
         self._score = context.score
+        self._flat_groups = FlatGroups() if getattr(self.estimator, "compares_answers", False) else None
 
     @property
     def roles(self) -> frozenset[Role]:
@@ -101,6 +105,10 @@ class CriticFree(RolloutAlgorithm):
             kl=kl,
             penalises_kl=in_reward is not None,
         )
+        if self._flat_groups is not None:
+            # With a KL in the reward, advantages differ by the KL alone.
+            is_flat = spread.without_spread_fraction == 1.0 and (in_reward is not None or not bool(advantages.any()))
+            self._flat_groups.see(whole.scalars, is_flat=is_flat)
         return EpisodeOutput(self._objective.corrected(episode, advantages, whole, metrics), metrics)
 
     def set_option(self, name: str, value: float) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.errors import DataError
+from rlhf_core.errors import DataError, first_line
 
 from .examples import Example
 
@@ -46,9 +46,10 @@ def conversation_example(messages: Messages, tokenizer: PreTrainedTokenizerBase,
 
 
 def _marked(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[bool]]:
-    encoded: Any = tokenizer.apply_chat_template(
-        [dict(message) for message in messages], return_dict=True, return_assistant_tokens_mask=True
-    )
+    with _refusals():
+        encoded: Any = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], return_dict=True, return_assistant_tokens_mask=True
+        )
     return list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
 
 
@@ -74,13 +75,21 @@ def _by_prefixes(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> tupl
 
 
 def _render(messages: Messages, tokenizer: PreTrainedTokenizerBase, *, ask: bool) -> str:
-    try:
+    with _refusals():
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=ask
         )
-    except TemplateError as error:  # templates refuse what the model was not trained on
-        raise DataError(f"the tokenizer's chat template refuses the messages: {error}", where="sft") from error
     return str(text)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise `DataError` for whatever a template raises: it refuses what the model was not trained on, or overflows."""
+    try:
+        yield
+    except Exception as error:
+        reason = first_line(error)
+        raise DataError(f"the tokenizer's chat template refuses the messages: {reason}", where="sft") from error
 
 
 def _last_run(flags: list[bool]) -> list[bool]:

@@ -49,7 +49,9 @@ class DPOConfig(AnswerPairConfig):
         0.0, ge=0, lt=0.5, description="Share of labels taken to be wrong (losses sigmoid and robust)."
     )
     divergence: Literal["reverse-kl", "forward-kl", "jsd", "alpha"] = Field(
-        "reverse-kl", description="What holds the policy to the reference (losses sigmoid, robust and hinge)."
+        "reverse-kl",
+        description="What holds the policy to the reference (losses sigmoid, robust and hinge). forward-kl and alpha "
+        "clamp an answer's log-ratio to 20 nats either way: beyond, it has no gradient.",
     )
     alpha: float = Field(0.5, gt=0, lt=1, description="Of divergence alpha: near 0 reverse-kl, near 1 forward-kl.")
     reference_free: bool = Field(False, description="Compare the policy with nothing; builds no reference model.")

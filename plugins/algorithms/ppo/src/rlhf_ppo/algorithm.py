@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rlhf_core.algorithm import (
     EpisodeOutput,
@@ -31,7 +32,7 @@ from rlhf_core.functional import (
 )
 from rlhf_core.objective import PolicyObjective, check_groups, estimated
 from rlhf_core.types import BufferItem, Experience, Role
-from rlhf_core.whole import whole_of
+from rlhf_core.whole import Whole, whole_of
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum
@@ -53,6 +54,8 @@ def build(config: PPOConfig, context: AlgorithmContext) -> PPO:
 
 class PPO(RolloutAlgorithm):
     """Clipped policy and value losses on advantages from GAE."""
+
+    columns = PolicyObjective.columns
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class PPO(RolloutAlgorithm):
         kl = self._objective.kl(episode, whole, metrics)
         in_reward = kl if config.kl_in == "reward" else None
         coefficient = self._controller.value if episode.kl_coef is None else episode.kl_coef
-        rewards = token_rewards(whole.here(shaped.scores), in_reward, coefficient, mask, episode.turn_rewards)
+        rewards = token_rewards(whole.here(shaped.scores), in_reward, coefficient, mask, _of_turns(episode, whole))
         result = gae(rewards, episode.values, mask, config.gamma, config.lam)
         advantages, returns = result.advantages, result.returns
         if config.critic_lam is not None and config.critic_lam != config.lam:
@@ -178,6 +181,15 @@ class PPO(RolloutAlgorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._controller.load_state_dict(state["kl_controller"])
         self._objective.load_state_dict(state)
+
+
+def _of_turns(episode: Experience, whole: Whole) -> Tensor | None:
+    """[R, A] the part of the scores that was earned in turns of an environment; None without one."""
+    given = episode.columns.get("turn_rewards")  # [R, A, rewards], raw
+    if given is None:
+        return None
+    weights = whole.scalars.weights
+    return cast(Tensor, given @ torch.tensor([weights.get(name, 1.0) for name in episode.rewards]))
 
 
 def _controller(config: PPOConfig) -> KLController:

@@ -136,7 +136,8 @@ def to_device(item: BufferItem, device: torch.device) -> BufferItem:
         value = getattr(item, field.name)
         if isinstance(value, torch.Tensor):
             moved[field.name] = value.to(device)
-    return replace(item, **moved)
+    columns = item.columns.map(lambda value, kind: value if kind.per == "metrics" else value.to(device))
+    return replace(item, columns=columns, **moved)
 
 
 class TrainerLoop(Trainer[Experience]):

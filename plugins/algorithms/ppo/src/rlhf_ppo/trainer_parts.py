@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rlhf_core.components import EngineContext
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import ReferencePass, adapter_off, is_lora
+from rlhf_core.models import GroupPasses, PassModels, adapter_off, is_lora
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
@@ -86,7 +86,7 @@ def build_generation(context: TrainerContext, stack: ExitStack) -> Generation:
         samples_per_prompt=rollouts.samples_per_prompt,
         scorer=scorer,
         hooks=context.hooks,
-        reference_pass=_reference_pass(context),
+        passes=_passes(context),
     )
     neural_reward = reward.function if isinstance(reward.function, NeuralReward) else None
     return Generation(maker, PolicyPublisher(sync, context.hooks), scorer, neural_reward)
@@ -163,24 +163,21 @@ def _empty_copy(model: nn.Module) -> nn.Module:
     return cast(nn.Module, copy)
 
 
-def _reference_pass(context: TrainerContext) -> ReferencePass:
-    models, strategy = context.models, context.strategy
-    reference: nn.Module | None = None
-    reference_context: Callable[[], AbstractContextManager[Any]] = nullcontext
-    offload = context.rollouts.offload_inference_models and not strategy.shards_parameters
+def _passes(context: TrainerContext) -> GroupPasses:
+    given, strategy = context.models, context.strategy
+    models = {"policy": given.actor} | ({} if given.critic is None else {"critic": given.critic})
+    around, offloaded = {}, set()
     if "reference" in context.algorithm.roles:
-        actor = strategy.unwrap(models.actor)
-        if models.initial is None or models.initial is models.actor:
-            reference, reference_context, offload = models.actor, partial(adapter_off, actor), False
+        if given.initial is None or given.initial is given.actor:
+            models["reference"] = given.actor
+            around["reference"] = partial(adapter_off, strategy.unwrap(given.actor))
         else:
-            reference = models.initial.eval().requires_grad_(False)
-            if not offload and not strategy.shards_parameters:
-                reference.to(strategy.device)
-    return ReferencePass(
-        strategy,
-        temperature=context.rollouts.sampling.temperature,
-        reference=reference,
-        reference_context=reference_context,
-        critic=models.critic,
-        offload=offload,
-    )
+            models["reference"] = reference = given.initial.eval().requires_grad_(False)
+            if not strategy.shards_parameters:
+                if context.rollouts.offload_inference_models:
+                    offloaded.add("reference")
+                else:
+                    reference.to(strategy.device)
+    temperature = context.rollouts.sampling.temperature
+    passes = PassModels(strategy, models, temperature=temperature, around=around, offloaded=offloaded)
+    return GroupPasses(strategy, context.algorithm.passes(passes))

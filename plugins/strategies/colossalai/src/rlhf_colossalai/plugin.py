@@ -22,6 +22,7 @@ low_level_zero = Component(
     build="rlhf_colossalai.low_level_zero:build",
     requires=_REQUIRES,
     install=_INSTALL,
+    optimizers=("adamw",),  # as HybridAdam
 )
 
 gemini = Component(
@@ -30,4 +31,5 @@ gemini = Component(
     build="rlhf_colossalai.gemini:build",
     requires=_REQUIRES,
     install=_INSTALL,
+    optimizers=("adamw",),  # as HybridAdam
 )

@@ -80,9 +80,8 @@ class ActorContext:
     def hooks(self, events: type) -> HookRelay:
         """Installed hook plugins; those of `events` that the driver subscribes to are also sent to it."""
         relay = HookRelay()
-        disable = self.resolved.run.hooks.disable
-        load_hook_plugins(relay, disable)
-        register_listed(relay, self.resolved.hooks, Path(self.spec.folder), disable)
+        load_hook_plugins(relay, self.resolved.run.hooks.disable)
+        register_listed(relay, self.resolved, Path(self.spec.folder))
         own = {name.removeprefix(PREFIX) for name in vars(events) if name.startswith(PREFIX)}
         relay.tap(self.sender.event, own & self.spec.listened)
         return relay

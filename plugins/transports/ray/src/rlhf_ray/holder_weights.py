@@ -95,8 +95,17 @@ class StagedWeights:
     Each sender has one version under way, independent of the others; the last commit wins.
     """
 
-    def __init__(self, targets: Mapping[str, WeightTarget], *, idle_seconds: float = 600.0) -> None:
-        """`idle_seconds`: a version without a chunk for this long is dropped, its sender taken for dead."""
+    def __init__(
+        self,
+        targets: Mapping[str, WeightTarget],
+        *,
+        idle_seconds: float = 600.0,
+        published: Callable[[int], None] = lambda version: None,
+    ) -> None:
+        """`idle_seconds`: a version without a chunk for this long is dropped, its sender taken for dead. `published`:
+        called with each version after it was swapped in.
+        """
+        self._published = published
         self._targets = dict(targets)
         self._idle_seconds = idle_seconds
         self._changed = threading.Condition()
@@ -227,6 +236,7 @@ class StagedWeights:
             for role, arrived in incoming.weights.items():
                 self._targets[role].swap(incoming.version, arrived, incoming.adapter_only)
             self._live[incoming.sender] = incoming.version
+            self._published(incoming.version)
         self._changed.notify_all()
 
     def _drop_idle(self) -> None:

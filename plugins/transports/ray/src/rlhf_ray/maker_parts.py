@@ -18,8 +18,8 @@ from rlhf_core.build import (
     build_algorithm,
     build_engine,
     build_evaluator,
+    build_passes,
     build_player,
-    build_reference_pass,
     build_run_prompts,
     build_scorer,
     build_strategy,
@@ -29,12 +29,19 @@ from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.models import ReferencePass, adapter_off, disable_dropout, is_lora, load_policy, load_tokenizer
+from rlhf_core.models import (
+    GroupPasses,
+    PassModels,
+    adapter_off,
+    disable_dropout,
+    is_lora,
+    load_policy,
+    load_tokenizer,
+)
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.rollout import (
-    GroupPass,
     ModuleReceiver,
     PolicyEvaluator,
     PolicyExperienceMaker,
@@ -111,26 +118,30 @@ def staged_weights(
     adapters: Mapping[str, frozenset[str]],
     *,
     idle_seconds: float,
+    published: Callable[[int], None] = lambda version: None,
 ) -> StagedWeights:
     """models: by role, the modules that take new weights: `policy`, which the engine generates with, and `critic`.
-    adapters: by role, the names of an adapter-only version (see `trained_names`).
+    adapters: by role, the names of an adapter-only version (see `trained_names`). published: called with each version.
     """
     targets = {"policy": WeightTarget(engine.receiver(), models["policy"], adapters["policy"], engine.weights_updated)}
     if (critic := models.get("critic")) is not None:
         received = ModuleReceiver(critic, on_commit=lambda version: None)
         targets["critic"] = WeightTarget(received, critic, adapters["critic"])
-    return StagedWeights(targets, idle_seconds=idle_seconds)
+    return StagedWeights(targets, idle_seconds=idle_seconds, published=published)
 
 
 class _BetweenSteps:
-    """A pass over finished groups, on the engine's thread."""
+    """The passes over finished groups, on the engine's thread."""
 
-    def __init__(self, plain: ReferencePass, engine: EngineThread) -> None:
+    def __init__(self, plain: GroupPasses, engine: EngineThread) -> None:
         self._plain = plain
         self._engine = engine
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         return self._engine.run(partial(self._plain.run, groups))
+
+    def published(self, version: int) -> None:
+        self._plain.published(version)
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
@@ -225,12 +236,16 @@ def build_maker(
     adapters = _placed(models, place)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
     rollouts = algorithm if isinstance(algorithm, RolloutAlgorithm) else None
-    scoring = (
-        None if rollouts is None else build_reference_pass(resolved, rollouts, place, policy, models.get("critic"))
-    )
+    scoring = None if rollouts is None else build_passes(resolved, rollouts, place, models)
     engine = build_engine(resolved, policy, tokenizer, place)
-    weights = staged_weights(engine, models, adapters, idle_seconds=sync_timeout_seconds)
-    complete: GroupPass | None = scoring
+    weights = staged_weights(
+        engine,
+        models,
+        adapters,
+        idle_seconds=sync_timeout_seconds,
+        published=(lambda version: None) if scoring is None else scoring.published,
+    )
+    complete: GroupPasses | _BetweenSteps | None = scoring
     if num_lanes is not None:
         assert isinstance(engine, InFlightEngine)
         engine = thread = EngineThread(engine, weights)
@@ -244,7 +259,7 @@ def build_maker(
             samples_per_prompt=run.train.samples_per_prompt,
             scorer=scorer,
             hooks=hooks,
-            reference_pass=complete,
+            passes=complete,
         )
         for _ in range(num_lanes or 1)
     ]
@@ -254,7 +269,8 @@ def build_maker(
     if resolved.evaluates:
         evaluator = build_evaluator(resolved, engine, tokenizer, scorer, prompts, place)
     keep = _keep_all if rollouts is None else rollouts.keep
-    return MakerParts(worker, hooks, prompts.prompt, keep, success_of(run.prompts.curriculum), evaluator)
+    success = success_of(resolved.section("prompts.curriculum"))
+    return MakerParts(worker, hooks, prompts.prompt, keep, success, evaluator)
 
 
 def _keep_all(group: RolloutGroup) -> bool:
@@ -360,25 +376,20 @@ def make_worker(
     options = selected.component.config.model_validate(dict(engine_options))
     built = cast(RolloutEngine, resolve_build(selected)(options, context))
     call_options = RewardCallOptions(timeout_seconds=reward_timeout_seconds)
-    reference_pass = ReferencePass(
-        place,
-        temperature=sampling.temperature,
-        reference=models.reference,
-        reference_context=models.reference_context,
-        critic=models.critic,
-    )
+    by_role = {"policy": models.actor, "critic": models.critic, "reference": models.reference}
+    here = {role: model for role, model in by_role.items() if model is not None}
+    around = {"reference": models.reference_context}
+    passes = PassModels(place, here, temperature=sampling.temperature, around=around)
     scorer = RewardScorer([replace(models.reward, name="reward", call_options=call_options)])
     maker = PolicyExperienceMaker(
         player=SingleAnswers(built, tokenizer, sampling),
         samples_per_prompt=1,
         scorer=scorer,
         hooks=hooks,
-        reference_pass=reference_pass,
+        passes=GroupPasses(place, passes.passes_of(frozenset(here))),
         kl_coef=kl_coef,
         number=lambda position, k: position,
     )
-    trained = {
-        role: model for role, model in (("policy", models.actor), ("critic", models.critic)) if model is not None
-    }
+    trained = {role: model for role, model in here.items() if role != "reference"}
     weights = staged_weights(built, trained, models.adapters, idle_seconds=sync_idle_seconds)
     return MakerWorker([maker], built, scorer, weights, place.device)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -13,9 +14,9 @@ import ray
 from rlhf_core.batching import collate, split
 from rlhf_core.batching import to_device as moved
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
-from rlhf_core.rollout import BatchBuffer
 from rlhf_core.types import BufferItem, Experience
 
+from .batch_buffer import BatchBuffer
 from .calls import collect
 
 if TYPE_CHECKING:
@@ -82,18 +83,25 @@ class DetachedReplayBuffer:
         """Take the oldest whole batch, padded to its longest sample, on a device; waits until there is one.
 
         worker_rank: accepted for the seed's signature; ranks of a tensor-parallel group are not distinguished.
-        timeout_seconds: of this call; None takes the buffer's. Raises `DeadlineError` when no batch comes.
+        timeout_seconds: of this call; None takes the buffer's. Raises `DeadlineError` when no batch comes. A batch that
+        cannot be moved to the device is put back: the next call takes it.
         """
         import torch
 
+        device = torch.device(to_device)
         deadline = time.monotonic() + (self._timeout_seconds if timeout_seconds is None else timeout_seconds)
         while True:
             try:
                 batch = self._wait("get", min(deadline, time.monotonic() + _CALL_SECONDS))
-                return moved(collate(batch), torch.device(to_device))
+                break
             except DeadlineError:
                 if time.monotonic() >= deadline:
                     raise
+        try:
+            return moved(collate(batch), device)
+        except BaseException:
+            self._at_once(partial(BatchBuffer.give_back, entries=batch))
+            raise
 
     def get_length(self) -> int:
         """Number of whole batches in the buffer."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from rlhf_core import Column, Columns
 from rlhf_core.rollout import SamplesLost, group_from_tree, group_to_tree, summary_of
 from rlhf_core.types import BufferItem, ItemSummary, Rollout, RolloutGroup
 
@@ -221,6 +222,7 @@ class StoredEpisode:
 
 _SUMMARY = tuple(field.name for field in fields(ItemSummary))
 _MAPPINGS = tuple(place for place, field in enumerate(fields(ItemSummary)) if "Mapping" in str(field.type))
+_METRICS = Column(per="metrics")
 _TENSORS = tuple(field.name for field in fields(BufferItem) if "Tensor" in str(field.type))
 _summary_values: Callable[[ItemSummary], tuple[Any, ...]] = attrgetter(*_SUMMARY)
 _tensors: Callable[[BufferItem], tuple[Tensor | None, ...]] = attrgetter(*_TENSORS)
@@ -230,13 +232,13 @@ def _values(row: ItemSummary) -> list[Any]:
     """Those of `_SUMMARY`, mappings as plain dicts."""
     values = list(_summary_values(row))
     for place in _MAPPINGS:
-        if values[place] is not None:
-            values[place] = dict(values[place])
+        values[place] = dict(values[place])
     return values
 
 
 def _num_bytes(item: BufferItem) -> int:
-    return sum(tensor.nbytes for tensor in _tensors(item) if tensor is not None)
+    columns = [values for name, values in item.columns.items() if item.columns.kinds[name].per != "metrics"]
+    return sum(tensor.nbytes for tensor in (*_tensors(item), *columns) if tensor is not None)
 
 
 def _store_rows(groups: Sequence[RolloutGroup], sizes: Sequence[Sequence[int]]) -> list[list[Part]]:
@@ -259,39 +261,53 @@ def _store_rows(groups: Sequence[RolloutGroup], sizes: Sequence[Sequence[int]]) 
 
 
 def _pack(items: Sequence[BufferItem]) -> dict[str, Any]:
-    """The tensors of each field in one array, which enters and leaves the store uncopied, and their sizes by row."""
+    """The tensors of each field and column in one array, which enters and leaves the store uncopied, and their sizes by
+    row; those of metrics are in the summaries.
+    """
+    kinds: dict[str, Column] = {}
+    for item in items:
+        kinds |= {name: kind for name, kind in item.columns.kinds.items() if kind.per != "metrics"}
+    fields_of = zip(_TENSORS, zip(*map(_tensors, items), strict=True), strict=True)
+    return {
+        "arrays": {name: _flat(values) for name, values in fields_of if any(each is not None for each in values)},
+        "columns": {name: _flat([item.columns.get(name) for item in items]) for name in kinds},
+        "kinds": kinds,
+        "kl_coef": [item.kl_coef for item in items],
+    }
+
+
+def _flat(values: Sequence[Tensor | None]) -> tuple[Any, list[int], list[tuple[int, ...]] | None]:
+    """All numbers in one array; of each row how many, -1 if it has none, and its shape unless all have one axis."""
     import torch
 
-    arrays: dict[str, Any] = {}
-    for name, column in zip(_TENSORS, zip(*map(_tensors, items), strict=True), strict=True):
-        there = [tensor for tensor in column if tensor is not None]
-        if there:
-            sizes = [-1 if tensor is None else tensor.numel() for tensor in column]
-            widths = None
-            if any(tensor.dim() > 1 for tensor in there):
-                widths = [0 if tensor is None else tensor.shape[-1] for tensor in column]
-                there = [tensor.reshape(-1) for tensor in there]
-            arrays[name] = torch.cat(there).detach().cpu().numpy(), sizes, widths
-    return {"arrays": arrays, "kl_coef": [item.kl_coef for item in items]}
+    there = [tensor for tensor in values if tensor is not None]
+    sizes = [-1 if tensor is None else tensor.numel() for tensor in values]
+    shapes = None
+    if any(tensor.dim() != 1 for tensor in there):
+        shapes = [() if tensor is None else tuple(tensor.shape) for tensor in values]
+        there = [tensor.reshape(-1) for tensor in there]
+    return torch.cat(there).detach().cpu().numpy(), sizes, shapes
+
+
+def _rows(packed: tuple[Any, list[int], list[tuple[int, ...]] | None], places: Sequence[int]) -> list[Tensor | None]:
+    """The tensors of some rows that `_flat` put together."""
+    import torch
+
+    flat, sizes, shapes = packed
+    ends = list(accumulate(max(0, size) for size in sizes))
+    there: list[Tensor | None] = [
+        None if sizes[place] < 0 else torch.from_numpy(flat[ends[place] - sizes[place] : ends[place]].copy())
+        for place in places
+    ]
+    if shapes is None:
+        return there
+    return [None if row is None else row.reshape(shapes[at]) for row, at in zip(there, places, strict=True)]
 
 
 def _unpack(packed: Mapping[str, Any], places: Sequence[int], of: Sequence[ItemSummary]) -> list[BufferItem]:
     """These rows of an object, whose summaries are `of`, each in memory of its own: no neighbour is copied or held."""
-    import torch
-
-    tensors: dict[str, list[Tensor | None]] = {name: [None] * len(places) for name in _TENSORS}
-    for name, (flat, sizes, widths) in packed["arrays"].items():
-        ends = list(accumulate(max(0, size) for size in sizes))
-        there: list[Tensor | None] = [
-            None if sizes[place] < 0 else torch.from_numpy(flat[ends[place] - sizes[place] : ends[place]].copy())
-            for place in places
-        ]
-        if widths is not None:
-            there = [
-                None if row is None else row.reshape(-1, widths[place])
-                for row, place in zip(there, places, strict=True)
-            ]
-        tensors[name] = there
+    tensors = {name: _rows(values, places) for name, values in packed["arrays"].items()}
+    columns = {name: _rows(values, places) for name, values in packed["columns"].items()}
     made = []
     for number, (place, summary) in enumerate(zip(places, of, strict=True)):
         made.append(
@@ -300,15 +316,21 @@ def _unpack(packed: Mapping[str, Any], places: Sequence[int], of: Sequence[ItemS
                 group_id=summary.group_id,
                 policy_version=summary.policy_version,
                 rewards=summary.rewards,
-                greedy_rewards=summary.greedy_rewards,
                 truncated=summary.truncated,
                 branch=summary.branch,
-                environment=summary.environment,
+                columns=_columns(summary, {name: rows[number] for name, rows in columns.items()}, packed["kinds"]),
                 kl_coef=packed["kl_coef"][place],
                 **{name: rows[number] for name, rows in tensors.items()},  # type: ignore[arg-type]
             )
         )
     return made
+
+
+def _columns(summary: ItemSummary, values: Mapping[str, Tensor | None], kinds: Mapping[str, Column]) -> Columns:
+    if not values and not summary.columns:
+        return Columns()
+    tensors = {name: value for name, value in values.items() if value is not None}
+    return Columns({**tensors, **summary.columns}, {**kinds, **dict.fromkeys(summary.columns, _METRICS)})
 
 
 def _rollouts(packed: bytes) -> list[Rollout]:

@@ -1,0 +1,53 @@
+"""The pass of the teacher: a frozen model that says how likely it finds the tokens the policy sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core import Column
+from rlhf_core.algorithm import GroupPass, PassContext
+from rlhf_core.models import policy_forward
+from rlhf_core.types import Experience, RolloutGroup
+
+LOG_PROBS = "teacher_log_probs"
+"""[A, K] nats of the teacher: of the sampled token (K = 1), or of the tokens in `IDS`."""
+IDS = "teacher_ids"
+"""[A, K] the teacher's likeliest tokens; absent if it is asked about the sampled one."""
+
+
+class TeacherPass(GroupPass):
+    """Adds the columns `LOG_PROBS` and, with `top_k`, `IDS`."""
+
+    columns: Mapping[str, Column] = {LOG_PROBS: Column(), IDS: Column(dtype="int32")}
+
+    def __init__(self, context: PassContext, *, top_k: int, vocabulary: int) -> None:
+        """vocabulary: only ids below it are given, those that the policy's tokenizer knows."""
+        self._context = context
+        self._top_k = top_k
+        self._vocabulary = vocabulary
+
+    def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
+        return [self.columns_of(row) for row in self._context.forward("teacher", groups, self.forward)]
+
+    def forward(self, model: nn.Module, batch: Experience) -> Tensor:
+        """[B, A, K, 1] float32 log-probs; with `top_k` [B, A, K, 2], ids behind them, which float32 holds exactly."""
+        if not self._top_k:
+            return policy_forward(model, batch, self._context.temperature).log_probs[..., None, None]
+
+        def likeliest(logits: Tensor) -> Tensor:
+            best = logits[:, : self._vocabulary].topk(self._top_k, dim=-1)
+            log_probs = best.values - logits.logsumexp(-1, keepdim=True)
+            return torch.stack([log_probs, best.indices.float()], dim=-1)
+
+        read = policy_forward(model, batch, self._context.temperature, read=likeliest).read
+        assert read is not None
+        return read
+
+    def columns_of(self, row: Tensor) -> dict[str, Any]:
+        """`forward` of some rows -> the columns."""
+        found = {LOG_PROBS: row[..., 0]}
+        return found if row.shape[-1] == 1 else {**found, IDS: row[..., 1]}

@@ -1,0 +1,104 @@
+"""Columns: named values of samples, which core carries from their owner to their reader without knowing them.
+
+An owner (an algorithm, a pass, a player, an engine, a prompt source) declares them in its attribute `columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from .errors import ConfigError, PluginError
+
+Dtype = Literal["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+_PER = ("token", "sample", "prompt", "metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Kind of a column's values. Raises `PluginError` for an unknown `per` or `dtype`."""
+
+    per: Literal["token", "sample", "prompt", "metrics"] = "token"
+    """token: [A, ...] of a sample and [B, A, ...] of a batch. sample, prompt: [...] and [B, ...]; those of a prompt are
+    the same for all its samples. metrics: numbers whose names are unknown before the run, {name: float} of a sample and
+    a tuple of B mappings of a batch; every rank has those of all samples (`ItemSummary`)."""
+    dtype: Dtype = "float32"
+    """torch dtype of the values; `metrics` are Python floats."""
+    fill: float = 0.0
+    """Value of padding in a batch."""
+
+    def __post_init__(self) -> None:
+        for option, known in (("per", _PER), ("dtype", get_args(Dtype))):
+            if getattr(self, option) not in known:
+                raise PluginError(f"a column's {option} is {getattr(self, option)!r}", hint=f"use {', '.join(known)}")
+
+    def cast(self, value: Any) -> Any:
+        """The value as it is stored: a tensor of `dtype`, or a dict (of a batch: a tuple of dicts) of floats."""
+        if self.per == "metrics":
+            one = isinstance(value, Mapping)
+            rows = [{name: float(number) for name, number in row.items()} for row in ([value] if one else value)]
+            return rows[0] if one else tuple(rows)
+        import torch
+
+        return torch.as_tensor(value, dtype=getattr(torch, self.dtype))
+
+
+class Columns(Mapping[str, Any]):
+    """Values by the name of their column. Immutable: `columns | Columns(…)` is a changed copy.
+
+    Example: `replace(item, columns=item.columns | Columns({"novelty": scores}, {"novelty": Column()}))`.
+    """
+
+    __slots__ = ("_values", "kinds")
+
+    def __init__(self, values: Mapping[str, Any] | None = None, kinds: Mapping[str, Column] | None = None) -> None:
+        """kinds: the declared columns, which may be more. Raises `PluginError` for a name that is not declared."""
+        values, kinds = values or {}, kinds or {}
+        if unknown := sorted(values.keys() - kinds.keys()):
+            raise PluginError(f"no column {unknown[0]!r} is declared", hint="declare it in `columns` of its owner")
+        self.kinds = {name: kinds[name] for name in values}
+        self._values = {name: kinds[name].cast(value) for name, value in values.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Columns({self._values!r})"
+
+    def __or__(self, other: Columns) -> Columns:
+        return _columns(self._values | other._values, self.kinds | other.kinds)
+
+    def map(self, change: Callable[[Any, Column], Any]) -> Columns:
+        """A copy with `change(value, kind)` of each value, which is stored as it is."""
+        return _columns({name: change(value, self.kinds[name]) for name, value in self._values.items()}, self.kinds)
+
+    def only(self, choose: Callable[[str, Column], bool]) -> Columns:
+        """A copy with the columns for which `choose(name, kind)` is true."""
+        kinds = {name: kind for name, kind in self.kinds.items() if choose(name, kind)}
+        return _columns({name: self._values[name] for name in kinds}, kinds)
+
+
+def _columns(values: dict[str, Any], kinds: dict[str, Column]) -> Columns:
+    made = Columns()
+    made.kinds, made._values = kinds, values
+    return made
+
+
+def check_owners(owners: Mapping[str, Mapping[str, Column]]) -> None:
+    """Raise `ConfigError` if two owners declare one name. owners: their columns, by what a user knows them as."""
+    found: dict[str, str] = {}
+    for owner, columns in owners.items():
+        for name in columns:
+            if (other := found.setdefault(name, owner)) != owner:
+                raise ConfigError(
+                    f"{other} and {owner} both bring a column {name!r}",
+                    where="columns",
+                    hint="use one of the two; or have its author rename the column",
+                )

@@ -1,0 +1,74 @@
+"""Sections of a run file that plugins bring: the entry-point group `rlhf.sections`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+from ..errors import PluginError
+from ..plugins.discovery import PluginRef, check_clash, discover, load_ref
+from .resolved import INVALID, Configured
+from .section import Section
+from .select import Selector, check_options, section_names
+
+logger = logging.getLogger("rlhf")
+
+
+def section_models() -> dict[str, type[Section]]:
+    """Dotted name -> options of each installed section; broken ones are left out."""
+    found: dict[str, type[Section]] = {}
+    for ref in discover("sections").values():
+        try:
+            found[ref.name] = _model(ref)
+        except PluginError:  # reported to whoever uses the section
+            continue
+    return found
+
+
+def take_sections(given: dict[str, Any], select: Selector) -> dict[str, Configured]:
+    """Take the sections of plugins out of the run file `given`, and check their options.
+
+    A section with problems is `INVALID`. A nested section may be in another one of a plugin.
+    """
+    refs = sorted(discover("sections").values(), key=lambda ref: ref.name.count("."))
+    values = {ref.name: _pop(given, ref.name) for ref in reversed(refs)}
+    found: dict[str, Configured] = {}
+    for ref in refs:
+        value = values[ref.name]
+        if value is None and not _is_active_when_absent(ref):
+            continue
+        found[ref.name] = INVALID
+        try:
+            check_clash(ref)
+            selected = load_ref(ref)
+            check_options(selected)
+        except PluginError as error:
+            select.problems.add_error(ref.name, error)
+            continue
+        if not isinstance(value, dict | None):
+            select.problems.add(ref.name, f"should be a mapping of options (given {value!r})")
+        elif (configured := select.options(selected, value or {}, ref.name, section_names(ref.name))) is not None:
+            found[ref.name] = configured
+    return found
+
+
+def _pop(given: Any, name: str) -> Any:
+    """Remove the value of a dotted key; None if there is none."""
+    *parents, last = name.split(".")
+    for part in parents:
+        given = given.get(part) if isinstance(given, dict) else None
+    return given.pop(last, None) if isinstance(given, dict) else None
+
+
+def _is_active_when_absent(ref: PluginRef) -> bool:
+    try:
+        return any(_model(each).active_when_absent for each in (ref, *ref.clashes))
+    except PluginError as error:
+        logger.warning("the section %s is ignored: %s", ref.name, error)
+        return False
+
+
+def _model(ref: PluginRef) -> type[Section]:
+    selected = load_ref(ref)
+    check_options(selected)
+    return cast("type[Section]", selected.component.config)

@@ -1,0 +1,84 @@
+"""One of the processes that `launch` starts: `python -m rlhf_core.distributed.launched REQUEST`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+
+from ..errors import InterruptedRun, RlhfError, full_disk
+from ..util.jsonl import write_json
+from ..util.printable import printable
+from ..util.redact import redact_text
+from .interrupts import INTERRUPT_FILE
+from .loopback import HOST, keep_to_loopback
+from .parent_watch import killed_with_parent
+from .process_group import LostRankError
+
+
+def _main(path: str) -> int:
+    """One of the processes."""
+    request = json.loads(Path(path).read_text())
+    # torch elastic starts its processes in sessions of their own: one that nobody waits for would go on training.
+    killed_with_parent(request["launcher"])
+    # The launcher's own store, in place of one of elastic's.
+    os.environ |= {
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(request["store_port"]),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    keep_to_loopback()
+    sys.path += [each for each in request["path"] if each not in sys.path]
+    rank = int(os.environ["RANK"])
+    try:
+        module, _, attribute = request["target"].partition(":")
+        attrgetter(attribute)(import_module(module))(*request["arguments"])
+    except KeyboardInterrupt:
+        return InterruptedRun.exit_code
+    except BaseException as raised:
+        error = full_disk(raised) or raised
+        _write_error(Path(path).parent, rank, error)
+        if not isinstance(error, RlhfError):
+            sys.stderr.write(printable(redact_text(traceback.format_exc())))
+        if isinstance(error, InterruptedRun):
+            _tell_done(Path(path).parent, rank)
+        if isinstance(error, LostRankError):
+            sys.stdout.flush()
+            os._exit(error.exit_code)  # an interpreter's end takes its time with what waits for the lost
+        return error.exit_code if isinstance(error, RlhfError) else 1
+    _tell_done(Path(path).parent, rank)
+    return 0
+
+
+def report_lost(error: LostRankError) -> None:
+    """Tell the launcher of ranks that this one has lost before it ends itself, so that they are stopped meanwhile."""
+    if (interrupts := os.environ.get(INTERRUPT_FILE)) is not None:
+        _write_error(Path(interrupts).parent, int(os.environ["RANK"]), error)
+
+
+def _tell_done(scratch: Path, rank: int) -> None:
+    """Let the launcher know that this process ended in order, at the run's end or when it was asked to."""
+    (scratch / f"done-{rank}").touch()
+
+
+def _write_error(scratch: Path, rank: int, error: BaseException) -> None:
+    known = error if isinstance(error, RlhfError) else None
+    record = {
+        "time": time.time(),
+        "rank": rank,
+        "kind": type(error).__name__,
+        "message": f"{type(error).__name__}: {error}" if known is None else known.message,
+        "where": None if known is None else known.where,
+        "hint": "the traceback is above" if known is None else known.hint,
+        "lost_ranks": error.ranks if isinstance(error, LostRankError) else (),
+    }
+    write_json(scratch / f"error-{rank}.json", record)
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

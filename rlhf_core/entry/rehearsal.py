@@ -1,0 +1,72 @@
+"""One turn of a run's environment with a made-up answer: its errors appear before weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, cast
+
+from ..build import build_environment_player
+from ..config.resolve import ResolvedRun
+from ..protocols import RolloutEngine
+from ..training.request import RunInputs
+from ..types import Completion, GenerationRequest, PhaseTimes, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_ANSWER_TOKENS = 8
+
+
+def play_one_turn(resolved: ResolvedRun, inputs: RunInputs) -> None:
+    """Play the task of the first prompt until its first turn is answered, as the run would: isolated, with deadlines.
+
+    Does nothing for a run without an environment. Raises `EpisodeError`, or what else the run would raise.
+    """
+    environment = resolved.environment
+    if environment is None:
+        return
+    player = build_environment_player(
+        replace(environment, options=environment.options.model_copy(update={"max_turns": 1})),
+        cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer)),
+        inputs.tokenizer,
+        sampling=resolved.sampling,
+        seed=resolved.run.train.seed,
+    )
+    with closing(player):
+        for _ in player.play([(inputs.prompts.prompt(0), 0)], PhaseTimes()):
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class _MadeUpAnswers:
+    """The part of an engine that a player uses: a few random tokens for each request."""
+
+    tokenizer: PreTrainedTokenizerBase
+    policy_version: int = 0
+    context_tokens: int | None = None
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        eos = self.tokenizer.eos_token_id
+        return frozenset() if eos is None else frozenset({int(cast(int, eos))})
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> Iterator[Completion]:
+        special = set(self.tokenizer.all_special_ids)
+        for request in requests:
+            noise = Random(request.sample_id)
+            limit = min(_ANSWER_TOKENS, request.max_new_tokens or sampling.max_new_tokens)
+            drawn = noise.sample(range(len(self.tokenizer)), min(len(self.tokenizer), _ANSWER_TOKENS + len(special)))
+            tokens = [each for each in drawn if each not in special][: limit - 1]
+            tokens = [*tokens, *self.eos_token_ids] or drawn[:1]
+            yield Completion(
+                sample_id=request.sample_id,
+                token_ids=tuple(tokens),
+                logprobs=(0.0,) * len(tokens),
+                finish_reason="stop" if self.eos_token_ids else "length",
+                policy_version=0,
+                branch=request.branch,
+                support_ids=[[token] for token in tokens] if sampling.top_k else None,
+            )

@@ -1,0 +1,82 @@
+"""The hook plugin `guards`: watches the updates of a run, with the options of the section `guards`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from ..components import Component, HookContext
+from ..config.guards import GuardsConfig
+from ..hookspecs import Action, Moment, hookimpl
+from ..runfolder.folder import RunFolder
+from ..util.jsonl import read_lines
+from .checks import Plateau, beyond, not_finite
+
+logger = logging.getLogger("rlhf")
+
+_BOUNDS = {"kl": ("kl/mean", 1), "entropy": ("policy/entropy", -1), "log_prob_gap": ("rollout/logprob_gap_max", 1)}
+"""Guard -> its metric, and 1 where the bound is the most, -1 where it is the least."""
+_HINTS = {
+    "non_finite": "lower optimizer.lr",
+    "kl": "lower optimizer.lr, or raise the algorithm's KL penalty",
+    "entropy": "lower optimizer.lr, or sample at a higher engine.temperature",
+    "log_prob_gap": "compare strategy.precision with what the engine computes in",
+}
+"""Guard -> what to change where it ends a run."""
+
+
+class Guards:
+    """The guards of a run."""
+
+    def __init__(self, config: GuardsConfig, folder: RunFolder) -> None:
+        self._config = config
+        self._folder = folder
+        self._plateau = Plateau(config.plateau)
+        self._warned: set[tuple[str, int]] = set()
+        self.may_roll_back = bool(config.rolling_back)
+        """Whether the run needs a checkpoint before its first update."""
+
+    @hookimpl
+    def rlhf_fit_start(self) -> None:
+        self._plateau.restart(read_lines(self._folder.metrics))
+
+    @hookimpl
+    def rlhf_decide(self, moment: Moment) -> list[Action]:
+        if moment.at not in ("update", "failed-update"):
+            return []
+        found = (
+            (name, options, self._problem(name, options, moment)) for name, options in self._config.enabled.items()
+        )
+        actions = [self._action(name, options.action, problem, moment) for name, options, problem in found if problem]
+        return [action for action in actions if action is not None]
+
+    def _problem(self, name: str, options: Any, moment: Moment) -> str | None:
+        if name in _BOUNDS:
+            metric, sign = _BOUNDS[name]
+            return beyond(moment.metrics, metric, options.bound, sign=sign)
+        return not_finite(moment) if name == "non_finite" else self._plateau.problem(moment.episode, moment.metrics)
+
+    def _action(self, name: str, kind: Any, problem: str, moment: Moment) -> Action | None:
+        """What the guard's option `action` says. A warning is given once an episode."""
+        if kind != "warn":
+            rollback = self._config.rollback
+            hint = "lower optimizer.lr, or see guards.rollback" if kind == "rollback" else _HINTS.get(name)
+            action = Action(kind=kind, by=name, reason=problem, hint=hint)
+            return replace(action, lr_factor=rollback.lr_factor, max_times=rollback.max_times)
+        if (name, moment.episode) not in self._warned:
+            logger.warning("guard %s, update %d (episode %d): %s", name, moment.step, moment.episode + 1, problem)
+            self._warned.add((name, moment.episode))
+        return None
+
+
+def build(config: GuardsConfig, context: HookContext) -> Guards:
+    """The hook plugin of the section `guards`."""
+    return Guards(config, RunFolder(context.run_folder))
+
+
+guards = Component(
+    summary="Warns, skips, stops or rolls back where a value of an update crosses its bound.",
+    config=GuardsConfig,
+    build="rlhf_core.guards.plugin:build",
+)

@@ -1,0 +1,48 @@
+"""Whether the hub answers, found out at once: transformers retries each of a model's files for half a minute."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from ..errors import UserInputError
+from ..util.bounded_thread import BoundedThread
+
+_SECONDS = 5.0
+"""Deadline of the first answer, name resolution included."""
+
+
+def check_name(path: str, *, where: str) -> None:
+    """Raise `UserInputError` if `path` is not a folder here and cannot be a hub name."""
+    if not os.path.exists(path) and (path.startswith((".", "/", "~")) or path.count("/") != 1):
+        hint = "check the path, or give a hub name: OWNER/NAME"
+        raise UserInputError(f"there is no folder {path!r}", where=where, hint=hint)
+
+
+def check_hub(path: str, *, where: str) -> None:
+    """Raise `UserInputError` if `path` is a hub name whose files are not in the cache, and the hub does not answer."""
+    check_name(path, where=where)
+    if os.path.exists(path):
+        return
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(path, "config.json"), str):
+        return
+    answers: list[int] = []
+    probe = BoundedThread(_ask, "hub probe", (answers,))
+    probe.start()
+    probe.join(_SECONDS)
+    if not answers:
+        raise UserInputError(
+            f"{path!r} is neither a folder here nor in the cache, and {constants.ENDPOINT} does not answer",
+            where=where,
+            hint="give the folder of a model that is on this machine, or check the network",
+        )
+
+
+def _ask(answers: list[int]) -> None:
+    """Append the status of any answer; the hub's own session also uses the machine's proxies."""
+    from huggingface_hub import constants, get_session
+
+    with suppress(Exception):  # those of its HTTP library
+        answers.append(get_session().head(constants.ENDPOINT, timeout=_SECONDS).status_code)

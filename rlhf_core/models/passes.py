@@ -1,0 +1,140 @@
+"""Passes of models over finished samples, in batches of bounded tokens; core's own two, reference and critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..algorithm import GroupPass, PassContext
+from ..batching import collate, default_tokens, masked, to_device
+from ..columns import Columns
+from ..errors import PluginError
+from ..types import BufferItem, Experience, Role, RolloutGroup
+from .batched_forward import forward_rows, on_device
+from .forward import policy_forward, value_forward
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ..strategy import Strategy
+
+_FIELDS = ("reference_log_probs", "values")
+"""Fields of an item that a pass gives under their names; all else are columns."""
+
+
+class PassModels(PassContext):
+    """The `PassContext` of a process, which has the models."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        models: Mapping[Role, nn.Module],
+        *,
+        temperature: float,
+        batch_tokens: int | None = None,
+        around: Mapping[Role, Callable[[], AbstractContextManager[Any]]] | None = None,
+        offloaded: Collection[Role] = (),
+    ) -> None:
+        """around: context of a model's forward passes, which switches an adapter off, for example. offloaded: models
+        that are in host memory between their passes.
+        """
+        self.strategy = strategy
+        self.models = models
+        self.temperature = temperature
+        self._batch_tokens = batch_tokens
+        self._around = around or {}
+        self._offloaded = offloaded
+
+    def forward(
+        self, role: Role, groups: Sequence[RolloutGroup], run: Callable[[nn.Module, Experience], Tensor]
+    ) -> list[Tensor]:
+        items = [item for group in groups for item in group.items]
+        model = self.models[role]
+
+        def rows_of(batch: Sequence[BufferItem]) -> Tensor:
+            return run(model, to_device(collate(batch), self.strategy.device))
+
+        empty = masked(items[0] if items else _placeholder())
+        size = sum(parameter.numel() for parameter in self.strategy.unwrap(model).parameters())
+        tokens = self._batch_tokens or default_tokens(self.strategy.device.type, size)
+        placed = on_device(model, self.strategy) if role in self._offloaded else nullcontext()
+        with placed, self._around.get(role, nullcontext)():
+            rows = forward_rows(self.strategy, model, items, rows_of, empty=empty, batch_tokens=tokens)
+        return [row[: item.num_response_tokens] for item, row in zip(items, rows, strict=True)]
+
+    def passes_of(self, roles: frozenset[Role]) -> list[GroupPass]:
+        own: dict[Role, type[_OnePass]] = {"reference": ReferencePass, "critic": CriticPass}
+        return [each(self) for role, each in own.items() if role in roles]
+
+
+class _OnePass(GroupPass):
+    def __init__(self, context: PassContext) -> None:
+        self._context = context
+
+
+class ReferencePass(_OnePass):
+    """`reference_log_probs`: of the sampled tokens, on the distribution that they were sampled from."""
+
+    def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
+        def log_probs(model: nn.Module, batch: Experience) -> Tensor:
+            return policy_forward(model, batch, self._context.temperature).log_probs
+
+        return [{"reference_log_probs": row} for row in self._context.forward("reference", groups, log_probs)]
+
+
+class CriticPass(_OnePass):
+    """`values`: the critic's value of the state before each action."""
+
+    def run(self, groups: Sequence[RolloutGroup]) -> list[dict[str, Any]]:
+        return [{"values": row} for row in self._context.forward("critic", groups, value_forward)]
+
+
+class GroupPasses:
+    """The passes of a run, one after the other: a later one sees the columns of those before it."""
+
+    def __init__(self, strategy: Strategy, passes: Sequence[GroupPass]) -> None:
+        self._strategy = strategy
+        self._passes = passes
+
+    def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """The groups with all values added to their items. Collective if a model is sharded."""
+        done = self._strategy.agreed(list(groups))
+        for each in self._passes:
+            rows, num_items = list(each.run(done)), sum(len(group.items) for group in done)
+            if len(rows) != num_items:
+                raise PluginError(f"it returned {len(rows)} rows for {num_items} samples", where=type(each).__name__)
+            found = iter(rows)
+            done = [
+                replace(group, items=tuple(_filled(item, next(found), each) for item in group.items)) for group in done
+            ]
+        return done
+
+    def published(self, version: int) -> None:
+        """The models here that are trained now have the weights of `version`."""
+        for each in self._passes:
+            each.published(version)
+
+
+def _filled(item: BufferItem, row: Mapping[str, Any], by: GroupPass) -> BufferItem:
+    fields = {name: row[name] for name in _FIELDS if name in row}
+    if len(fields) < len(row):
+        rest = {name: value for name, value in row.items() if name not in fields}
+        fields["columns"] = item.columns | Columns(rest, by.columns)
+    return replace(item, **fields)
+
+
+def _placeholder() -> BufferItem:
+    """A filler sample of two tokens, which a rank without samples runs to stay in step."""
+    import torch
+
+    return BufferItem(
+        sample_id=-1,
+        group_id=-1,
+        policy_version=0,
+        prompt_ids=torch.zeros(1, dtype=torch.int64),
+        response_ids=torch.zeros(1, dtype=torch.int64),
+        action_mask=torch.zeros(1, dtype=torch.bool),
+        action_log_probs=torch.zeros(1),
+    )

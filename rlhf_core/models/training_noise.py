@@ -1,0 +1,107 @@
+"""Find the modules that draw random numbers in training mode, and keep them in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserInputError
+from .forward import causal_lm_logits
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_NUM_TOKENS = 4
+_TOLERANCE = 0.02
+"""Largest difference of two equal forwards, relative to the largest logit: above the rounding of 16 bits."""
+
+
+def disable_training_noise(model: nn.Module) -> None:
+    """Make a policy, on the CPU, compute the same in each forward of training mode, whatever its noise is called.
+
+    Log-probs of an update are compared with those of the rollout, so both must come from one function. A module whose
+    own code draws random numbers (router noise, skipped layers) stays in evaluation mode from here on; a dropout
+    module keeps its rate (see `disable_dropout`). Draws that change nothing are harmless, and a copy of the model stays
+    quiet too. Leaves the global generators and the mode of the model as they were.
+
+    Raises:
+        UserInputError: two forwards still differ; names the modules that draw.
+    """
+    import torch
+
+    was_training = model.training
+    model.train()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _rates_of_dropout_modules_at_0(model):
+        first, drawing = _watched_forward(model)
+        if drawing:
+            for module in drawing.values():
+                module.train = partial(_stay_in_evaluation, module)  # type: ignore[method-assign]
+            model.train()
+            first, drawing = _watched_forward(model)
+        second, drawing = _watched_forward(model)
+    model.train(was_training)
+    gap = (first - second).nan_to_num().abs().max()
+    if gap > _TOLERANCE * first.nan_to_num().abs().max():
+        names = ", ".join(f"{name} ({type(module).__name__})" for name, module in list(drawing.items())[:5])
+        raise UserInputError(
+            "two forwards of the same tokens in training mode differ: random numbers are drawn in "
+            + (names or "code outside of torch's generator"),
+            where="model.path",
+            hint="switch that noise off in the model's config.json or code: log-probs with noise cannot be compared",
+        )
+
+
+def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
+    type(module).train(module, mode)
+    module.training = False
+    return module
+
+
+def _watched_forward(model: nn.Module) -> tuple[Tensor, dict[str, nn.Module]]:
+    """The logits of a few tokens, and by name the modules whose own code drew from torch's generator."""
+    import torch
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    running: list[nn.Module] = []
+    drawing: set[nn.Module] = set()
+    state = torch.get_rng_state()
+
+    def look() -> None:
+        nonlocal state
+        if running and not torch.equal(now := torch.get_rng_state(), state):
+            drawing.add(running[-1])
+            state = now
+
+    def enter(module: nn.Module, args: Any) -> None:
+        look()
+        running.append(module)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        look()
+        running.pop()
+
+    ids = torch.arange(_NUM_TOKENS)[None] % int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        logits = causal_lm_logits(model, ids, torch.ones_like(ids, dtype=torch.bool)).float()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits, {name: module for name, module in model.named_modules() if module in drawing}
+
+
+@contextmanager
+def _rates_of_dropout_modules_at_0(model: nn.Module) -> Iterator[None]:
+    """Context without the dropout that is meant: an adapter's, where a dataset is learned."""
+    from torch.nn.modules.dropout import _DropoutNd
+
+    rates = [(m, m.p) for m in model.modules() if isinstance(m, _DropoutNd)]
+    for module, _ in rates:
+        module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, rate in rates:
+            module.p = rate

@@ -1,0 +1,47 @@
+"""Naming the plugin whose code raised while a run used it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..distributed.process_group import is_lost_peer
+from ..errors import RlhfError
+from ..util.error_text import error_text
+
+
+@contextmanager
+def errors_of(plugin: str | None, call: str, *, module: str) -> Iterator[None]:
+    """Name the plugin, and the line of its code, in what its `call` raises.
+
+    An `RlhfError` keeps its type. A lost process and an out-of-memory error pass unchanged: they are not the plugin's.
+
+    Args:
+        plugin: its label, such as `algorithm "ppo" (rlhf-ppo 0.1.0)`; None changes nothing (made by hand).
+        call: the function of the plugin that is called.
+        module: the module that defines it; the line is the innermost one of its package.
+    """
+    if plugin is None:
+        yield
+        return
+    try:
+        yield
+    except RlhfError as error:
+        error.raised_by(plugin)
+        raise
+    except Exception as error:  # a third-party plugin may raise anything
+        if isinstance(error, RuntimeError) and (is_lost_peer(error) or is_out_of_memory(error)):
+            raise
+        raise RlhfError(
+            f"{call} raised {error_text(error, module)}",
+            where=plugin,
+            hint="if its options are right, the plugin is broken: tell its authors; the traceback is in the run's log",
+        ) from error
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device or the host had no memory left."""
+    import torch
+
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text

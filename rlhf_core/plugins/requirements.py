@@ -1,0 +1,77 @@
+"""The modules that a component requires: whether they are installed, in a version that its distribution accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ..components import Component
+from ..errors import PluginError
+from ..util.did_you_mean import fold
+
+if TYPE_CHECKING:
+    from .discovery import Selected
+
+
+def missing_modules(component: Component) -> list[str]:
+    """Modules the component requires that are not installed; none of them is imported."""
+    return list(not_installed(component.requires))
+
+
+def not_installed(modules: Sequence[str]) -> tuple[str, ...]:
+    """Those of the modules that cannot be found."""
+    return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
+
+
+def _wrong_versions(selected: Selected) -> dict[str, str]:
+    """Requirement (`mcp>=2,<3`) -> installed version, for required modules installed in another version.
+
+    The versions are those that the plugin's distribution accepts in its metadata, in any of its extras; a module whose
+    distribution has another name is not checked.
+    """
+    from packaging.requirements import Requirement
+
+    try:
+        about = metadata(selected.distribution)
+    except PackageNotFoundError:  # a file
+        return {}
+    extras = ["", *(about.get_all("Provides-Extra") or ())]
+    accepted: dict[str, list[Requirement]] = {}
+    for requirement in map(Requirement, about.get_all("Requires-Dist") or ()):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+            accepted.setdefault(fold(requirement.name), []).append(requirement)
+    wrong = {}
+    for module in selected.component.requires:
+        choices = accepted.get(fold(module.partition(".")[0]), [])
+        try:
+            installed = version(choices[0].name) if choices else None
+        except PackageNotFoundError:
+            continue
+        if installed and not any(each.specifier.contains(installed, prereleases=True) for each in choices):
+            wrong[" or ".join(f"{each.name}{each.specifier}" for each in choices)] = installed
+    return wrong
+
+
+def unmet(selected: Selected) -> tuple[str, str] | None:
+    """What the component lacks and the command that installs it, or None.
+
+    Example: `("needs mcp>=2,<3, but 1.9.2 is installed", "pip install 'rlhf-mcp[mcp]'")`.
+    """
+    component = selected.component
+    if missing := missing_modules(component):
+        names = " ".join(name.partition(".")[0] for name in missing)
+        return f"needs {', '.join(missing)}, not installed here", component.install or f"pip install {names}"
+    if wrong := _wrong_versions(selected):
+        problem = ", ".join(f"{name}, but {found} is installed" for name, found in wrong.items())
+        names = " ".join(f"'{name}'" for name in wrong)
+        return f"needs {problem}", component.install or f"pip install {names}"
+    return None
+
+
+def check_required(selected: Selected) -> None:
+    """Raise `PluginError` for a missing module or a version that the plugin cannot use."""
+    if (found := unmet(selected)) is not None:
+        raise PluginError(found[0], where=selected.label, hint=found[1])

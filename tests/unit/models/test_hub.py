@@ -1,0 +1,71 @@
+"""A hub name without a network is an error at once, and works with one or from the cache."""
+
+import socket
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Event, Thread
+
+import pytest
+from huggingface_hub import constants
+
+from rlhf_core.config.sections import ModelConfig
+from rlhf_core.errors import UserInputError
+from rlhf_core.models import hub
+from rlhf_core.models.hub import check_hub
+from rlhf_core.models.loading import load_tokenizer
+from rlhf_core.plan.shape import meta_model
+
+NAME = "no-such-owner/no-such-model"
+
+
+@pytest.fixture
+def endpoint(monkeypatch, tmp_path):
+    """A port of this machine that refuses connections, as the hub; the cache is empty."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, meta_model])
+def test_an_unreachable_hub_is_told_before_any_file_is_asked_for(endpoint, load):
+    with pytest.raises(UserInputError, match="neither a folder here nor in the cache.*does not answer") as caught:
+        load(ModelConfig(path=NAME))
+    assert caught.value.where == "model.path"
+    assert "give the folder of a model that is on this machine" in caught.value.hint
+
+
+def test_a_name_that_never_resolves_does_not_hold_up_the_error(endpoint, monkeypatch):
+    over = Event()
+    monkeypatch.setattr(hub, "_SECONDS", 0.01)
+    monkeypatch.setattr(hub, "_ask", lambda answers: over.wait(60))
+    with pytest.raises(UserInputError, match="does not answer"):
+        check_hub(NAME, where="model.path")
+    over.set()
+
+
+def test_any_answer_of_the_hub_will_do(endpoint, monkeypatch):
+    class Refuses(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(403)
+            self.end_headers()
+
+        def log_message(self, format, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        answering = Thread(target=server.handle_request)
+        answering.start()
+        check_hub(NAME, where="model.path")
+        answering.join(30)
+
+
+def test_a_cached_model_and_offline_mode_need_no_answer(endpoint, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    check_hub(NAME, where="model.path")  # transformers itself fails at once
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_ask", lambda answers: pytest.fail("no request is needed"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *name: str(tmp_path / "config.json"))
+    check_hub(NAME, where="model.path")

@@ -1,0 +1,153 @@
+"""Columns are carried bit for bit by all that handles samples, and wrong ones are named."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drawn_columns import assert_same_columns, columns_of, with_columns
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_core.algorithm import EpisodeOutput
+from rlhf_core.batching import collate, select, split, to_device
+from rlhf_core.columns import Column, Columns, check_owners
+from rlhf_core.config.resolve import resolve
+from rlhf_core.entry.train import check_run
+from rlhf_core.errors import ConfigError, PluginError
+from rlhf_core.rewards.scorer import RewardCombiner
+from rlhf_core.rollout import RolloutCoordinator, coordinator_from_tree, coordinator_to_tree, made_episode
+from rlhf_core.testing.runs import tiny_run
+from rlhf_core.testing.samples import make_item
+from rlhf_core.testing.thread_ranks import Ranks
+from rlhf_core.training.batches import BatchPlan
+from rlhf_core.training.estimates import EpisodeEstimates
+from rlhf_core.types import BufferItem, PhaseTimes, RolloutGroup
+from rlhf_core.util.tensor_trees import load_tree, save_tree
+
+
+@given(columns_of(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_batches_keep_them(items: list[BufferItem], data: st.DataObject) -> None:
+    batch = collate(items)
+    for one, other in zip(items, split(batch), strict=True):
+        assert_same_columns(one, other)
+    rows = data.draw(st.lists(st.integers(0, len(items) - 1), max_size=4))
+    for row, other in zip(rows, split(select(batch, rows)), strict=True):
+        assert_same_columns(items[row], other)
+    moved = to_device(replace(batch, columns=batch.columns), torch.device("cpu"))
+    for one, other in zip(items, split(moved), strict=True):
+        assert_same_columns(one, pickle.loads(pickle.dumps(other)))
+
+
+@given(columns_of())
+def test_padding_is_the_fill(items: list[BufferItem]) -> None:
+    batch = collate(items)
+    for name, kind in batch.columns.kinds.items():
+        if kind.per == "token":
+            for row, item in enumerate(items):
+                assert (batch.columns[name][row, item.num_response_tokens :] == kind.fill).all()
+
+
+@given(columns_of())
+@settings(max_examples=25)
+def test_a_coordinator_resumes_with_them(items: list[BufferItem]) -> None:
+    coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
+        num_episodes=2, prompts_per_episode=3, max_staleness=1
+    )
+    assert len(coordinator.lease("maker", 2)) == 2
+    for position in (0, 1):
+        own = tuple(item for item in items if item.group_id == position)
+        assert coordinator.submit(RolloutGroup(position=position, rollouts=(), items=own))
+    with tempfile.TemporaryDirectory() as folder:
+        save_tree(Path(folder) / "state", coordinator_to_tree(coordinator.state_dict()))
+        back = coordinator_from_tree(load_tree(Path(folder) / "state"))
+    (opened,) = back["open"].values()
+    found = [item for group in opened["accepted"] for item in group.items]
+    assert len(found) == 4
+    for one, other in zip(items, found, strict=False):
+        assert_same_columns(one, other)
+
+
+class Adds:
+    """An algorithm that adds a column and replaces none."""
+
+    def __init__(self, needs: str) -> None:
+        self.needs = needs
+
+    def advantages(self, episode: Any) -> EpisodeOutput:
+        kinds = {"added": Column(dtype="int16", fill=7)}
+        added = Columns({"added": episode.sample_ids[:, None].expand(episode.action_mask.shape)}, kinds)
+        zeros = torch.zeros(episode.action_mask.shape)
+        return EpisodeOutput(replace(episode, advantages=zeros, columns=episode.columns | added), {})
+
+    def masked(self, item: BufferItem) -> BufferItem:
+        return replace(item, action_mask=torch.zeros_like(item.action_mask))
+
+
+@pytest.mark.parametrize("needs", ["row", "group", "episode"])
+@given(items=columns_of())
+@settings(max_examples=15)
+def test_ranks_share_them(needs: str, items: list[BufferItem]) -> None:
+    algorithm: Any = Adds(needs)
+    combiner = RewardCombiner(dict.fromkeys(items[0].rewards, 1.0))
+
+    def work(rank: int, strategy: Any) -> list[BufferItem]:
+        estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=lambda rows, filler: list(rows))
+        return list(estimates.of(made_episode(items, PhaseTimes()), BatchPlan(5, 1, rank, 2)).items)
+
+    found = [item for rank in Ranks(2).run(work) for item in rank]
+    assert sorted(item.sample_id for item in found) == list(range(5))
+    for item in found:
+        given, added = items[item.sample_id], item.columns["added"]
+        assert added.tolist() == [item.sample_id] * item.num_response_tokens and added.dtype == torch.int16
+        assert_same_columns(given, with_columns(item, item.columns.only(lambda name, _: name != "added")))
+
+
+def test_a_column_that_some_samples_lack_is_named() -> None:
+    have = with_columns(make_item(0), Columns({"novelty": torch.zeros(4)}, {"novelty": Column()}))
+    with pytest.raises(ValueError, match=r"column 'novelty' is there for some samples .* missing for \[1\]"):
+        collate([have, make_item(1)])
+
+
+def test_a_value_of_another_length_is_named() -> None:
+    wrong = with_columns(make_item(3), Columns({"novelty": torch.zeros(5)}, {"novelty": Column()}))
+    with pytest.raises(ValueError, match=r"'novelty', per token, has the shape \[5\] for sample 3 of 4 response"):
+        collate([wrong])
+
+
+def test_a_kind_that_is_not() -> None:
+    with pytest.raises(PluginError, match=r"(?s)a column's dtype is 'float12'.*use float64"):
+        Column(dtype="float12")  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match="a column's per is 'batch'"):
+        Column(per="batch")  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match="no column 'novel' is declared"):
+        Columns({"novel": [1.0]}, {"novelty": Column()})
+
+
+def test_two_owners_of_one_name() -> None:
+    column = {"novelty": Column()}
+    check_owners({"algorithm a": column, "engine b": {}})
+    with pytest.raises(ConfigError, match="algorithm a and engine b both bring a column 'novelty'"):
+        check_owners({"algorithm a": column, "engine b": column})
+
+
+def test_values_get_the_type_that_is_declared() -> None:
+    columns = Columns({"level": 3, "told": {"a": 1}}, {"level": Column("prompt", "int8"), "told": Column("metrics")})
+    assert columns["level"].dtype == torch.int8 and columns["told"] == {"a": 1.0}
+    assert isinstance(columns["told"]["a"], float)
+    changed = columns | Columns({"told": {}}, {"told": Column("metrics")})
+    assert (dict(changed["told"]), dict(columns["told"])) == ({}, {"a": 1.0})
+
+
+def test_a_run_with_two_owners_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 2 of `rlhf config check` and `train --dry-run`."""
+    monkeypatch.setattr("rlhf_ppo.algorithm.PPO.columns", {"environment": Column()}, raising=False)
+    resolved = resolve(tiny_run({"environment": {"name": "guess-number"}, "prompts": None, "rewards": None}))
+    with pytest.raises(ConfigError, match="ppo and environment guess-number both bring a column 'environment'"):
+        check_run(resolved)
