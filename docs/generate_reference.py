@@ -25,9 +25,23 @@ from rlhf_cli.schema_text import option_rows
 from rlhf_core import components
 from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS
+from rlhf_core.config.section import Section
 from rlhf_core.config.select import SHARED_OPTIONS
-from rlhf_core.environments import Endpoint, Environment, Outcome, Policy, Reply, Task
-from rlhf_core.hookspecs import MakerHooks, SetupHooks, TrainerHooks, Verdict
+from rlhf_core.environments import (
+    Endpoint,
+    Environment,
+    Outcome,
+    Policy,
+    Reply,
+    Task,
+    Tool,
+    ToolFunction,
+    UseTool,
+    contract,
+    converse,
+    shapes,
+)
+from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerHooks
 from rlhf_core.plugins.discovery import Selected, discover, has_options, load_ref
 from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
@@ -47,6 +61,9 @@ TITLES = {
     "environments": "Environments",
     "hooks": "Hooks with options",
     "loggers": "Loggers",
+    "sections": "Sections of the run file",
+    "optimizers": "Optimizers",
+    "schedules": "Schedules",
 }
 CONTEXTS: dict[str, type] = {
     "algorithms": components.AlgorithmContext,
@@ -58,6 +75,8 @@ CONTEXTS: dict[str, type] = {
     "environments": components.EnvironmentContext,
     "hooks": components.HookContext,
     "loggers": components.LoggerContext,
+    "optimizers": components.OptimizerContext,
+    "schedules": components.ScheduleContext,
 }
 RESULTS: dict[str, tuple[type, ...]] = {
     "algorithms": (RolloutAlgorithm, DatasetAlgorithm),
@@ -67,8 +86,10 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "engines": (RolloutEngine,),
     "prompts": (PromptSource,),
     "environments": (Environment, Task, Policy, Endpoint, Reply, Outcome),
-    "hooks": (SetupHooks, TrainerHooks, MakerHooks, Verdict),
+    "hooks": (SetupHooks, TrainerHooks, MakerHooks, Moment, Action),
     "loggers": (Logger,),
+    "optimizers": (),
+    "schedules": (),
 }
 CONTRACTS = {
     "algorithms": "AlgorithmContract` or `DatasetAlgorithmContract",
@@ -82,9 +103,12 @@ CONTRACTS = {
     "loggers": "LoggerContract",
 }
 
+_PAGES = dict.fromkeys(("optimizers", "schedules"), "kinds/optimizers.md")
 _GIVEN_BACK = {
+    "optimizers": "## What it gives back\n\nA `torch.optim.Optimizer` over exactly these parameters, without state.",
+    "schedules": "## What it gives back\n\nA function from an update's index to the factor of the peak learning rate.",
     "transports": "## What `build` gives back",
-    "hooks": "## What it gives back: an object with any of these hooks; and what two of them answer",
+    "hooks": "## What it gives back: an object with any of these hooks; and what `rlhf_decide` is given and answers",
     "environments": "## What it gives back, and what that is given (or a class with `reset` and `step`, or with tools)",
 }
 
@@ -114,13 +138,16 @@ def api_page() -> str:
 
 def page(kind: str) -> str:
     """The reference of one kind."""
+    if kind == "sections":
+        return sections_page()
     context, results = CONTEXTS[kind], RESULTS[kind]
+    guide, suite = _PAGES.get(kind, "plugins.md"), CONTRACTS.get(kind)
+    tested = f"; to test it, subclass `{suite}` of `rlhf_core.testing.contracts`" if suite else ""
     given = "`run(request)` is given" if kind == "transports" else "`build(config, context)` is given as `context`"
     parts = [
         f"# {TITLES[kind]}",
         NOTE,
-        f"Entry-point group `rlhf.{kind}`. To write one, see [plugins.md](../plugins.md); "
-        f"to test it, subclass `{CONTRACTS[kind]}` of `rlhf_core.testing.contracts`.",
+        f"Entry-point group `rlhf.{kind}`. To write one, see [{Path(guide).name}](../{guide}){tested}.",
         f"## What {given}",
         f"`{context.__module__}.{context.__name__}`",
         *fields_table(context),
@@ -129,6 +156,8 @@ def page(kind: str) -> str:
     for result in results:
         members = fields_table(result) if is_dataclass(result) else methods(result)
         parts += [f"### `{result.__module__}.{result.__name__}`", inspect.getdoc(result) or "", *members]
+    if kind == "environments":
+        parts += tools_part()
     shared = SHARED_OPTIONS.get(kind)
     if shared is not None:
         parts += ["## Options that core reads in every section", *options_table(shared)]
@@ -136,6 +165,48 @@ def page(kind: str) -> str:
     for selected in installed(kind):
         parts += plugin_part(selected, shared)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def sections_page() -> str:
+    """The reference of sections, which core builds nothing of."""
+    parts = [
+        f"# {TITLES['sections']}",
+        NOTE,
+        "Entry-point group `rlhf.sections`: the name of the entry point is the dotted name of the section. To write "
+        "one, see [sections.md](../sections.md).",
+        "## What its options subclass",
+        "### `rlhf_core.Section`",
+        inspect.getdoc(Section) or "",
+        table(["member", "", "meaning"], [method_row(name, vars(Section)[name]) for name in ("check", "adapt")]),
+        "## The plugins of this repository",
+    ]
+    for selected in installed("sections"):
+        parts += plugin_part(selected, None)
+    return "\n\n".join(parts) + "\n"
+
+
+def tools_part() -> list[str]:
+    """What an environment with a `run` of its own may use for tools."""
+    aliases = {"Tool": Tool, "UseTool": UseTool}
+    source = inspect.getsource(contract) + inspect.getsource(shapes)
+    meanings = {
+        ast.unparse(node.targets[0]): str(doc.value.value)
+        for node, doc in itertools.pairwise(ast.parse(source).body)
+        if isinstance(node, ast.Assign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
+    }
+    rows = [[f"`{name}`", f"`{str(alias).replace('|', 'or')}`", meanings[name]] for name, alias in aliases.items()]
+    made = method_row("ToolFunction", ToolFunction.__init__)
+    return [
+        "## Tools in a `run` of your own",
+        "From `rlhf_core.environments`; an example is in [environments.md](../environments.md#2-tools).",
+        table(["name", "", "meaning"], [method_row("converse", converse), made]),
+        inspect.getdoc(converse) or "",
+        "### `rlhf_core.environments.ToolFunction`",
+        inspect.getdoc(ToolFunction) or "",
+        *methods(ToolFunction),
+        "Its attributes: `name` (text), `schema` (a `Tool`), `function`.",
+        table(["type", "is", "meaning"], rows),
+    ]
 
 
 def installed(kind: str) -> Iterable[Selected]:

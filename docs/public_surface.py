@@ -14,7 +14,17 @@ from functools import cache
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[1] / "rlhf_core"
-CONTRACT = ("types", "errors", "components", "protocols", "algorithm", "strategy", "hookspecs", "batching", "whole")
+CONTRACT = (
+    "types",
+    "errors",
+    "components",
+    "protocols",
+    "algorithm",
+    "strategy",
+    "hookspecs",
+    "batching",
+    "whole",
+)
 BUILDING: dict[str, tuple[str, ...]] = {
     "build": (
         "TrainerModels",
@@ -23,7 +33,7 @@ BUILDING: dict[str, tuple[str, ...]] = {
         "build_engine",
         "build_evaluator",
         "build_player",
-        "build_reference_pass",
+        "build_passes",
         "build_run_prompts",
         "build_scorer",
         "build_strategy",
@@ -31,10 +41,10 @@ BUILDING: dict[str, tuple[str, ...]] = {
         "model_dtype",
     ),
     "contexts": ("reward_context", "strategy_context"),
-    "entry.serving": ("ChosenModel", "ServedModel", "choose_model", "serve_model"),
+    "entry.serving": ("ServedModel", "serve_model"),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
-EAGER = ("loggers", "report", "sandbox")
+EAGER = ("loggers", "sandbox")
 """Rooms that import all they have, so their `__init__` needs no stub."""
 TESTING = ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite")
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from reference_api import prose
 
 from rlhf_cli.schema_text import option_rows
+from rlhf_core.config.plugin_sections import section_models
 from rlhf_core.config.sections import RunConfig
 from rlhf_core.errors import RlhfError
 from rlhf_core.hookspecs import SPECS
@@ -43,7 +44,7 @@ def config_sections() -> Iterator[tuple[str, type[BaseModel]]]:
     yield "top level", RunConfig
     seen: set[type[BaseModel]] = set()
     todo = [(name, field.annotation) for name, field in RunConfig.model_fields.items()]
-    todo += SHARED_SECTIONS
+    todo += SHARED_SECTIONS + [(name, model) for name, model in section_models().items() if _is_ours(model)]
     while todo:
         name, annotation = todo.pop(0)
         for model in _models(annotation):
@@ -51,6 +52,10 @@ def config_sections() -> Iterator[tuple[str, type[BaseModel]]]:
                 seen.add(model)
                 yield name, model
                 todo[:0] = [(f"{name}.{key}", field.annotation) for key, field in model.model_fields.items()]
+
+
+def _is_ours(model: type[BaseModel]) -> bool:
+    return model.__module__.partition(".")[0].startswith("rlhf_")
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
