@@ -14,13 +14,13 @@ import time
 from contextlib import closing
 from dataclasses import replace
 
-from rlhf_core.build import build_environment_player
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
+from rlhf_core.environments.player import build_environment_player
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.episodes import episode_tokenizer
 from rlhf_core.testing.samples import make_prompt
-from rlhf_core.types import PhaseTimes, SamplingParams
+from rlhf_core.types import SamplingParams
 
 CALLS = 6
 """Of one episode: its constructor, `reset`, and `step` four times."""
@@ -61,9 +61,9 @@ def measure(isolate: bool, episodes: int, repeat: int) -> tuple[float, float]:
     with closing(player):
         for _ in range(repeat + 1):
             started = time.perf_counter()
-            played = list(player.play(samples, PhaseTimes()))
+            played = list(player.play(samples))
             times.append(time.perf_counter() - started)
-            assert all(each.measured["num_turns"] == environment.options.max_turns for each in played)
+            assert all(len(each.rows[0].own_turns) == environment.options.max_turns for each in played)
     return times[0], statistics.median(times[1:])
 
 

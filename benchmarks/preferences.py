@@ -48,10 +48,10 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
     """Held-out pairs whose chosen answer the model finds likelier."""
     import torch
 
-    from rlhf_core.build import build_run_prompts
     from rlhf_core.config.resolve import resolve
     from rlhf_core.models.loading import load_policy, load_tokenizer
     from rlhf_core.runfolder.folder import RunFolder
+    from rlhf_core.wiring import RunInputs
     from rlhf_offline.config import DPOConfig
     from rlhf_offline.dpo import DPO
     from rlhf_offline.pairs import pair_log_probs
@@ -61,7 +61,7 @@ def pair_accuracy(run_folder: Path, model_folder: Path) -> float:
     tokenizer = load_tokenizer(config)
     model = load_policy(config, dtype=torch.float32, seed=0).eval()
     dpo = DPO(DPOConfig())
-    records = build_run_prompts(resolved, tokenizer).held_out_records()
+    records = RunInputs(resolved).prompts.held_out_records()
     pairs = [pair for record in records if (pair := dpo.encode(record, tokenizer)) is not None][:NUM_PAIRS]
     right = 0
     with torch.no_grad():

@@ -26,6 +26,7 @@ from rlhf_core import components
 from rlhf_core.algorithm import DatasetAlgorithm, RolloutAlgorithm
 from rlhf_core.components import KINDS
 from rlhf_core.config.section import Section
+from rlhf_core.config.sections import ModelConfig
 from rlhf_core.config.select import SHARED_OPTIONS
 from rlhf_core.environments import (
     Endpoint,
@@ -42,6 +43,7 @@ from rlhf_core.environments import (
     shapes,
 )
 from rlhf_core.hookspecs import Action, MakerHooks, Moment, SetupHooks, TrainerHooks
+from rlhf_core.models.kinds import ModelKind
 from rlhf_core.plugins.discovery import Selected, discover, has_options, load_ref
 from rlhf_core.protocols import Logger, PromptSource, Reward, RolloutEngine
 from rlhf_core.strategy import Strategy
@@ -64,6 +66,7 @@ TITLES = {
     "sections": "Sections of the run file",
     "optimizers": "Optimizers",
     "schedules": "Schedules",
+    "models": "Kinds of models",
 }
 CONTEXTS: dict[str, type] = {
     "algorithms": components.AlgorithmContext,
@@ -77,6 +80,7 @@ CONTEXTS: dict[str, type] = {
     "loggers": components.LoggerContext,
     "optimizers": components.OptimizerContext,
     "schedules": components.ScheduleContext,
+    "models": ModelConfig,
 }
 RESULTS: dict[str, tuple[type, ...]] = {
     "algorithms": (RolloutAlgorithm, DatasetAlgorithm),
@@ -90,6 +94,7 @@ RESULTS: dict[str, tuple[type, ...]] = {
     "loggers": (Logger,),
     "optimizers": (),
     "schedules": (),
+    "models": (ModelKind,),
 }
 CONTRACTS = {
     "algorithms": "AlgorithmContract` or `DatasetAlgorithmContract",
@@ -103,7 +108,7 @@ CONTRACTS = {
     "loggers": "LoggerContract",
 }
 
-_PAGES = dict.fromkeys(("optimizers", "schedules"), "kinds/optimizers.md")
+_PAGES = dict.fromkeys(("optimizers", "schedules"), "kinds/optimizers.md") | {"models": "kinds/models.md"}
 _GIVEN_BACK = {
     "optimizers": "## What it gives back\n\nA `torch.optim.Optimizer` over exactly these parameters, without state.",
     "schedules": "## What it gives back\n\nA function from an update's index to the factor of the peak learning rate.",
@@ -150,7 +155,7 @@ def page(kind: str) -> str:
         f"Entry-point group `rlhf.{kind}`. To write one, see [{Path(guide).name}](../{guide}){tested}.",
         f"## What {given}",
         f"`{context.__module__}.{context.__name__}`",
-        *fields_table(context),
+        *(fields_table(context) if is_dataclass(context) else ["The section `model` of the run file."]),
         _GIVEN_BACK.get(kind, "## What it gives back"),
     ]
     for result in results:

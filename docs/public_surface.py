@@ -21,26 +21,13 @@ CONTRACT = (
     "protocols",
     "algorithm",
     "strategy",
+    "place",
     "hookspecs",
     "batching",
     "whole",
 )
 BUILDING: dict[str, tuple[str, ...]] = {
-    "build": (
-        "TrainerModels",
-        "build_algorithm",
-        "build_curriculum",
-        "build_engine",
-        "build_evaluator",
-        "build_player",
-        "build_passes",
-        "build_run_prompts",
-        "build_scorer",
-        "build_strategy",
-        "build_trained_models",
-        "model_dtype",
-    ),
-    "contexts": ("reward_context", "strategy_context"),
+    "contexts": ("reward_context",),
     "entry.serving": ("ServedModel", "serve_model"),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
 
-    from .strategy import Strategy
+    from .place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,6 @@ class Batch(Protocol):
     def __len__(self) -> int: ...
 
 
-ModelKind = Literal["causal-lm", "sequence-classification"]
-"""transformers' AutoModelForCausalLM, or its AutoModelForSequenceClassification with one label: a score."""
-
 ItemT = TypeVar("ItemT", bound=Item)
 BatchT = TypeVar("BatchT", bound=Batch)
 
@@ -116,13 +113,25 @@ class Algorithm(ABC, Generic[ItemT, BatchT]):
         """The same item with no effect on the loss; a rank with fewer micro-batches runs it to stay in step."""
 
     @property
-    def model_kind(self) -> ModelKind:
-        """Kind of model that is loaded from `model.path`, trained, and saved."""
+    def model_kind(self) -> str:
+        """Kind of model that is loaded from `model.path`, trained, and saved.
+
+        causal-lm, sequence-classification (one label: a score), or the `model_kind` of a plugin's `ModelKind`.
+        """
         return "causal-lm"
 
     def build_critic(self, policy: nn.Module) -> nn.Module:
         """The value model for a freshly loaded policy; called only when `critic` is among the roles."""
         raise TypeError(f"{type(self).__name__} names the role critic but builds none")
+
+    def units(self, items: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """The items grouped into units, which share a rank and a forward pass; by default each item is its own unit.
+
+        The grouping of two items must not depend on the others: `items` may be an episode, a global batch, or what a
+        rank has of one. They are in order; those of other ranks are summaries (`ItemSummary` of a sampled answer). A
+        global batch has whole units, and may be smaller for it. A masked filler is a unit by itself.
+        """
+        return [[item] for item in items]
 
     @abstractmethod
     def counts(self, batch: BatchT) -> Mapping[str, float]:
@@ -233,7 +242,7 @@ class FrozenModel:
 class PassContext(Protocol):
     """The models of the process in which samples are made, for the passes of an algorithm."""
 
-    strategy: Strategy
+    place: Place
     """Device, precision and processes."""
     models: Mapping[Role, nn.Module]
     """By role: policy and critic, as they are trained or as copies that get their weights, and the frozen ones."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ _TOKEN_FIELDS = (
 _EVEN_ENOUGH = 1.02
 """What the longest part may be of that of an even split, for neighbours to stay together."""
 _LARGE_MODEL_PARAMETERS = 50_000_000
+UnitT = TypeVar("UnitT")
 
 
 def default_tokens(device_type: str, num_parameters: int = 0) -> int:
@@ -119,21 +121,31 @@ def masked(item: BufferItem) -> BufferItem:
     return replace(item, action_mask=torch.zeros_like(item.action_mask))
 
 
-def plan_micro_batches(lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
-    """Micro-batches of samples, as lists of indices into `lengths` (tokens), each index once.
+def plan_micro_batches(
+    units: Sequence[UnitT], max_tokens: int | None, price: Callable[[Sequence[UnitT]], int] | None = None
+) -> list[list[int]]:
+    """Micro-batches of units, as lists of indices into `units`, each index once; by default units are lengths.
 
-    Rows x longest row stays within `max_tokens`; a row longer than that runs alone. None puts all into one.
-    Sorted by length, longest first, so that padding is small and running out of memory shows at once.
+    The price of a micro-batch, in tokens, stays within `max_tokens`; a unit of a higher price runs alone. None puts all
+    into one. Sorted by price, highest first, so that padding is small and running out of memory shows at once.
     """
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens must be >= 1, got {max_tokens}")
+    price_of: Callable[[Sequence[Any]], int] = price or (lambda lengths: len(lengths) * max(lengths))
+    left = sorted(range(len(units)), key=lambda i: (-price_of(units[i : i + 1]), i))
+
+    def is_too_large(size: int) -> bool:
+        return max_tokens is not None and price_of([units[index] for index in left[:size]]) > max_tokens
+
     batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        is_open = batches and (max_tokens is None or (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens)
-        if is_open:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
+    while left:
+        size = 1
+        while size < len(left) and not is_too_large(2 * size):
+            size *= 2
+        # The price does not fall with the size, so the largest size that fits is found by bisection.
+        size += bisect(range(size + 1, min(2 * size, len(left) + 1)), False, key=is_too_large)
+        batches.append(left[:size])
+        left = left[size:]
     return batches
 
 
@@ -235,8 +247,21 @@ def _collate_columns(items: Sequence[BufferItem], width: int) -> Columns:
         kinds |= item.columns.kinds
     if not kinds:
         return Columns()
-    found = {name: _of_all_or_none(items, [i.columns.get(name) for i in items], f"column {name!r}") for name in kinds}
+    found = {
+        name: _of_all_or_none(items, _filled(kind, items, [i.columns.get(name) for i in items]), f"column {name!r}")
+        for name, kind in kinds.items()
+    }
     return Columns({name: _stacked(name, kind, items, found[name] or [], width) for name, kind in kinds.items()}, kinds)
+
+
+def _filled(kind: Column, items: Sequence[BufferItem], rows: list[Any]) -> list[Any]:
+    """The values, with `fill` for the items that lack an optional column."""
+    if not kind.optional or kind.per == "metrics":
+        return rows
+    like: Tensor = next(row for row in rows if row is not None)
+    heads = [(item.num_response_tokens,) if kind.per == "token" else () for item in items]
+    blanks = [like.new_full((*head, *like.shape[len(head) :]), kind.fill) for head in heads]
+    return [blank if row is None else row for row, blank in zip(rows, blanks, strict=True)]
 
 
 def _stacked(name: str, kind: Column, items: Sequence[BufferItem], rows: list[Any], width: int) -> Any:

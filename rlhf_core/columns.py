@@ -26,9 +26,15 @@ class Column:
     dtype: Dtype = "float32"
     """torch dtype of the values; `metrics` are Python floats."""
     fill: float = 0.0
-    """Value of padding in a batch."""
+    """Value of padding in a batch, and of the tokens of a row that an engine did not sample."""
+    model_input: bool = False
+    """For a column per prompt: whether each forward pass of the policy's kind takes it, as the keyword of its name."""
+    optional: bool = False
+    """Per token or sample: whether some samples may lack it. In a batch with others that have it, they get `fill`."""
 
     def __post_init__(self) -> None:
+        if self.model_input and self.per != "prompt":
+            raise PluginError(f"a column per {self.per} is a model_input", hint="declare it per prompt")
         for option, known in (("per", _PER), ("dtype", get_args(Dtype))):
             if getattr(self, option) not in known:
                 raise PluginError(f"a column's {option} is {getattr(self, option)!r}", hint=f"use {', '.join(known)}")
@@ -42,6 +48,12 @@ class Column:
         import torch
 
         return torch.as_tensor(value, dtype=getattr(torch, self.dtype))
+
+
+TEMPERATURE = "temperature"
+"""Column: the temperature that each token was sampled at; 0, its `fill`, is the run's."""
+ENGINE_COLUMNS: Mapping[str, Column] = {TEMPERATURE: Column(optional=True)}
+"""Core's columns that any engine may fill, to report how it sampled."""
 
 
 class Columns(Mapping[str, Any]):
@@ -74,6 +86,11 @@ class Columns(Mapping[str, Any]):
 
     def __or__(self, other: Columns) -> Columns:
         return _columns(self._values | other._values, self.kinds | other.kinds)
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """The values that the model takes, by name."""
+        return {name: value for name, value in self._values.items() if self.kinds[name].model_input}
 
     def map(self, change: Callable[[Any, Column], Any]) -> Columns:
         """A copy with `change(value, kind)` of each value, which is stored as it is."""

@@ -28,7 +28,7 @@ API_VERSION = 2
 
 Kind = Literal[
     "algorithms", "strategies", "rewards", "transports", "engines", "prompts", "environments", "hooks", "loggers",
-    "sections", "optimizers", "schedules",
+    "sections", "optimizers", "schedules", "models",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -68,6 +68,10 @@ class Component:
     trains_16_bit: bool = False
     """For an optimizer: whether 16-bit parameters keep its small steps, as with float32 master weights; else they are
     refused."""
+    claims: Callable[[str, Mapping[str, Any]], bool] | None = None
+    """For a kind of model: whether it loads a `model.path`, given that and the folder's `config.json` ({} without)."""
+    model_inputs: bool = False
+    """For an engine: whether it passes `GenerationRequest.inputs` to the model."""
     in_flight: bool = False
     """For an engine: whether it takes new weights between two decoding steps (`InFlightEngine`)."""
     quickstart: str | None = None
@@ -158,7 +162,7 @@ class EngineContext:
     model_path: str | None = None
     """Where the policy was loaded from, for engines that load their own."""
     compute_dtype: torch.dtype | None = None
-    """Type in which the trainer's forward multiplies float32 weights (`Strategy.compute_dtype`); None is float32."""
+    """Type in which the trainer's forward multiplies float32 weights (`Place.compute_dtype`); None is float32."""
     in_flight: bool = False
     """Whether `generate_in_flight` is called, instead of `generate`."""
 

@@ -15,6 +15,9 @@ from .types import BufferItem, Completion, GenerationRequest, MadeEpisode, Rollo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .config.resolved import ResolvedRun
+    from .wiring.inputs import RunInputs
+
 
 Score: TypeAlias = "float | Mapping[int, float]"
 """A number for one answer, or numbers for some of its turns."""
@@ -68,7 +71,11 @@ class WeightReceiver(Protocol):
 
 @runtime_checkable
 class RolloutEngine(Protocol):
-    """Generates text from the policy."""
+    """Generates text from the policy.
+
+    An engine whose config class declares `request_options` or `columns` (`EngineConfig`) has them as attributes, too:
+    core refuses a request with an option that is not among them, and a completion with another column.
+    """
 
     @property
     def policy_version(self) -> int:
@@ -168,14 +175,14 @@ class Logger(Protocol):
         """Write what is queued and close; `failed`: the training ended with an error."""
 
 
-class RewardStates(Protocol):
-    """State of a run's rewards over a resume, wherever they are. Its methods are collective over ranks."""
+class MakerStates(Protocol):
+    """State of a run's rewards and players over a resume, wherever they are. Its methods are collective over ranks."""
 
     def states(self) -> list[dict[str, Any]]:
-        """One entry a process that scores: name of a reward -> its `state_dict()`. Empty where none keeps any."""
+        """One entry for each process that makes samples: `rewards` and `players`. Empty if none keeps any state."""
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Give the rewards back what they kept."""
+        """Give rewards and players back what they kept."""
 
 
 class WeightSync(Protocol):
@@ -183,3 +190,22 @@ class WeightSync(Protocol):
 
     def publish(self, version: int) -> None:
         """Publish a version atomically: receivers generate with the old version or the new one. Collective."""
+
+
+class CommandRun(Protocol):
+    """The run that RUN.yaml and flags describe, for a command of a plugin (`rlhf.commands`).
+
+    A command whose function has a parameter `run` that none of its options fills takes RUN.yaml, `--set` and the flags
+    of `rlhf train` that describe a run, and its function is called with this object.
+    """
+
+    def check(self, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
+        """Check the run as `rlhf train --dry-run` does, but run no code from files.
+
+        Args:
+            num_processes: training processes, as `--num-processes`.
+
+        Raises:
+            UserInputError: the run is wrong, does not fit that many processes, or needs code from a file.
+        """
+        ...

@@ -6,10 +6,13 @@ Its shape is that of a ColossalAI `Booster`. One strategy object owns the proces
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .place import Place
+from .place import ReduceOp as ReduceOp
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,10 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
-
-ValueT = TypeVar("ValueT")
-ReduceOp = Literal["sum", "max", "min"]
-"""How `Strategy.all_reduce` combines the values of all ranks."""
 
 
 class Trained(NamedTuple):
@@ -50,70 +49,12 @@ class StateBytes(NamedTuple):
     """Share of what the blocks keep of a row for its backward pass; below 1 where processes compute rows together."""
 
 
-class Strategy(ABC):
-    """Owns processes and devices, and prepares models so that the processes train them together.
+class Strategy(Place):
+    """A place that owns its processes and prepares models so that the processes train them together.
 
     **Lockstep**: every rank makes the same number of forward, backward, step and gather calls on a
     prepared model; the trainer lets a rank with less work run empty, masked micro-batches.
     """
-
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """Which share of the rows is this process's: processes that compute the same rows together are one rank."""
-
-    @property
-    @abstractmethod
-    def world_size(self) -> int:
-        """Number of ranks, by which rows are shared; reductions and gathers are over them."""
-
-    @property
-    def num_processes(self) -> int:
-        """More than `world_size` where several processes compute the same rows together (tensor parallelism)."""
-        return self.world_size
-
-    def agreed(self, value: ValueT) -> ValueT:
-        """The value (picklable) of the first of the processes that are one rank with this one; collective.
-
-        Asked before a forward pass of rows that these processes have each made by themselves.
-        """
-        return value
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """The device this process computes on."""
-
-    @property
-    def is_main(self) -> bool:
-        """True in the one process that writes files."""
-        return self.rank == 0
-
-    @property
-    @abstractmethod
-    def shards_parameters(self) -> bool:
-        """True where a prepared model is not whole in this process, so an engine needs its own copy."""
-
-    @property
-    @abstractmethod
-    def parameter_dtype(self) -> torch.dtype:
-        """Type of the trained parameters."""
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Context of every training forward (mixed precision); nothing by default."""
-        return nullcontext()
-
-    @property
-    def compute_dtype(self) -> torch.dtype | None:
-        """Type of matrix products in a training forward where weights are float32; None is float32 too.
-
-        By default the type of `autocast`; a strategy that casts the weights itself overrides it.
-        """
-        import torch
-
-        kind = self.device.type
-        with self.autocast():
-            return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def setup(self) -> None:
         """Join the process group. Called once, before anything else."""
@@ -123,10 +64,6 @@ class Strategy(ABC):
 
     def naming_lost_peers(self) -> AbstractContextManager[Any]:
         """Context of all training: an error caused by the loss of another process becomes one that names it."""
-        return nullcontext()
-
-    def model_init_context(self) -> AbstractContextManager[Any]:
-        """Context in which models are built (lazy or meta initialisation)."""
         return nullcontext()
 
     def state_bytes(self, num_processes: int, dtype: torch.dtype) -> StateBytes:
@@ -170,10 +107,6 @@ class Strategy(ABC):
     ) -> Trained:
         """Wrap a model for training. Clipping is set here because Gemini takes it only in its constructor."""
 
-    def prepare_inference(self, model: nn.Module) -> nn.Module:
-        """Place a frozen model (reference) that is only run forward."""
-        return model.to(self.device).eval().requires_grad_(False)
-
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         """Context of one micro-batch's forward and backward; only the last one need reduce gradients."""
         return nullcontext()
@@ -198,37 +131,6 @@ class Strategy(ABC):
     def drop_gradients(self, trained: Trained) -> None:
         """Discard the gradients since the last step, without a step. Every rank calls it."""
         trained.optimizer.zero_grad()
-
-    @abstractmethod
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """The tensor reduced over ranks, as a new tensor of the same dtype; every rank calls it."""
-
-    @abstractmethod
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value (picklable), in rank order; every rank calls it."""
-
-    def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's value."""
-        return self.all_gather_objects(value)[0]
-
-    def barrier(self) -> None:
-        self.all_gather_objects(None)
-
-    def run_on_main(self, action: Callable[[], None]) -> None:
-        """Run on rank 0 while the others wait; its error is raised everywhere."""
-        error: BaseException | None = None
-        if self.is_main:
-            try:
-                action()
-            except Exception as caught:
-                error = caught
-        error = self.broadcast_object(error)
-        if error is not None:
-            raise error
-
-    @abstractmethod
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """The model inside the wrapper."""
 
     @abstractmethod
     def state_dict_shards(

@@ -11,7 +11,7 @@ Nothing here imports torch when it runs, so that a reward, the command line and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +43,7 @@ class Prompt:
     messages: tuple[Message, ...] | None = None
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    columns: Columns = field(default_factory=Columns)  # per prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +304,12 @@ class PhaseTimes:
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
         self.reward_calls = sum_by_key([self.reward_calls, other.reward_calls])
 
+    def take(self) -> PhaseTimes:
+        """Return a copy, and start again from zero."""
+        taken = replace(self)
+        PhaseTimes.__init__(self)
+        return taken
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSummary:
@@ -350,6 +357,8 @@ class SamplingParams:
     """Argmax decoding; log-probs are then of the untruncated distribution at temperature 1."""
     max_length: int | None = None
     """Bound on prompt and response together (the seed classes' `max_length`)."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of every request (`engine.options`); a request's own take precedence. Engines read the request's only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +372,11 @@ class GenerationRequest:
     """Tokens sampled in this branch before."""
     max_new_tokens: int | None = None
     """Limit of this request, where lower than that of the sampling parameters."""
+    inputs: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    """What the model's forward takes besides ids: the prompt's columns marked `model_input`."""
     goes_on: bool = False  # another turn, whose prompt begins with this one and its answer, may follow
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """JSON values by the names that the engine accepts (`EngineConfig.request_options`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,3 +396,5 @@ class Completion:
     """Per token, the ids that truncated sampling chose from; None when nothing was truncated."""
     branch: int = 0  # of the request
     num_reused: int = 0  # prompt tokens that were not computed for it: another request's, or an earlier turn's
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Values of the columns that the engine declares, [len(token_ids), ...] per token, and of core's `temperature`."""

@@ -83,7 +83,9 @@ class LazyGroup(Group):
         found: Any = import_target(ref)
         if not isinstance(found, click.Command):
             raise PluginError(f"{ref.target} is a {type(found).__name__}, not a click command", where=ref.label)
-        return found
+        from .command_run import with_run
+
+        return with_run(found)
 
     def home(self, name: str) -> str | None:
         """Our distribution that provides the command `name`, installed or not; None if there is none."""

@@ -35,7 +35,6 @@ COMMANDS = {
     "config": LazyCommand("rlhf_cli.commands.config:config", "Show and check run files, and their schema."),
     "generate": LazyCommand("rlhf_cli.commands.generate:generate", "Let a trained model answer prompts."),
     "eval": LazyCommand("rlhf_cli.commands.evaluate:evaluate", "Score a model's answers to a file of prompts."),
-    "plan": LazyCommand("rlhf_cli.commands.plan:plan", "Estimate memory and time of a run before it is started."),
     "export": LazyCommand("rlhf_cli.commands.export:export", "Make a plain model folder of a run or a checkpoint."),
     "control": LazyCommand("rlhf_cli.commands.control:control", "Pause, stop or change a run that is going on."),
     "completion": LazyCommand("rlhf_cli.commands.completion:completion", "Print the script for completion in a shell."),

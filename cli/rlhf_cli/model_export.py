@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from rlhf_core.algorithm import ModelKind
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.models.builtin import PREFIX
-from rlhf_core.models.loading import (
-    is_lora,
-    load_policy,
-    load_tokenizer,
-    merged_weights,
-    save_adapter,
-    write_transformers_folder,
-)
+from rlhf_core.models.kinds import kind_of
+from rlhf_core.models.loading import is_lora, load_policy, load_tokenizer, merged_weights, save_adapter
 from rlhf_core.runfolder.checkpoints import CheckpointStore, find_damage
 from rlhf_core.util.atomic import replacing_folder
 from rlhf_core.util.weight_files import read_weights, stored_dtype, untied_names
@@ -62,12 +55,12 @@ def export_model(source: Path, target: Path, *, merge_lora: bool = False, dtype:
             if is_lora(policy) and not merge_lora:
                 _name_base(policy, config)
                 save_adapter(policy, _cast(weights, dtype), partial)
+                tokenizer.save_pretrained(partial)
             else:
                 base: Any = policy
                 if is_lora(policy):
                     base, weights = policy.get_base_model(), merged_weights(policy, weights)  # type: ignore[operator]
-                write_transformers_folder(base, _cast(weights, dtype), partial)
-            tokenizer.save_pretrained(partial)
+                kind_of(base).save(base, _cast(weights, dtype), tokenizer, partial)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk by its own error class
         raise UserInputError(f"cannot be written: {error}", where=str(target), hint="is the disk full?") from error
     return checkpoint
@@ -105,7 +98,7 @@ def _model_of(run_folder: Path) -> tuple[ModelConfig, int]:
     return model, seed
 
 
-def _kind(weights: Iterable[str]) -> ModelKind:
+def _kind(weights: Iterable[str]) -> str:
     """A score model has a head for scores in place of one for tokens."""
     is_score = any(".score." in f".{name}" for name in weights)
     return "sequence-classification" if is_score else "causal-lm"

@@ -39,6 +39,7 @@ from rlhf_core.contexts import (
 from rlhf_core.errors import EpisodeError, PluginError, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import PREFIX
+from rlhf_core.models.kinds import ModelKind
 from rlhf_core.models.loading import load_policy, load_tokenizer
 from rlhf_core.plugins.discovery import (
     PluginRef,
@@ -288,6 +289,12 @@ def _schedule(selected: Selected, build: Callable[..., Any], config: BaseModel) 
         raise Wrong(f"its factors of the learning rate are {values}")
 
 
+def _model(selected: Selected, build: Callable[..., Any], config: BaseModel) -> None:
+    built = build(config, ModelConfig(path="builtin:tiny-digits"))
+    if not isinstance(built, ModelKind):
+        raise Wrong(f"build returned a {type(built).__name__}, which is no ModelKind")
+
+
 _TRIALS: Mapping[str, Callable[[Selected, Callable[..., Any], BaseModel], None]] = {
     "rewards": _reward,
     "prompts": _prompts,
@@ -300,4 +307,5 @@ _TRIALS: Mapping[str, Callable[[Selected, Callable[..., Any], BaseModel], None]]
     "loggers": _logger,
     "optimizers": _optimizer,
     "schedules": _schedule,
+    "models": _model,
 }

@@ -100,6 +100,22 @@ TEMPLATES: Mapping[str, Template] = {
         "logging:\n  {{name}}: {path: {{name}}.txt}",
         "Where the numbers go is in `src/{{package}}/logger.py`, its options in `config.py`.",
     ),
+    "sections": Template(
+        "section",
+        "{{name}}: {max_answers: 100000}",
+        "The options, the cross-check and the adaptation are in `src/{{package}}/section.py`.",
+        module="section",
+    ),
+    "optimizers": Template(
+        "optimizer",
+        "optimizer: {name: {{name}}, lr: 1.0e-4, momentum: 0.9}",
+        "The step is in `src/{{package}}/optimizer.py`, its options in `config.py`.",
+    ),
+    "schedules": Template(
+        "schedule",
+        "optimizer: {schedule: {name: {{name}}, lowest: 0.1}}",
+        "The factor of the learning rate is in `src/{{package}}/schedule.py`, its options in `config.py`.",
+    ),
 }
 """By kind, as in the entry-point group."""
 

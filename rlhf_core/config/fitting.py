@@ -23,7 +23,7 @@ def check_sections(run: ResolvedRun, problems: Problems) -> None:
     def check(place: str, options: BaseModel, owner: str) -> BaseModel:
         if isinstance(options, Section):
             try:
-                with _named(place, owner):
+                with named_code(f"checking the section {place}", owner):
                     for each in options.check(run):
                         problems.add(".".join(filter(None, (place, each.path))), each.message, each.hint)
             except ReadsInvalid:
@@ -42,7 +42,7 @@ def adapt_sections(run: ResolvedRun) -> ResolvedRun:
     def adapt(place: str, options: BaseModel, owner: str) -> BaseModel:
         if not isinstance(options, Section):
             return options
-        with _named(place, owner):
+        with named_code(f"checking the section {place}", owner):
             adapted = options.adapt(run)
             before, after = redact_mapping(options_of(options)), redact_mapping(options_of(adapted))
         reasons = options.adapt_reasons
@@ -55,12 +55,12 @@ def adapt_sections(run: ResolvedRun) -> ResolvedRun:
 
 
 @contextmanager
-def _named(place: str, owner: str) -> Iterator[None]:
-    """Turn what a section's own code raises into a `PluginError` that names the section and its owner."""
+def named_code(what: str, owner: str) -> Iterator[None]:
+    """Turn an exception of a section's own code into a `PluginError` that names the code and its owner."""
     try:
         yield
     except (RlhfError, ReadsInvalid):
         raise
     except Exception as error:  # a plugin's code may raise anything
         hint = "the plugin is broken: tell its authors"
-        raise PluginError(f"checking the section {place} raised {error_text(error)}", where=owner, hint=hint) from error
+        raise PluginError(f"{what} raised {error_text(error)}", where=owner, hint=hint) from error

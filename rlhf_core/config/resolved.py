@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -13,7 +13,7 @@ from ..plugins.trust import EVERY_FILE, FileTrust
 from ..types import SamplingParams
 from .load import ENVIRONMENT_SECTION, PLUGIN_SECTIONS, SHARED_SECTIONS
 from .processes import OwnProcesses, TransportConfig
-from .section import commands_of, options_of
+from .section import Section, commands_of, options_of
 from .sections import DEFAULT_LOGGER, EnvironmentConfig, EvalSetOptions, RewardCallOptions, RunConfig
 
 if TYPE_CHECKING:
@@ -157,6 +157,14 @@ class ResolvedRun:
         """The options of a section that a plugin brings, a `Section`; None if the run does not have it."""
         found = self.sections.get(name)
         return None if found is None else found.config
+
+    @property
+    def player_sections(self) -> Iterator[tuple[str, Section, str]]:
+        """Name, options and owner of the sections that may bring a player: `environment`, then plugins' by name."""
+        if self.environment is not None:
+            yield ENVIRONMENT_SECTION, self.environment.options, self.environment.selected.label
+        for name, brought in sorted(self.sections.items()):
+            yield name, cast(Section, brought.config), brought.label
 
     @property
     def reward_weights(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 
+from ..columns import Column
 from ..errors import ConfigError
 from ..util.redact import ENVIRONMENT, learn_secret
 from .problems import Problem
@@ -17,6 +18,7 @@ from .problems import Problem
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ..rollout.player import Player, PlayerContext
     from .resolved import ResolvedRun
 
 Count = Annotated[int, Field(ge=1)]
@@ -28,7 +30,8 @@ class Section(BaseModel):
     Core calls `check` on every section of a run, then, if there are no problems, `adapt` on every section. Both receive
     the same run: no section sees what another one's `adapt` changed.
 
-    A plugin adds its own section to run files through the entry-point group `rlhf.sections` (docs/sections.md).
+    A plugin adds its own section to run files through the entry-point group `rlhf.sections` (docs/sections.md). It may
+    bring a player (docs/players.md), and declares the columns of that player's rows in the class variable `columns`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -54,6 +57,18 @@ class Section(BaseModel):
         The resolved run file contains the result, so adapting an adapted section must change nothing.
         """
         return self
+
+    def player(self, context: PlayerContext) -> Player | None:
+        """Return how the policy answers prompts, usually a wrapper of `context.default`; None changes nothing.
+
+        Called for the sections of plugins and for `environment`, in each process that samples answers.
+        """
+        return None
+
+
+def columns_of(section: Section) -> Mapping[str, Column]:
+    """The class variable `columns` of a section. An option may have that name instead, so `Section` has none."""
+    return getattr(type(section), "columns", {})
 
 
 class SelectsPlugins(ABC):

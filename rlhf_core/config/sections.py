@@ -7,11 +7,13 @@ their own models; what core itself reads of them is here: `EngineConfig`, `Promp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, StrictInt, model_validator
 
-from ..types import SamplingParams
+from ..columns import Column
+from .engine import EngineConfig as EngineConfig
 from .evaluation import EvalConfig as EvalConfig
 from .evaluation import EvalSetOptions as EvalSetOptions
 from .optimizer import OptimizerConfig as OptimizerConfig
@@ -20,6 +22,7 @@ from .section import Count
 from .section import Section as Section
 
 if TYPE_CHECKING:
+    from ..rollout.player import Player, PlayerContext
     from .resolved import ResolvedRun
 
 
@@ -123,30 +126,6 @@ class PromptsConfig(Section):
     )
 
 
-class EngineConfig(Section):
-    """Options every engine has; the config of an engine may subclass this."""
-
-    change_effects: ClassVar[Mapping[str, str]] = {"": "answers are sampled otherwise from the next episode on"}
-
-    max_new_tokens: Count = Field(128, description="Longest answer, in tokens.")
-    temperature: float = Field(1.0, gt=0, description="Softmax temperature of sampling.")
-    top_k: int = Field(0, ge=0, description="Sample from the k likeliest tokens only; 0 is off.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Sample from the smallest set with this probability; 1 is off.")
-    stop: list[Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=list, description="Texts that end an answer, besides the end-of-sequence token."
-    )
-
-    def sampling(self) -> SamplingParams:
-        """How rollouts of the run are sampled."""
-        return SamplingParams(
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            stop=tuple(self.stop),
-        )
-
-
 class RewardCallOptions(Section):
     """How core runs a reward, whoever wrote it. These keys stand in the reward's own entry of `rewards`."""
 
@@ -174,6 +153,8 @@ class RewardCallOptions(Section):
 
 class EnvironmentConfig(Section):
     """How core plays the episodes of an environment, whoever wrote it."""
+
+    columns: ClassVar[Mapping[str, Column]] = {"environment": Column(per="metrics")}
 
     max_turns: Count = Field(8, description="Most turns of the policy in an episode.")
     max_tokens: Count | None = Field(
@@ -212,6 +193,10 @@ class EnvironmentConfig(Section):
     def check(self, run: ResolvedRun) -> Iterator[Problem]:
         if not run.rolls_out:
             yield Problem("", f"{run.algorithm.name} learns from a dataset, not from what is played")
+
+    def player(self, context: PlayerContext) -> Player:
+        build = import_module("rlhf_core.environments.player").build  # like a component's `build`, imported when used
+        return cast("Player", build(context))
 
 
 class EnvironmentEntry(EnvironmentConfig):

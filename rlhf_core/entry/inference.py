@@ -7,18 +7,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..build import build_environment_player
 from ..components import EngineContext
 from ..config.resolved import SelectedEnvironment
 from ..config.sections import ModelConfig
 from ..contexts import own_device
+from ..environments.player import build_environment_player
+from ..models.kinds import kind_for
 from ..models.loading import check_model, load_policy, load_tokenizer
 from ..plugins.discovery import load, resolve_build
 from ..prompts.stream import PromptEncoder
 from ..protocols import RolloutEngine
 from ..rollout.samples import SampleRewards, rollout_of
+from ..rollout.single_answer import request_of
 from ..runfolder.samples import SampleRecord
-from ..types import GenerationRequest, PhaseTimes, SamplingParams
+from ..types import Prompt, SamplingParams
 from ..util.weight_files import load_weights
 
 if TYPE_CHECKING:
@@ -33,11 +35,20 @@ def generate_text(
     """A completion of each prompt. A tokenizer with a chat template gets the prompt as a user message."""
     answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, seed)
     with closing(answering):
-        encoder = PromptEncoder(tokenizer, text_as_chat=bool(tokenizer.chat_template))
-        encoded = [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts)]
-        requests = [GenerationRequest(sample_id=p.position, prompt_ids=p.prompt_ids) for p in encoded]
+        encoded = _encoded(model, tokenizer, prompts)
+        requests = [request_of(prompt, prompt.position) for prompt in encoded]
         answers = {done.sample_id: list(done.token_ids) for done in answering.generate(requests, sampling)}
     return [str(tokenizer.decode(answers[p.position], skip_special_tokens=True)) for p in encoded]
+
+
+def _encoded(
+    model: str, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *, chat: bool = True
+) -> list[Prompt]:
+    """Texts as prompts of the model, or the empty prompt without any. chat: by the tokenizer's template, if any."""
+    encoder = PromptEncoder(
+        tokenizer, text_as_chat=chat and bool(tokenizer.chat_template), kind=kind_for(ModelConfig(path=model))
+    )
+    return [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts or [""])]
 
 
 def play_text(
@@ -57,14 +68,17 @@ def play_text(
     answering, tokenizer = open_engine(ModelConfig(path=model, device=device), engine, seed)
     with closing(answering):
         player = build_environment_player(environment, answering, tokenizer, sampling=sampling, seed=seed)
-        encoder = PromptEncoder(tokenizer, text_as_chat=bool(prompts and tokenizer.chat_template))
-        encoded = [encoder.prompt({"prompt": text}, i, f"prompt {i + 1}") for i, text in enumerate(prompts or [""])]
+        encoded = _encoded(model, tokenizer, prompts, chat=bool(prompts))
         with closing(player):
-            played = player.play([(prompt, prompt.position) for prompt in encoded], PhaseTimes())
+            played = player.play([(prompt, prompt.position) for prompt in encoded])
             episodes = sorted(played, key=lambda each: each.sample_id)
     return [
         SampleRecord.of(
-            rollout_of(row, each), episode=0, rewards=SampleRewards.of(each, {}).scores, score=each.reward, plays=True
+            rollout_of(row, each),
+            episode=0,
+            rewards=SampleRewards.of(each, {}).scores,
+            score=each.reward or 0.0,
+            plays=True,
         ).to_json()
         for each in episodes
         for row in each.rows

@@ -18,7 +18,7 @@ from ..guards.control import CONTROL
 from ..plugins.discovery import Selected
 from ..plugins.trust import FileTrust
 from ..runfolder.folder import RunFolder, default_path
-from ..training.request import RunInputs
+from ..wiring.inputs import RunInputs
 from .resume import OWN_MODELS, TEACHER, WARM_START, begun_resume, find_checkpoint, resumed_folder
 from .run_record import owned, told_in_summary, undone_when_refused
 from .train import TrainResult, prepare, train, train_in

@@ -1,18 +1,18 @@
-"""One turn of a run's environment with a made-up answer: its errors appear before weights are loaded."""
+"""One sample of a run's players with a made-up answer: their errors appear before weights are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, cast
 
-from ..build import build_environment_player
 from ..config.resolve import ResolvedRun
 from ..protocols import RolloutEngine
-from ..training.request import RunInputs
-from ..types import Completion, GenerationRequest, PhaseTimes, SamplingParams
+from ..types import Completion, GenerationRequest, SamplingParams
+from ..wiring.inputs import RunInputs
+from ..wiring.players import build_player
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,23 +21,18 @@ _ANSWER_TOKENS = 8
 
 
 def play_one_turn(resolved: ResolvedRun, inputs: RunInputs) -> None:
-    """Play the task of the first prompt until its first turn is answered, as the run would: isolated, with deadlines.
+    """Play the first prompt, in an environment until its first turn is answered, as the run would: with deadlines.
 
-    Does nothing for a run without an environment. Raises `EpisodeError`, or what else the run would raise.
+    Does nothing for a run in which no section brings a player. Raises `EpisodeError`, or what else the run would raise.
     """
-    environment = resolved.environment
-    if environment is None:
-        return
-    player = build_environment_player(
-        replace(environment, options=environment.options.model_copy(update={"max_turns": 1})),
-        cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer)),
-        inputs.tokenizer,
-        sampling=resolved.sampling,
-        seed=resolved.run.train.seed,
-    )
-    with closing(player):
-        for _ in player.play([(inputs.prompts.prompt(0), 0)], PhaseTimes()):
-            pass
+    if (environment := resolved.environment) is not None:
+        one_turn = environment.options.model_copy(update={"max_turns": 1})
+        resolved = replace(resolved, environment=replace(environment, options=one_turn))
+    options = getattr(resolved.engine.config, "request_options", {})
+    answering = cast(RolloutEngine, _MadeUpAnswers(inputs.tokenizer, options))
+    with closing(build_player(resolved, answering, inputs.tokenizer)) as player:
+        if player.sections and resolved.rolls_out:
+            list(player.play([(inputs.prompts.prompt(0), 0)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +40,7 @@ class _MadeUpAnswers:
     """The part of an engine that a player uses: a few random tokens for each request."""
 
     tokenizer: PreTrainedTokenizerBase
+    request_options: Mapping[str, str]
     policy_version: int = 0
     context_tokens: int | None = None
 

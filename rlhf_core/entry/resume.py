@@ -11,7 +11,7 @@ from ..config.changes import Change, config_changes
 from ..config.load import apply_override
 from ..config.resolve import ResolvedRun
 from ..errors import UserInputError
-from ..plugins.discovery import discover
+from ..plugins.discovery import SINGULAR, discover
 from ..prompts.stream import PromptStream
 from ..runfolder.checkpoints import CheckpointStore, find_damage
 from ..runfolder.folder import RunFolder, find_newest
@@ -82,16 +82,17 @@ def own_config(path: Path) -> dict[str, Any]:
 
 
 def check_owners(folder: RunFolder) -> None:
-    """Raise `UserInputError` if a section of the run has no installed plugin."""
-    owners = folder.read_json(folder.manifest).get("sections", {})
-    installed = {ref.name for ref in discover("sections").values()}
-    if missing := [name for name in owners if name not in installed]:
-        owner = owners[missing[0]]
-        raise UserInputError(
-            f"the run has the section {missing[0]} of {owner}, which is not installed",
-            where=str(folder.path),
-            hint=f"pip install {owner.replace(' ', '==')}",
-        )
+    """Raise `UserInputError` if a section, or the kind of model, of the run has no installed plugin."""
+    manifest = folder.read_json(folder.manifest)
+    for group in ("sections", "models"):
+        installed = {ref.name for ref in discover(group).values()}
+        for name, owner in manifest.get(group, {}).items():
+            if name not in installed:
+                raise UserInputError(
+                    f"the run has the {SINGULAR[group]} {name} of {owner}, which is not installed",
+                    where=str(folder.path),
+                    hint=f"pip install {owner.replace(' ', '==')}",
+                )
 
 
 def _value_at(config: Any, key: str) -> Any:

@@ -18,6 +18,7 @@ from ..config.resolve import ResolvedRun
 from ..errors import InterruptedRun, RlhfError, UserInputError
 from ..hooks.relay import HookRelay
 from ..hookspecs import Action
+from ..models.kinds import owner_of
 from ..plugins.trust import FileTrust, referenced_files
 from ..prompts.records import left_out
 from ..runfolder.checkpoint_state import RunState, read_run_state
@@ -81,7 +82,9 @@ def begin_record(folder: RunFolder, plan: RunPlan) -> None:
         data_counts=plan.data_counts,
         num_processes=plan.num_processes,
     )
+    kind = owner_of(plan.resolved.run.model.path)
     manifest["sections"] = {name: each.owner for name, each in plan.resolved.sections.items()}
+    manifest["models"] = {} if kind is None else {kind.name: kind.owner}
     code = seal(folder.path, _code_run(plan.resolved))
     folder.write_manifest({**manifest, **code, "events": earlier.get("events", []) if plan.is_resumed else []})
     folder.write_config(config)  # behind it: a config that is there can be gone on with, and its code is trusted

@@ -25,15 +25,15 @@ from ..hookspecs import Action, MakerHooks
 from ..models.loading import check_model
 from ..plugins.discovery import resolve_build
 from ..plugins.trust import EVERY_FILE, FileTrust, lists_of_text, referenced_files
-from ..prompts.records import Check
 from ..runfolder.checkpoint_state import read_run_state
 from ..runfolder.checkpoints import CheckpointStore
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder, default_path
-from ..training.request import FitResult, RunInputs, RunRequest, Transport
+from ..training.request import FitResult, RunRequest, Transport
 from ..util.held_signals import held_signals
 from ..util.host_memory import set_up_host_memory
 from ..util.jsonl import read_lines
+from ..wiring.inputs import RunInputs
 from .rehearsal import play_one_turn
 from .resume import begun_resume, find_checkpoint, resume_changes, resumed_folder
 from .run_record import (
@@ -279,10 +279,8 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
 
     Returns what was built on the way. is_check: nothing is run with it, so the lengths of a sample of prompts suffice.
     """
-    from ..build import build_algorithm, build_curriculum, build_eval_prompts, build_run_prompts
     from ..environments.chat import chat_format
     from ..models.frozen import check_frozen
-    from ..models.loading import load_tokenizer
     from ..rollout.samples import check_columns
 
     check_model(resolved.run.model)
@@ -293,31 +291,26 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     for selected in parts:
         if selected.unread is None:
             resolve_build(selected)
-    tokenizer = load_tokenizer(resolved.run.model)
+    inputs = RunInputs(resolved, checks_records=True, measured=_MEASURED if is_check else None)
+    tokenizer = inputs.tokenizer
     if environment is not None:
         chat_format(tokenizer, environment.options)
         for file in sorted(referenced_files(environment.to_mapping())):
             if not file.is_file():
                 hint = "paths start at the current folder"
                 raise ConfigError(f"there is no file {file}", where="environment", hint=hint)
-    algorithm = build_algorithm(resolved, tokenizer)
+    algorithm = inputs.algorithm
     check_algorithm(resolved, algorithm)
-    check_columns(resolved, algorithm)
     check_frozen(getattr(algorithm, "frozen_models", {}), tokenizer)
-    check = _record_check(algorithm) if isinstance(algorithm, DatasetAlgorithm) else None
-    measured = _MEASURED if is_check else None
-    stream = build_run_prompts(resolved, tokenizer, check=check, measured=measured)
-    eval_prompts = build_eval_prompts(resolved, tokenizer, check=check, measured=measured)
-    build_curriculum(resolved, stream)
+    stream = inputs.prompts
+    check_columns(resolved, algorithm, of_prompts=stream.columns)
+    inputs.eval_prompts  # noqa: B018  # built here, so that what is wrong with them is found
+    inputs.curriculum()
     if isinstance(algorithm, DatasetAlgorithm):
         algorithm.encode(stream.record(0), tokenizer)
     else:
         stream.prompt(0)
-    return RunInputs(tokenizer=tokenizer, algorithm=algorithm, prompts=stream, eval_prompts=eval_prompts)
-
-
-def _record_check(algorithm: DatasetAlgorithm[Any, Any]) -> Check:
-    return lambda record, name: algorithm.check_record(record)
+    return inputs
 
 
 def check_algorithm(resolved: ResolvedRun, algorithm: Algorithm[Any, Any]) -> None:

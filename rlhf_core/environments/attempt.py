@@ -7,43 +7,26 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
 from typing import Any, Protocol, get_args
 
+from ..columns import Columns
 from ..config.sections import EnvironmentConfig
 from ..errors import DataError, EpisodeError, RlhfError
-from ..types import Prompt
+from ..rollout.episode_metrics import ENVIRONMENT, OWN, RESERVED
+from ..rollout.row import Played
 from ..util.error_text import error_text
 from ..util.printable import printable
 from .clock import CallClock, Clock
 from .contract import Environment, EpisodeTruncated, Outcome, Policy, Status, Task
 from .episode import Episode, Record
-from .metrics import OWN, RESERVED
-from .row import Row
 from .workers import Workers
 
 logger = logging.getLogger(__name__)
 
 EPISODE_TASK = "episode of an environment"
 """Name of the task in which an environment runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """An episode that ended."""
-
-    prompt: Prompt
-    sample_id: int
-    rows: tuple[Row, ...]
-    """By branch; none where the episode is left out."""
-    reward: float = 0.0
-    """The outcome's and the turns' rewards together, raw."""
-    turn_rewards: dict[int, float] = field(default_factory=dict)
-    """Number of the turn -> its reward."""
-    measured: dict[str, float] = field(default_factory=dict)
-    """Figures for `environments.metrics`."""
 
 
 class Caller:
@@ -270,4 +253,6 @@ def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
         **{OWN + name: value for name, value in outcome.metrics.items()},
     }
     reward = math.fsum([outcome.reward, *outcome.turn_rewards.values()])
-    return Played(task.prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards), measured)
+    for row in rows:
+        row.columns = Columns({ENVIRONMENT: measured if row is rows[0] else {}}, EnvironmentConfig.columns)
+    return Played(task.prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards))

@@ -18,6 +18,8 @@ Status = Literal["done", "truncated", "failed"]
 """How an episode ended: by itself; by a bound on turns or tokens; by an error of its environment."""
 Messages = str | Sequence[Message] | None
 """Text, chat messages, or nothing new."""
+Options = Mapping[str, Any] | None
+"""JSON values by the names that the engine accepts (`GenerationRequest.options`), or none."""
 Tool = Mapping[str, Any]
 """A tool's description in OpenAI's form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
@@ -105,11 +107,14 @@ class Policy(Protocol):
         """
         ...
 
-    async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
+    async def turn(
+        self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
+    ) -> Reply:
         """Add what is new to the conversation and let the policy answer.
 
         messages: only those that are new; none lets the policy go on after what stands there. Those of the first
         turn belong to the prompt. tools: fixed at the first turn. stop: texts that end this turn, besides the run's.
+        options: of the request, as the engine accepts them.
         Raises `EpisodeTruncated`.
         """
         ...

@@ -15,7 +15,7 @@ from ..errors import ConfigError, DataError, EpisodeError
 from ..types import Message, ToolCall
 from .contract import EpisodeTruncated, Reply
 from .endpoint import Answer, Call, CallRefused, ChatMessage
-from .row import Mark, Row
+from .row import EpisodeRow, Mark
 from .tool_calls import ToolFormat
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _OVER = 401, "invalid_api_key", "the episode of this key is over"
 class Answered:
     """A call that was answered: where its reply stands, and with what a call begins that continues it."""
 
-    row: Row
+    row: EpisodeRow
     end: Mark
     """End of the reply."""
     said: tuple[ChatMessage, ...] | str
@@ -47,7 +47,7 @@ class Conversations:
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
         self._answered: list[Answered] = []
-        self._busy: list[Row] = []
+        self._busy: list[EpisodeRow] = []
         """Rows in which the policy is taking a turn."""
 
     async def answer(self, call: Call) -> Answer:
@@ -74,7 +74,7 @@ class Conversations:
             self._busy = [each for each in self._busy if each is not row]
         return self._told(call, row, reply, num_prompt_tokens)
 
-    def _place(self, call: Call) -> tuple[Row, Mark]:
+    def _place(self, call: Call) -> tuple[EpisodeRow, Mark]:
         """The row whose end the call is answered at, and where that stood before."""
         # Of those that it continues, the longest; of equals one that no other has continued yet.
         found = [each for each in self._answered if each.begins(call)]
@@ -98,7 +98,7 @@ class Conversations:
         except (DataError, ConfigError, EpisodeError) as error:
             raise CallRefused(400, "invalid_request", error.message) from error
 
-    def _limit(self, row: Row, call: Call) -> int:
+    def _limit(self, row: EpisodeRow, call: Call) -> int:
         try:
             return self._episode.token_limit(row, call.max_tokens)
         except EpisodeTruncated as error:
@@ -110,7 +110,7 @@ class Conversations:
         self._episode.was_refused = True
         return CallRefused(400, code, message)
 
-    def _told(self, call: Call, row: Row, reply: Reply, num_prompt_tokens: int) -> Answer:
+    def _told(self, call: Call, row: EpisodeRow, reply: Reply, num_prompt_tokens: int) -> Answer:
         """Remember the reply, and what its client is told of it."""
         message = reply_message(reply.text, reply.tool_calls, call.stop, self._episode.chat.tool_format)
         said = (*call.messages, message) if call.text is None else call.text + before_stop(reply.text, call.stop)

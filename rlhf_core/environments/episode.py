@@ -13,10 +13,10 @@ from ..prompts.stream import PromptEncoder
 from ..types import Completion, GenerationRequest, Message, SamplingParams, ToolCall
 from .chat import ChatFormat, chat_format
 from .chat_template import THINKING_ENDS
-from .contract import Endpoint, EpisodeTruncated, Messages, Reply, Task, Tool
+from .contract import Endpoint, EpisodeTruncated, Messages, Options, Reply, Task, Tool
 from .conversations import Conversations
 from .endpoint import Endpoints
-from .row import Row
+from .row import EpisodeRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,7 +75,7 @@ class Episode:
         self._clock = clock
         self._endpoints = endpoints
         self._endpoint: asyncio.Task[Endpoint] | None = None
-        self.rows: list[Row] = []
+        self.rows: list[EpisodeRow] = []
         self.tools: tuple[Tool, ...] | None = None
         """Those of the first turn."""
         self.num_turns = 0
@@ -140,12 +140,12 @@ class Episode:
         bound = self.rules.options.max_tokens
         return None if bound is None else bound - sum(row.num_own for row in self.rows) - self._being_sampled
 
-    def room(self, row: Row | None) -> int | None:
+    def room(self, row: EpisodeRow | None) -> int | None:
         """Tokens that the model's context has room for in `row`; None where it has no bound."""
         length = row.num_tokens if row else len(self.task.prompt.prompt_ids)
         return None if self.rules.context_tokens is None else self.rules.context_tokens - length
 
-    def token_limit(self, row: Row, wanted: int | None = None) -> int:
+    def token_limit(self, row: EpisodeRow, wanted: int | None = None) -> int:
         """Most tokens of the next turn in `row`; `wanted` is the caller's own bound. Raises `EpisodeTruncated`."""
         turn = self.rules.sampling.max_new_tokens
         limit = min(turn, remaining_tokens(self.left, self.room(row), turn))
@@ -153,7 +153,7 @@ class Episode:
             raise EpisodeTruncated("no token is left")
         return limit if wanted is None else min(limit, wanted)
 
-    async def sample(self, row: Row, limit: int, stop: tuple[str, ...]) -> Reply:
+    async def sample(self, row: EpisodeRow, limit: int, stop: tuple[str, ...], options: Options = None) -> Reply:
         """Have the policy take a turn of at most `limit` tokens at the end of `row`."""
         number = self.num_turns
         self.num_turns += 1
@@ -163,7 +163,9 @@ class Episode:
             branch=row.branch,
             offset=row.num_sampled,
             max_new_tokens=limit,
+            inputs=self.task.prompt.columns.model_inputs,
             goes_on=self.remaining_turns > 0,
+            options=options or {},
         )
         ends = self.chat.ends(self.rules.eos_token_ids) if row.messages is not None else ()
         self._being_sampled += limit
@@ -190,7 +192,7 @@ class Episode:
             policy_version=completion.policy_version,
         )
 
-    def _read_calls(self, completion: Completion, row: Row) -> tuple[ToolCall, ...]:
+    def _read_calls(self, completion: Completion, row: EpisodeRow) -> tuple[ToolCall, ...]:
         if not row.tools:
             return ()
         # With the special tokens: some models mark a call by one.
@@ -201,7 +203,7 @@ class Episode:
         self.bad_tool_calls += sum(call.error is not None or call.name not in names for call in calls)
         return calls
 
-    def open_row(self, messages: Messages) -> Row:
+    def open_row(self, messages: Messages) -> EpisodeRow:
         """The first row: the prompt, and what the environment puts behind it before the first turn."""
         prompt = self.task.prompt
         # A task without a prompt is a conversation where the model has a template, or gets tools.
@@ -214,16 +216,16 @@ class Episode:
             before = as_messages(prompt.text) if prompt.text else ()
         return self.open_chat((*before, *as_messages(messages)), self.tools or ())
 
-    def open_text(self, text: str, ids: tuple[int, ...] | None = None) -> Row:
+    def open_text(self, text: str, ids: tuple[int, ...] | None = None) -> EpisodeRow:
         """A row that begins with a plain text; `ids` where they are known."""
         ids = self.rules.encoder.encode(text) if ids is None else ids
-        return self.add(Row(branch=len(self.rows), text=text, prompt_ids=ids, messages=None))
+        return self.add(EpisodeRow(branch=len(self.rows), text=text, prompt_ids=ids, messages=None))
 
-    def open_chat(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> Row:
+    def open_chat(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> EpisodeRow:
         """A row that begins with a whole conversation."""
         text, ids = self.chat.open(messages, tools)
         return self.add(
-            Row(
+            EpisodeRow(
                 branch=len(self.rows),
                 text=text,
                 prompt_ids=ids,
@@ -233,7 +235,7 @@ class Episode:
             )
         )
 
-    def add(self, row: Row) -> Row:
+    def add(self, row: EpisodeRow) -> EpisodeRow:
         """A new row. Raises `EpisodeError` where it has nothing to continue."""
         if not row.prompt_ids:
             raise EpisodeError(
@@ -244,12 +246,12 @@ class Episode:
         self.rows.append(row)
         return row
 
-    def forget(self, row: Row) -> None:
+    def forget(self, row: EpisodeRow) -> None:
         """A row that was opened for nothing; its number is free where it is the last."""
         if row is self.rows[-1] and not row.own_turns:
             self.rows.pop()
 
-    def go_on(self, row: Row, messages: Messages) -> Row:
+    def go_on(self, row: EpisodeRow, messages: Messages) -> EpisodeRow:
         """Put what is new behind the last turn. Returns the row that goes on: a new one where history is cut."""
         if row.messages is None:
             if messages is None:
@@ -267,7 +269,7 @@ class Episode:
             row.give(ids, said)
         return row
 
-    def _is_cut(self, row: Row, new: Sequence[Message]) -> bool:
+    def _is_cut(self, row: EpisodeRow, new: Sequence[Message]) -> bool:
         """Whether the template writes replies of this row otherwise than they were sampled, now that `new` follows."""
         thinking = any(THINKING_ENDS in str(self.chat.reply_message(reply)["content"]) for reply in row.replies)
         return self.chat.check(row.tools).cuts(new, thinking=thinking)
@@ -276,7 +278,7 @@ class Episode:
 class EpisodePolicy:
     """The policy in one branch (`Policy`)."""
 
-    def __init__(self, episode: Episode, row: Row | None) -> None:
+    def __init__(self, episode: Episode, row: EpisodeRow | None) -> None:
         self._episode = episode
         self._row = row
         self._answered = True
@@ -308,7 +310,9 @@ class EpisodePolicy:
         """Whether there is something to share, and no turn that is still waited for."""
         return self._row is not None and self._answered
 
-    async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
+    async def turn(
+        self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
+    ) -> Reply:
         episode = self._episode
         episode.check_open()
         if not self._answered:
@@ -328,7 +332,7 @@ class EpisodePolicy:
             row.drop_last_observation()
             raise
         self._answered = False
-        reply = await episode.sample(row, limit, tuple(stop))
+        reply = await episode.sample(row, limit, tuple(stop), options)
         self._answered = True
         return reply
 

@@ -16,12 +16,15 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from ..errors import EpisodeError, RlhfError
+from ..errors import EpisodeError
 from ..protocols import RolloutEngine
-from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
-from .attempt import EPISODE_TASK, Make, Played, play_episode
+from ..rollout.player import TimedPlayer
+from ..rollout.row import Played
+from ..rollout.single_answer import answers
+from ..types import Completion, GenerationRequest, PhaseTimes, Prompt
+from .attempt import EPISODE_TASK, Make, play_episode
 from .clock import Clock
 from .contract import Task
 from .endpoint import Endpoints
@@ -30,10 +33,6 @@ from .idle import WatchedSelector
 from .isolation.host import IsolatedEnvironments, Sitting
 from .workers import SPARE_THREADS, Workers
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-AskerT = TypeVar("AskerT")
 PATIENCE_SECONDS = 1.0
 """So long a round waits for environments before it goes on without them."""
 _PROBE_SECONDS = 5.0
@@ -54,7 +53,7 @@ class _Turn:
 
 
 @dataclass(eq=False)
-class EnvironmentPlayer:
+class EnvironmentPlayer(TimedPlayer):
     """Plays episodes of one environment with one engine."""
 
     make: Make | IsolatedEnvironments
@@ -66,19 +65,16 @@ class EnvironmentPlayer:
     engine: RolloutEngine
     task: Callable[[Prompt, int], Task]
     """Of a prompt and a sample id."""
+    times: PhaseTimes = field(default_factory=PhaseTimes)
     waits: bool = field(default=False, init=False)
     """Whether this environment's calls were found to take time."""
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.rules.tokenizer
 
     def close(self) -> None:
         """End the process of its environments, where they have one. It may not be playing."""
         if isinstance(self.make, IsolatedEnvironments):
             self.make.close()
 
-    def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
+    def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
         """Play an episode for each (prompt, sample id); yields them as they end. Adds to `times`.
 
         Raises `EpisodeError` where an episode fails and the run is to end by that, or the environment blocks.
@@ -91,52 +87,20 @@ class EnvironmentPlayer:
                 while not self.waits and not session.wait_for_all(PATIENCE_SECONDS):
                     self.waits = not session.is_starting  # a process that starts says nothing of environments' calls
                 turns = session.take_turns(self.rules.options.timeout_seconds)
-                times.environment_s += time.perf_counter() - waited
+                self.times.environment_s += time.perf_counter() - waited
                 turns.sort(key=lambda turn: (turn.stop, turn.request.sample_id, turn.request.branch))
                 for stop, part in groupby(turns, key=attrgetter("stop")):  # those are sampled together
-                    yield from self._answer(session, list(part), stop, times)
+                    yield from self._answer(session, list(part), stop)
             yield from session.take_played()
         finally:
             session.close()
 
-    def _answer(
-        self, session: _Session, turns: Sequence[_Turn], stop: tuple[str, ...], times: PhaseTimes
-    ) -> Iterator[Played]:
+    def _answer(self, session: _Session, turns: Sequence[_Turn], stop: tuple[str, ...]) -> Iterator[Played]:
         sampling = self.rules.sampling
         sampling = replace(sampling, stop=(*sampling.stop, *(text for text in stop if text not in sampling.stop)))
-        for turn, completion in answers(self.engine, [(turn.request, turn) for turn in turns], sampling, times):
+        for turn, completion in answers(self.engine, [(turn.request, turn) for turn in turns], sampling, self.times):
             session.answer(turn, completion)
         yield from session.take_played()
-
-
-def answers(
-    engine: RolloutEngine,
-    asked: Sequence[tuple[GenerationRequest, AskerT]],
-    sampling: SamplingParams,
-    times: PhaseTimes,
-) -> Iterator[tuple[AskerT, Completion]]:
-    """Each completion, as soon as it is done, with what came with its request. Adds to `times`.
-
-    Raises `RlhfError` where the engine does not answer each request once.
-    """
-    waiting = {(request.sample_id, request.branch): (request, asker) for request, asker in asked}
-    started = time.perf_counter()
-    for completion in engine.generate([request for request, _ in asked], sampling):
-        place = completion.sample_id, completion.branch
-        if place not in waiting:
-            raise _engine_error(f"answered branch {place[1]} of sample {place[0]}, which is not or no longer asked for")
-        request, asker = waiting.pop(place)
-        times.response_tokens += len(completion.token_ids)
-        times.prompt_tokens += len(request.prompt_ids)
-        times.reused_tokens += completion.num_reused
-        yield asker, completion
-    if waiting:
-        raise _engine_error(f"left {len(waiting)} of {len(asked)} requests without an answer")
-    times.rollout_s += time.perf_counter() - started
-
-
-def _engine_error(what: str) -> RlhfError:
-    return RlhfError(f"the engine {what}", where="rollout", hint="report this to the authors of the engine plugin")
 
 
 class _Session:

@@ -1,15 +1,12 @@
-"""The tokens of one branch of an episode, as they were sampled and as they were given.
-
-Sampled ids stay as they are for ever: nothing here is decoded and encoded again.
-"""
+"""The tokens of one branch of an environment's episode, with its conversation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, groupby
+from itertools import chain, groupby
 
-from ..types import Completion, FinishReason, Message, ToolCall, Turn
+from ..rollout.row import Row
+from ..types import Message
 from .contract import Tool
 
 
@@ -26,66 +23,24 @@ class Mark:
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
-    """A prompt, and a response that grows turn by turn."""
+class EpisodeRow(Row):
+    """A row that may branch off another one."""
 
-    branch: int
-    text: str
-    """Text of the prompt."""
-    prompt_ids: tuple[int, ...]
-    messages: tuple[Message, ...] | None
-    """The prompt's; None for plain text."""
     tools: tuple[Tool, ...] = ()
     """Tools that the policy may call here."""
     conversation: list[Message] = field(default_factory=list)
     """All messages so far, the replies among them; stays empty for plain text."""
-    ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    """Policy version of each token of the response, -1 for given ones."""
-    support: list[Sequence[int]] = field(default_factory=list)
-    """For each token of the response, the ids that truncated sampling chose from; empty for given tokens."""
-    truncates: bool = False
-    """Whether any token was sampled from less than the whole vocabulary."""
-    turns: list[Turn] = field(default_factory=list)
-    own_turns: dict[int, int] = field(default_factory=dict)
-    """Number of a turn of the episode that was sampled here -> index in `turns`."""
-    shared_turns: dict[int, int] = field(default_factory=dict)
-    """The same of turns that stand in the branch this one came from."""
-    num_sampled: int = 0
-    """Tokens sampled in this branch, those it shares with the branch it came from included."""
     num_shared: int = 0
-    """Tokens of the response that stand in the branch this one came from."""
-    policy_version: int | None = None
-    """The oldest of all sampled tokens."""
-    finish_reason: FinishReason = "stop"
+    """Tokens of the response that another branch already has."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.ids)
 
     @property
-    def sequence(self) -> tuple[int, ...]:
-        """Prompt and response."""
-        return (*self.prompt_ids, *self.ids)
-
-    @property
     def num_own(self) -> int:
         """Tokens of the response that stand in no other branch before."""
         return len(self.ids) - self.num_shared
-
-    @property
-    def turn_ends(self) -> dict[int, int]:
-        """Number of each of `own_turns` -> index in `ids` of its last token."""
-        ends = list(accumulate(len(turn.token_ids) for turn in self.turns))
-        return {number: ends[place] - 1 for number, place in self.own_turns.items()}
-
-    @property
-    def turn_numbers(self) -> list[int]:
-        """The numbers of the policy's turns, as they stand in the row."""
-        places = self.shared_turns | self.own_turns
-        return sorted(places, key=lambda number: places[number])
 
     @property
     def replies(self) -> list[tuple[int, ...]]:
@@ -97,40 +52,6 @@ class Row:
     def last_sampled(self) -> tuple[int, ...]:
         """The tokens of the policy's newest turn; none before the first."""
         return next((turn.token_ids for turn in reversed(self.turns) if turn.role == "policy"), ())
-
-    def give(self, token_ids: Sequence[int], text: str) -> None:
-        """Add what the environment says: it is read, and not learnt."""
-        zeros = [0.0] * len(token_ids)
-        self.ids += token_ids
-        self.mask += [False] * len(token_ids)
-        self.logprobs += zeros
-        self.versions += [-1] * len(token_ids)
-        self.support += [()] * len(token_ids)
-        self.turns.append(Turn(role="environment", text=text, token_ids=tuple(token_ids), logprobs=tuple(zeros)))
-
-    def sample(self, completion: Completion, text: str, tool_calls: tuple[ToolCall, ...], number: int) -> None:
-        """Add turn `number` of the episode, which the policy sampled."""
-        count = len(completion.token_ids)
-        self.ids += completion.token_ids
-        self.mask += [True] * count
-        self.logprobs += completion.logprobs
-        self.truncates = self.truncates or completion.support_ids is not None
-        self.support += completion.support_ids if completion.support_ids is not None else [()] * count
-        self.num_sampled += count
-        self.own_turns[number] = len(self.turns)
-        versions = completion.policy_versions or (completion.policy_version,) * count
-        self.versions += versions
-        self.policy_version = min(versions) if self.policy_version is None else min(self.policy_version, *versions)
-        self.finish_reason = completion.finish_reason
-        self.turns.append(
-            Turn(
-                role="policy",
-                text=text,
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                tool_calls=tool_calls,
-            )
-        )
 
     def say(self, reply: Message) -> None:
         """Add the message of the last of `replies` to the conversation; one that continues a cut turn replaces it."""
@@ -149,7 +70,7 @@ class Row:
             policy_version=self.policy_version,
         )
 
-    def fork(self, branch: int, at: Mark | None = None) -> Row:
+    def fork(self, branch: int, at: Mark | None = None) -> EpisodeRow:
         """A branch that begins with what stood here at a place, or with all; it counts in this one alone."""
         mark = at or self.mark
         last = () if mark.last_message is None else (mark.last_message,)
@@ -163,6 +84,7 @@ class Row:
             versions=[-1] * mark.num_ids,
             support=[()] * mark.num_ids,
             turns=self.turns[: mark.num_turns],
+            sampled_columns=[],
             own_turns={},
             shared_turns={
                 number: place

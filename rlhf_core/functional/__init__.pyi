@@ -3,7 +3,6 @@ from .advantages import Advantages as Advantages
 from .advantages import explained_variance as explained_variance
 from .advantages import gae as gae
 from .advantages import rewards_to_go as rewards_to_go
-from .advantages import sums_of_samples as sums_of_samples
 from .advantages import token_rewards as token_rewards
 from .entropy_control import EntropyController as EntropyController
 from .groups import GroupSpread as GroupSpread
@@ -38,12 +37,9 @@ from .masking import aggregate_sum as aggregate_sum
 from .masking import mask_from_lengths as mask_from_lengths
 from .masking import masked_mean as masked_mean
 from .masking import masked_sum as masked_sum
-from .masking import masked_var as masked_var
 from .masking import masked_whiten as masked_whiten
 from .masking import mean_over_ranks as mean_over_ranks
-from .masking import sum_and_mean_over_ranks as sum_and_mean_over_ranks
 from .masking import to_tokens as to_tokens
-from .masking import turn_ids as turn_ids
 from .masking import whitened_by_counts as whitened_by_counts
 from .noise import SampledTokens as SampledTokens
 from .noise import greedy_sample as greedy_sample

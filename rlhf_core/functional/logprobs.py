@@ -38,8 +38,19 @@ def response_values(values: Tensor, num_actions: int) -> Tensor:
     return _before_response(values, num_actions)
 
 
-def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    return logits.float() if temperature == 1.0 else logits.float() / temperature
+Temperature = float | Tensor
+"""One for all positions, or [..., 1] for logits [..., V]."""
+
+
+def scaled_logits(logits: Tensor, temperature: Temperature) -> Tensor:
+    """The logits divided by the temperature, float32."""
+    is_one = not isinstance(temperature, Tensor) and temperature == 1.0
+    return logits.float() if is_one else logits.float() / temperature
+
+
+def rows_of(temperature: Temperature, rows: slice) -> Temperature:
+    """The temperature of some rows of logits [N, V]."""
+    return temperature[rows] if isinstance(temperature, Tensor) else temperature
 
 
 def _kept(scaled: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,14 +66,14 @@ def _kept(scaled: Tensor, support_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_log_probs(
-    logits: Tensor, labels: Tensor, temperature: float = 1.0, support_ids: Tensor | None = None
+    logits: Tensor, labels: Tensor, temperature: Temperature = 1.0, support_ids: Tensor | None = None
 ) -> Tensor:
     """Log-probability of each label.
 
     logits: [..., V] of any float dtype; labels: [...] int64; support_ids: [..., K] int32, -1 = padding, a row all
     -1 = whole vocabulary. Returns [...] float32; -inf for a label outside its support.
     """
-    scaled = _scaled(logits, temperature)
+    scaled = scaled_logits(logits, temperature)
     chosen = scaled.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     log_probs = chosen - scaled.logsumexp(-1)
     if support_ids is None or support_ids.shape[-1] == 0:
@@ -73,9 +84,9 @@ def token_log_probs(
     return torch.where(whole, log_probs, truncated)
 
 
-def entropy(logits: Tensor, temperature: float = 1.0, support_ids: Tensor | None = None) -> Tensor:
+def entropy(logits: Tensor, temperature: Temperature = 1.0, support_ids: Tensor | None = None) -> Tensor:
     """Entropy of each position's distribution in nats: [..., V] -> [...] float32. Support as above."""
-    scaled = _scaled(logits, temperature)
+    scaled = scaled_logits(logits, temperature)
     entropies = _entropy(scaled)
     if support_ids is None or support_ids.shape[-1] == 0:
         return entropies

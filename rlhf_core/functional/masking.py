@@ -57,17 +57,11 @@ def _totals(values: Tensor, mask: Tensor, all_reduce: Reduce) -> tuple[Tensor, T
     return total, count.clamp(min=1)
 
 
-def masked_var(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Biased variance (divided by the count) where `mask` is True; 0 where nothing is."""
-    if dim is None:
-        return var_over_ranks(values, mask, alone)
-    count = mask.sum(dim).clamp(min=1)
-    centred = torch.where(mask, values, 0.0).double() - (_sum64(values, mask, dim) / count).unsqueeze(dim)
-    return (_sum64(centred.square(), mask, dim) / count).to(values.dtype)
-
-
 def var_over_ranks(values: Tensor, mask: Tensor, all_reduce: Reduce) -> Tensor:
-    """`masked_var` over the True positions of all ranks. Calls `all_reduce` twice."""
+    """Biased variance (divided by the count) over the True positions of all ranks, 0 if there is none.
+
+    Calls `all_reduce` twice.
+    """
     return _centred_and_var64(values, mask, all_reduce)[1].to(values.dtype)
 
 

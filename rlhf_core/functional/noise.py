@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DivergenceError
+from .logprobs import Temperature, scaled_logits, token_log_probs
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -71,16 +72,15 @@ class SampledTokens:
 
 
 def inverse_cdf_sample(
-    logits: Tensor, uniforms: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+    logits: Tensor, uniforms: Tensor, temperature: Temperature = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> SampledTokens:
     """The token at which each row's cumulative distribution, in order of token ids, passes its uniform number.
 
-    logits: [B, V]; uniforms: [B] float64 in (0, 1); temperature > 0; top_k: 0 = off; top_p: 1 = off, taken of what
-    top-k kept. Tokens tied with the last kept one are kept too, so the support depends on the row alone. A token
-    of probability zero is never drawn. Raises `DivergenceError` where a row's logits are no distribution.
+    logits: [B, V]; uniforms: [B] float64 in (0, 1); temperature > 0, or [B, 1]; top_k: 0 = off; top_p: 1 = off, taken
+    of what top-k kept. Tokens tied with the last kept one are kept too, so the support depends on the row alone. A
+    token of probability zero is never drawn. Raises `DivergenceError` where a row's logits are no distribution.
     """
-    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
-    weights = scaled.softmax(-1)
+    weights = scaled_logits(logits, temperature).softmax(-1)
     vocabulary = weights.shape[-1]
     truncates = 0 < top_k < vocabulary or top_p < 1.0
     if 0 < top_k < vocabulary:
@@ -102,9 +102,7 @@ def inverse_cdf_sample(
 def greedy_sample(logits: Tensor) -> SampledTokens:
     """The most likely token of each row, [B, V] -> [B]; log-probs of the untruncated distribution at temperature 1."""
     token_ids = logits.argmax(-1)
-    scaled = logits.float()
-    chosen = scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-    return SampledTokens(token_ids, chosen - scaled.logsumexp(-1), None)
+    return SampledTokens(token_ids, token_log_probs(logits, token_ids), None)
 
 
 def _draw(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

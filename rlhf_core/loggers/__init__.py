@@ -3,7 +3,7 @@
 They use the public hooks only. `metrics.jsonl` is not among them: it is always written.
 """
 
-from .performance import PerformanceEvaluator
+from .performance import PerformanceEvaluator, known_peak
 from .relay import open_logger
 
-__all__ = ["PerformanceEvaluator", "open_logger"]
+__all__ = ["PerformanceEvaluator", "known_peak", "open_logger"]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..algorithm import Algorithm, DatasetAlgorithm, Item
 from ..batching import collate, plan_micro_batches, to_device
 from ..types import BufferItem
-from .fast_passes import fast_passes
 from .forward import policy_forward
+from .forward_passes import applying, passes_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..strategy import Strategy
+    from ..place import Place
 
 ItemT = TypeVar("ItemT", bound=Item)
 
@@ -31,7 +31,7 @@ class Reference:
 
 
 def forward_rows(
-    strategy: Strategy,
+    place: Place,
     model: nn.Module,
     items: Sequence[ItemT],
     forward: Callable[[Sequence[ItemT]], Tensor],
@@ -48,18 +48,19 @@ def forward_rows(
     """
     import torch
 
-    if shared and strategy.world_size > 1:
-        mine = items[strategy.rank :: strategy.world_size]
-        rows = forward_rows(strategy, model, mine, forward, empty=empty, batch_tokens=batch_tokens)
+    if shared and place.world_size > 1:
+        mine = items[place.rank :: place.world_size]
+        rows = forward_rows(place, model, mine, forward, empty=empty, batch_tokens=batch_tokens)
         # numpy arrays are exchanged by value; tensors would go through shared memory.
-        parts = strategy.all_gather_objects([row.numpy() for row in rows])
-        return [torch.from_numpy(parts[i % strategy.world_size][i // strategy.world_size]) for i in range(len(items))]
-    plans = plan_micro_batches([item.num_tokens for item in items], batch_tokens)
-    num_steps = int(strategy.all_reduce(torch.tensor([float(len(plans))]), "max").item())
+        parts = place.all_gather_objects([row.numpy() for row in rows])
+        return [torch.from_numpy(parts[i % place.world_size][i // place.world_size]) for i in range(len(items))]
+    passes = passes_of(place)
+    plans = plan_micro_batches(items, batch_tokens, passes.price)
+    num_steps = int(place.all_reduce(torch.tensor([float(len(plans))]), "max").item())
     found: dict[int, Tensor] = {}
     was_training = model.training
     model.eval()
-    with torch.no_grad(), fast_passes(model), strategy.autocast():
+    with torch.no_grad(), applying(passes, passes.applied(model)), place.autocast():
         for step in range(num_steps):
             plan = plans[step] if step < len(plans) else []
             output = forward([items[i] for i in plan] or [empty]).float().cpu()
@@ -71,7 +72,7 @@ def forward_rows(
 def with_trainer_log_probs(
     items: Sequence[BufferItem],
     policy: nn.Module,
-    strategy: Strategy,
+    place: Place,
     *,
     empty: BufferItem,
     shared: bool,
@@ -84,9 +85,9 @@ def with_trainer_log_probs(
     """
 
     def forward(batch: Sequence[BufferItem]) -> Tensor:
-        return policy_forward(policy, to_device(collate(batch), strategy.device), temperature).log_probs
+        return policy_forward(policy, to_device(collate(batch), place.device), temperature).log_probs
 
-    rows = forward_rows(strategy, policy, items, forward, empty=empty, batch_tokens=batch_tokens, shared=shared)
+    rows = forward_rows(place, policy, items, forward, empty=empty, batch_tokens=batch_tokens, shared=shared)
     return [
         replace(item, trainer_log_probs=row[: item.num_response_tokens]) for item, row in zip(items, rows, strict=True)
     ]
@@ -95,7 +96,7 @@ def with_trainer_log_probs(
 def reference_pass(
     algorithm: DatasetAlgorithm[Any, Any],
     reference: Reference,
-    strategy: Strategy,
+    place: Place,
     *,
     batch_tokens: int | None,
     offload: bool = False,
@@ -106,7 +107,7 @@ def reference_pass(
     """
 
     def forward(items: Sequence[Any]) -> Tensor:
-        batch = algorithm.to_device(algorithm.collate(items), strategy.device)
+        batch = algorithm.to_device(algorithm.collate(items), place.device)
         with reference.context():
             return algorithm.reference_forward(reference.model, batch)
 
@@ -114,9 +115,9 @@ def reference_pass(
         if not items:
             return []
         empty = algorithm.masked(items[0])
-        with on_device(reference.model, strategy) if offload else nullcontext():
+        with on_device(reference.model, place) if offload else nullcontext():
             return forward_rows(
-                strategy, reference.model, items, forward, empty=empty, batch_tokens=batch_tokens, shared=True
+                place, reference.model, items, forward, empty=empty, batch_tokens=batch_tokens, shared=True
             )
 
     return run
@@ -132,9 +133,9 @@ def no_reference(algorithm: Algorithm[Any, Any]) -> Callable[[Sequence[Any]], li
 
 
 @contextmanager
-def on_device(model: nn.Module, strategy: Strategy) -> Iterator[None]:
-    """Context in which the model is on the strategy's device; behind it, it is on the CPU."""
-    model.to(strategy.device)
+def on_device(model: nn.Module, place: Place) -> Iterator[None]:
+    """Context in which the model is on the place's device; afterwards it is on the CPU."""
+    model.to(place.device)
     try:
         yield
     finally:

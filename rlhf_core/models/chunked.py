@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..functional.logprobs import LEAST_LOGIT
+from ..functional.logprobs import LEAST_LOGIT, Temperature, rows_of
 from .fast_linear import multiply
 from .vocabulary_gradients import total_gradient
 
@@ -61,7 +61,7 @@ def chunked_log_probs_and_entropy(
     hidden: Tensor,
     lm_head_weight: Tensor,
     labels: Tensor,
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     bias: Tensor | None = None,
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
@@ -71,9 +71,10 @@ def chunked_log_probs_and_entropy(
 ) -> LogProbsAndEntropy:
     """`token_log_probs` and `entropy` of `hidden @ lm_head_weight.T + bias`, and the same gradients.
 
-    hidden: [..., H]; lm_head_weight: [V, H]; labels: [...] int64; bias: [V]. The products are taken in the dtype
-    of `hidden` (or autocast's), everything after them in float32; the weight's gradient is summed over chunks in
-    float32. With `part` the weight and bias are this process's rows, the labels those of the whole vocabulary.
+    hidden: [..., H]; lm_head_weight: [V, H]; labels: [...] int64; temperature: one, or [..., 1]; bias: [V]. The
+    products are taken in the dtype of `hidden` (or autocast's), everything after them in float32; the weight's gradient
+    is summed over chunks in float32. With `part` the weight and bias are this process's rows, the labels those of the
+    whole vocabulary.
     direct: the weight's gradient is added to its `.grad` (`direct_gradients`).
     """
     if chunk_tokens < 1:
@@ -88,7 +89,7 @@ def chunked_log_probs_and_entropy(
         weight,
         bias,
         labels.reshape(-1),
-        temperature,
+        temperature.reshape(-1, 1) if isinstance(temperature, Tensor) else temperature,
         chunk_tokens,
         with_entropy,
         part,
@@ -97,7 +98,7 @@ def chunked_log_probs_and_entropy(
     return LogProbsAndEntropy(log_probs.view(labels.shape), entropy.view(labels.shape) if with_entropy else None)
 
 
-def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Temperature) -> Tensor:
     logits = multiply(hidden, weight.T)
     if bias is not None:
         logits += bias.to(logits.dtype)
@@ -112,7 +113,7 @@ class _ChunkedHead(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        temperature: float,
+        temperature: Temperature,
         chunk_tokens: int,
         with_entropy: bool,
         part: VocabularyPart | None,
@@ -127,7 +128,7 @@ class _ChunkedHead(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, labels.numel(), chunk_tokens):
                 chunk = slice(start, start + chunk_tokens)
-                logits = _chunk_logits(hidden[chunk], weight, bias, temperature)
+                logits = _chunk_logits(hidden[chunk], weight, bias, rows_of(temperature, chunk))
                 normalisers[chunk] = logits.logsumexp(-1)
                 chosen[chunk] = logits.gather(-1, labels[chunk, None])[:, 0]
                 if with_entropy:
@@ -159,7 +160,8 @@ class _ChunkedHead(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, labels.numel(), ctx.chunk_tokens):
                 chunk = slice(start, start + ctx.chunk_tokens)
-                logits = _chunk_logits(hidden[chunk], weight, bias, ctx.temperature)
+                of_rows = rows_of(ctx.temperature, chunk)
+                logits = _chunk_logits(hidden[chunk], weight, bias, of_rows)
                 log_all = logits.sub_(normalisers[chunk, None])
                 # d log p_label = onehot - p;  d entropy = -p (log p + entropy)
                 grads = log_all.exp().mul_(-log_prob_grads[chunk, None])
@@ -168,7 +170,7 @@ class _ChunkedHead(torch.autograd.Function):
                     slope = (finite + entropies[chunk, None]) * entropy_grads[chunk, None]
                     grads.sub_(log_all.exp_().mul_(slope))
                 grads.scatter_add_(-1, labels[chunk, None], of_labels[chunk, None])
-                grads.div_(ctx.temperature)
+                grads.div_(of_rows)
                 if bias_grad is not None:
                     bias_grad += grads.sum(0)
                 narrow = grads.to(weight.dtype)

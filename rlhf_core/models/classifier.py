@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserInputError
+from .config_check import config_of
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +18,7 @@ if TYPE_CHECKING:
 
 def is_score_folder(path: str) -> bool:
     """Whether a model folder declares a sequence-classification model."""
-    file = Path(path) / "config.json"
-    if not file.is_file():
-        return False
-    names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    names = config_of(path).get("architectures") or []
     return any(str(name).endswith("ForSequenceClassification") for name in names)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,15 @@ from ..errors import UserInputError
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 _MAX_LAYERS = 2_000
 """More than any published model has; a model without weights of so many still takes seconds to build."""
+
+
+def config_of(path: str) -> Mapping[str, Any]:
+    """The `config.json` of a folder; empty without one, or with one that `check_layers` reports."""
+    try:
+        config = json.loads((Path(path) / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def check_layers(folder: Path, where: str) -> None:

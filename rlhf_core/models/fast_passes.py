@@ -1,65 +1,54 @@
-"""Makes training passes faster and smaller with the same results: packing, products, what is kept, `torch.compile`."""
+"""Training passes that are faster and smaller, with the same results: packing, products, and what is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..batching import fills_host_memory
-from ..errors import ConfigError
 from .fast_linear import fast_linears
+from .forward_passes import ActionLabels, ForwardPasses, applying, plain_log_probs
 from .lean_blocks import lean_mlps, lean_norms
-from .packing import packed_attention
-from .replaced_forwards import replaced_forwards
+from .lean_head import can_be_lean, has_plain_logits, lean_head
+from .lean_logits import can_reuse, lean_log_probs
+from .packing import PackedRows, packed_attention, takes_packed_rows
+from .rows import PaddedRows
 
 
-class CompiledBlocks:
-    """Compiled forwards of the blocks of `models`: compiled at their first pass, reused later."""
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        blocks = [block for model in models for block in transformer_blocks(model)]
-        # Batches differ in rows and length: dynamic shapes, or each would be recompiled.
-        self._forwards = [(block, torch.compile(block.forward, dynamic=True)) for block in blocks]
+class FastPasses(ForwardPasses):
+    """Rows without padding, with faster matrix products and with less kept for the backward, where supported."""
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Context in which the blocks run compiled; use one context for a forward and its backward.
-
-        Raises `ConfigError` where torch cannot compile them.
-        """
-        with replaced_forwards(self._forwards), explained_compiling("this model under this strategy", "train.compile"):
+    def applied(self, *models: nn.Module) -> Iterator[None]:
+        # Small models keep all: the calls that save memory take more time than their arithmetic.
+        large = [model for model in models if saves_memory(model)]
+        with fast_linears(*models), lean_mlps(*large), lean_norms(*large), packed_attention(*models):
             yield
 
+    def lay_out(self, model: nn.Module, rows: PaddedRows) -> PaddedRows | PackedRows:
+        return PackedRows(rows) if takes_packed_rows(model) else rows
 
-@contextmanager
-def explained_compiling(what: str, option: str) -> Iterator[None]:
-    """Raise `ConfigError` where torch cannot compile `what`, which `option` requested."""
-    from torch._dynamo.exc import TorchDynamoException
-
-    try:
-        yield
-    except TorchDynamoException as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"torch cannot compile {what} ({reason})",
-            where=option,
-            hint=f"remove {option}, or start with --set {option}=false",
-        ) from error
+    def log_probs(
+        self, model: nn.Module, rows: Any, run: Callable[[], Tensor], wanted: ActionLabels
+    ) -> tuple[Tensor, Tensor | None]:
+        labels, temperature, with_entropy, entropy_grad = wanted
+        if can_be_lean(model, len(labels)):
+            with lean_head(model, rows.of_actions, labels, temperature, with_entropy=with_entropy):
+                log_probs, entropies = run().unbind(-1)
+            return log_probs, entropies if entropy_grad else entropies.detach()
+        logits = rows.of_actions(run())
+        if not (has_plain_logits(model) and can_reuse(logits)):
+            return plain_log_probs(logits, wanted)
+        return lean_log_probs(logits, labels, temperature, with_entropy=with_entropy, entropy_grad=entropy_grad)
 
 
-@contextmanager
-def fast_passes(*models: nn.Module) -> Iterator[None]:
-    """Context in which `models` run without padding, with faster matrix products and with less kept, where supported.
-
-    Less is kept of large models only: in small ones the calls that save it take more time than the arithmetic.
-    Use one context for a forward and its backward.
-    """
-    large = [model for model in models if saves_memory(model)]
-    with fast_linears(*models), lean_mlps(*large), lean_norms(*large), packed_attention(*models):
-        yield
+def fast_passes(*models: nn.Module) -> AbstractContextManager[None]:
+    """Context in which forwards of `models` and their backwards run by `FastPasses`."""
+    passes = FastPasses()
+    return applying(passes, passes.applied(*models))
 
 
 def saves_memory(model: nn.Module) -> bool:
@@ -68,20 +57,3 @@ def saves_memory(model: nn.Module) -> bool:
     return bool(parameters) and fills_host_memory(
         parameters[0].device.type, sum(parameter.numel() for parameter in parameters)
     )
-
-
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model: the elements of its module lists that hold parameters.
-
-    Deeper lists (experts of a block) belong to their block.
-    """
-    blocks: list[nn.Module] = []
-    covered: set[int] = set()
-    for module in model.modules():
-        if not isinstance(module, nn.ModuleList) or id(module) in covered:
-            continue
-        for block in module:
-            if any(True for _ in block.parameters()):
-                blocks.append(block)
-            covered.update(id(inner) for inner in block.modules())
-    return blocks

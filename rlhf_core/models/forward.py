@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..functional.logprobs import entropy, token_log_probs
-from ..functional.masking import position_ids_of
-from .lean_head import can_be_lean, has_plain_logits, lean_head
-from .lean_logits import can_reuse, lean_log_probs
+from ..columns import TEMPERATURE
+from ..functional.logprobs import Temperature, scaled_logits
+from .forward_passes import ActionLabels, applied_passes, plain_log_probs
+from .kinds import kind_of
 from .own_lengths import own_lengths
 from .rows import model_rows
 
@@ -45,6 +45,8 @@ def policy_forward(
 ) -> PolicyOutput:
     """Log-probs (and entropy) of the experience's response tokens under a transformers causal LM.
 
+    temperature: of the run; tokens with another one in the column `temperature` are read at that.
+
     The model may be wrapped (DDP, a booster, PEFT): its forward's arguments are read from the innermost module, or
     from `signature_of`. Logits are computed for the response only, where the model supports it, and the softmax on
     action positions only. Without `entropy_grad` the entropy is only for logging, and no graph keeps its
@@ -54,27 +56,21 @@ def policy_forward(
     inner = innermost(signature_of if signature_of is not None else model)
     rows, mask = model_rows(inner, experience), experience.action_mask
     labels = experience.sequences[:, experience.prompt_length :][mask]
-    entropies: Tensor | None = None
+    at = _temperature(experience, temperature)
     others: Tensor | None = None
-    if read is None and experience.support_ids is None and can_be_lean(inner, len(labels)):
-        with lean_head(inner, rows.of_actions, labels, temperature, with_entropy=with_entropy):
-            log_probs, entropies = _call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths).unbind(-1)
-        entropies = entropies if entropy_grad else entropies.detach()
+
+    def run() -> Tensor:
+        return _call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths)
+
+    wanted = ActionLabels(labels, at, with_entropy, entropy_grad)
+    if read is None and experience.support_ids is None:
+        log_probs, entropies = applied_passes().log_probs(inner, rows, run, wanted)
     else:
-        logits = rows.of_actions(_call(model, inner, rows.inputs, rows.logits_to_keep, rows.lengths))
+        logits = rows.of_actions(run())
         support = None if experience.support_ids is None else experience.support_ids[mask]
-        if read is None and support is None and has_plain_logits(inner) and can_reuse(logits):
-            log_probs, entropies = lean_log_probs(
-                logits, labels, temperature, with_entropy=with_entropy, entropy_grad=entropy_grad
-            )
-            del logits
-        else:
-            log_probs = token_log_probs(logits, labels, temperature, support)
-        if with_entropy and entropies is None:
-            with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-                entropies = entropy(logits, temperature, support)
+        log_probs, entropies = plain_log_probs(logits, wanted, support)
         if read is not None:
-            others = read(logits.float() / temperature)
+            others = read(scaled_logits(logits, at))
     return PolicyOutput(
         log_probs=_scatter(log_probs, mask),
         entropy=_scatter(entropies, mask) if with_entropy and entropies is not None else None,
@@ -82,11 +78,19 @@ def policy_forward(
     )
 
 
+def _temperature(experience: Experience, temperature: float) -> Temperature:
+    """The run's, or [N, 1] float32 with that of each action."""
+    own: Tensor | None = experience.columns.get(TEMPERATURE)
+    if own is None:
+        return temperature
+    return torch.where(own > 0, own, temperature)[experience.action_mask].unsqueeze(-1)
+
+
 def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
     """[B, A] float32: the critic's value of the state before each response token, 0 at positions without action.
 
     `critic(input_ids, attention_mask, position_ids)` returns a value per token, [B, S]. One whose attribute
-    `takes_packed_rows` is true is given `packing` too, for its trunk (`packing.py`).
+    `takes_packed_rows` is true is given `packing` too, for its trunk (`packing.py`); any is given the model inputs.
     """
     inner = innermost(critic)
     rows = model_rows(inner, experience)
@@ -108,9 +112,9 @@ def causal_lm_logits(
     With `logits_to_keep`, only for that many last positions, where the model supports it; otherwise for all.
     """
     inner = innermost(signature_of if signature_of is not None else model)
-    inputs = {"attention_mask": attention_mask.long(), "position_ids": position_ids_of(attention_mask)}
-    lengths = attention_mask.sum(1, keepdim=True)
-    return _call(model, inner, {"input_ids": input_ids, **inputs}, logits_to_keep, lengths)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
+    inputs |= kind_of(inner).inputs(input_ids, attention_mask, {})
+    return _call(model, inner, inputs, logits_to_keep, attention_mask.sum(1, keepdim=True))
 
 
 def next_token_logits(model: nn.Module, prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:

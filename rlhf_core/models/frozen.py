@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from ..strategy import Strategy
+    from ..place import Place
 
 
 def check_frozen(models: Mapping[Role, FrozenModel], tokenizer: PreTrainedTokenizerBase) -> None:
@@ -47,14 +47,14 @@ def _check(role: Role, frozen: FrozenModel, tokenizer: PreTrainedTokenizerBase) 
         )
 
 
-def place_frozen(role: Role, frozen: FrozenModel, strategy: Strategy, *, dtype: torch.dtype, seed: int) -> nn.Module:
-    """The model, frozen and where `strategy` puts models. `dtype`: the one that `auto` stands for."""
+def place_frozen(role: Role, frozen: FrozenModel, place: Place, *, dtype: torch.dtype, seed: int) -> nn.Module:
+    """The model, frozen and placed. dtype: the one that `auto` stands for."""
     import torch
 
     chosen = dtype if frozen.dtype == "auto" else getattr(torch, frozen.dtype)
     try:
-        with strategy.model_init_context():
+        with place.model_init_context():
             model = load_policy(ModelConfig(path=frozen.path), dtype=chosen, seed=seed)
     except UserInputError as error:
         raise UserInputError(error.message, where=f"algorithm.{role}.path", hint=error.hint) from error
-    return strategy.prepare_inference(model)
+    return place.prepare_inference(model)

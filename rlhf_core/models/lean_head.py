@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ..functional.logprobs import Temperature
 from .chunked import VocabularyPart, chunked_log_probs_and_entropy
 from .replaced_forwards import replaced_forwards
 from .vocabulary_gradients import adds_directly, part_of
@@ -52,7 +53,7 @@ def lean_head(
     model: nn.Module,
     of_actions: Callable[[Tensor], Tensor],
     labels: Tensor,
-    temperature: float,
+    temperature: Temperature,
     *,
     with_entropy: bool,
 ) -> Iterator[None]:

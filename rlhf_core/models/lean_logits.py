@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..functional.logprobs import LEAST_LOGIT
+from ..functional.logprobs import LEAST_LOGIT, Temperature, rows_of, scaled_logits
 from .fast_linear import is_plain
 
 MIN_LOGITS = 1 << 20
@@ -26,7 +26,7 @@ def can_reuse(logits: Tensor) -> bool:
 
 
 def lean_log_probs(
-    logits: Tensor, labels: Tensor, temperature: float, *, with_entropy: bool, entropy_grad: bool
+    logits: Tensor, labels: Tensor, temperature: Temperature, *, with_entropy: bool, entropy_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`token_log_probs` and `entropy` of logits [N, V] that nobody else reads: the backward pass overwrites them.
 
@@ -48,11 +48,11 @@ def _chunks(logits: Tensor) -> list[slice]:
 class _FromLogits(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool, entropy_grad: bool
+        ctx: Any, logits: Tensor, labels: Tensor, temperature: Temperature, with_entropy: bool, entropy_grad: bool
     ) -> tuple[Tensor, Tensor]:
         chosen, normalisers, means = (logits.new_zeros(len(logits)) for _ in range(3))
         for chunk in _chunks(logits):
-            scaled = logits[chunk] if temperature == 1.0 else logits[chunk] / temperature
+            scaled = scaled_logits(logits[chunk], rows_of(temperature, chunk))
             chosen[chunk] = scaled.gather(-1, labels[chunk, None])[:, 0]
             normalisers[chunk] = scaled.logsumexp(-1)
             if with_entropy:
@@ -68,11 +68,12 @@ class _FromLogits(torch.autograd.Function):
         logits, labels, normalisers, entropies = ctx.saved_tensors
         logits = logits.detach()
         for chunk in _chunks(logits):
-            rows = logits[chunk].div_(ctx.temperature).sub_(normalisers[chunk, None])
+            of_rows = rows_of(ctx.temperature, chunk)
+            rows = logits[chunk].div_(of_rows).sub_(normalisers[chunk, None])
             # d log p_label = onehot - p;  d entropy = -p (log p + entropy)
             slope = log_prob_grads[chunk, None]
             if ctx.entropy_grad:
                 slope = slope + (rows.clamp(min=LEAST_LOGIT) + entropies[chunk, None]) * entropy_grads[chunk, None]
             rows.exp_().mul_(-slope)
-            rows.scatter_add_(-1, labels[chunk, None], log_prob_grads[chunk, None]).div_(ctx.temperature)
+            rows.scatter_add_(-1, labels[chunk, None], log_prob_grads[chunk, None]).div_(of_rows)
         return logits, None, None, None, None

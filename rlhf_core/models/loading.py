@@ -1,67 +1,31 @@
-"""Loading policies and tokenizers: a folder, a hub name, or `builtin:<name>`; LoRA; saving as plain transformers."""
+"""Loading policies and tokenizers of any kind; LoRA; saving the final model."""
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
-import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..algorithm import ModelKind
-from ..config.sections import LoraConfig, ModelConfig
-from ..errors import CheckpointError, UserInputError, first_line
+from ..config.sections import ModelConfig
+from ..errors import CheckpointError, UserInputError
 from ..util.atomic import replacing_folder
-from .builtin import PREFIX, build_builtin, check_builtin
 from .chat_options import set_chat_options
-from .classifier import as_score_model, is_score_folder
-from .config_check import check_layers
-from .hub import check_hub, check_name
+from .kinds import KIND, kind_for, kind_of
+from .pretrained import WHERE
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WHERE = "model.path"
-_SHOWN_WEIGHTS = 5
 _NOISE_RATES = ("layerdrop", "jitter_noise", "input_jitter_noise", "moe_jitter_eps")
 
 
 def check_model(config: ModelConfig) -> None:
-    """Check `model.path` as far as possible without loading weights. Raises `UserInputError`."""
-    path = config.path
-    if path.startswith(PREFIX):
-        check_builtin(path)
-        return
-    folder = Path(path)
-    check_name(path, where=WHERE)
-    if not os.path.exists(folder):
-        return
-    if not folder.is_dir():
-        raise UserInputError(f"{path!r} is a file, not a model folder", where=WHERE)
-    is_adapter = (folder / "adapter_config.json").exists()
-    if not is_adapter and not (folder / "config.json").exists():
-        is_run = (folder / "model" / "config.json").exists()
-        hint = f"it is a run's folder: its model is {folder / 'model'}" if is_run else None
-        raise UserInputError(
-            f"{path!r} has no config.json, so it is no transformers model folder", where=WHERE, hint=hint
-        )
-    check_layers(folder, WHERE)
-    if not any(folder.glob("*.safetensors")):
-        raise UserInputError(
-            f"{path!r} holds no *.safetensors weights",
-            where=WHERE,
-            hint="save the model with save_pretrained(...); pickled .bin weights are not loaded",
-        )
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
-        raise UserInputError(
-            f"{path!r} has no tokenizer", where=WHERE, hint="tokenizer.save_pretrained(folder) beside the model"
-        )
+    """Check `model.path` as far as possible without loading weights. Raises `UserInputError`, or `PluginError`."""
+    kind_for(config).check()
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -69,28 +33,9 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
     Its pad token is set to EOS where it has none; masks never depend on it.
     """
-    tokenizer = _load_tokenizer(config)
+    tokenizer = kind_for(config).load_tokenizer()
     if config.chat is not None:
         set_chat_options(tokenizer, config.chat)
-    return tokenizer
-
-
-def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    if config.path.startswith(PREFIX):
-        return build_builtin(config.path, 0)[1]
-    from transformers import AutoTokenizer
-
-    check_hub(config.path, where=WHERE)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # `tokenizers` raises plain exceptions on a broken file
-        raise UserInputError(
-            f"cannot load the tokenizer of {config.path!r}: {first_line(error)}",
-            where=WHERE,
-            hint=None if Path(config.path).exists() else "check the name and the network, or give a model's folder",
-        ) from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
@@ -100,23 +45,17 @@ def load_policy(
     dtype: torch.dtype,
     seed: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    kind: ModelKind = "causal-lm",
+    kind: str = "causal-lm",
 ) -> PreTrainedModel:
-    """The causal LM of `model.path`, on the CPU, with dropout off and, if configured, a fresh LoRA adapter.
+    """The model of `model.path`, on the CPU, with dropout off and, if configured, a fresh LoRA adapter.
 
-    If the path is an adapter, it is merged into its base first, so that "adapter off" is the start policy. With `kind`
-    sequence-classification (which needs the tokenizer) the result is a score model.
+    If the path is an adapter, it is merged into its base first, so that "adapter off" is the start policy. kind: as
+    `Algorithm.model_kind`; sequence-classification, which needs the tokenizer, gives a score model.
     """
-    if config.path.startswith(PREFIX):
-        model = build_builtin(config.path, seed)[0]
-        model.to(dtype)  # type: ignore[arg-type]
-    else:
-        with quiet_progress():
-            model = _load_pretrained(config, dtype, kind)
-    if kind == "sequence-classification":
-        if tokenizer is None:
-            raise ValueError("a score model needs the tokenizer")
-        model = as_score_model(model, tokenizer)
+    own = kind_for(config, kind)
+    model = own.load(dtype=dtype, seed=seed, tokenizer=tokenizer)
+    for part in (model, model.base_model):
+        setattr(part, KIND, own)
     disable_dropout(model)
     num_embeddings = cast(int, model.get_input_embeddings().num_embeddings)
     if tokenizer is not None and num_embeddings < len(tokenizer):
@@ -127,100 +66,7 @@ def load_policy(
         )
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if config.lora is not None:
-        return add_lora(model, config.lora, seed, kind)
-    return model
-
-
-@contextmanager
-def quiet_progress() -> Iterator[None]:
-    """Silence transformers' progress bars for reading and writing weights, which would overwrite ours."""
-    from transformers.utils import logging as of_transformers
-
-    enabled = of_transformers.is_progress_bar_enabled()
-    of_transformers.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            of_transformers.enable_progress_bar()
-
-
-def silence_bitsandbytes() -> None:
-    """Keep bitsandbytes, which peft imports where it is installed, from asking for kernels that nothing here uses."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-
-
-def _load_pretrained(config: ModelConfig, dtype: torch.dtype, kind: ModelKind) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    from ..strategies.stored_weights import load_stored
-
-    options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": config.trust_remote_code}
-    try:
-        if (Path(config.path) / "adapter_config.json").exists():
-            silence_bitsandbytes()
-            from peft import AutoPeftModelForCausalLM
-
-            merged = AutoPeftModelForCausalLM.from_pretrained(config.path, **options).merge_and_unload()
-            return merged.requires_grad_(True)  # type: ignore[no-any-return]  # peft had frozen the base
-        if kind == "sequence-classification" and is_score_folder(config.path):
-            kinds: Any = AutoModelForSequenceClassification
-            options["num_labels"] = 1
-        else:
-            kinds = AutoModelForCausalLM
-            if not config.trust_remote_code and (left := load_stored(config.path, dtype)) is not None:
-                return left
-        model, info = kinds.from_pretrained(config.path, output_loading_info=True, **options)
-    except Exception as error:  # the class depends on which library reads the broken file
-        raise UserInputError(f"cannot load {config.path!r}: {first_line(error)}", where=WHERE) from error
-    _refuse_missing(config, sorted(info["missing_keys"]))
-    return model  # type: ignore[no-any-return]
-
-
-def _refuse_missing(config: ModelConfig, missing: Sequence[str]) -> None:
-    """Raise `UserInputError` naming weights that are missing in the files and were newly initialised, unless wanted."""
-    if not missing or config.allow_missing_weights:
-        return
-    more = f" and {len(missing) - _SHOWN_WEIGHTS} more" if len(missing) > _SHOWN_WEIGHTS else ""
-    raise UserInputError(
-        f"the files of {config.path!r} lack {', '.join(missing[:_SHOWN_WEIGHTS])}{more}",
-        where=WHERE,
-        hint="get the whole model; model.allow_missing_weights: true starts these from random numbers",
-    )
-
-
-def add_lora(model: PreTrainedModel, config: LoraConfig, seed: int, kind: ModelKind = "causal-lm") -> PreTrainedModel:
-    """Wrap in a PEFT LoRA adapter, initialised from `seed`; the base stays frozen and is the reference."""
-    import torch
-
-    silence_bitsandbytes()
-    from peft import LoraConfig as PeftConfig
-    from peft import get_peft_model
-    from transformers.pytorch_utils import Conv1D
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        adapted = get_peft_model(
-            model,
-            PeftConfig(
-                # A score model's head is trained in full, beside the adapter.
-                task_type="CAUSAL_LM" if kind == "causal-lm" else "SEQ_CLS",
-                r=config.r,
-                # Set explicitly, or peft warns about every such layer.
-                fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-                lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft only ever divides it by r
-                lora_dropout=config.dropout,
-                target_modules=list(config.target_modules) if config.target_modules else "all-linear",
-            ),
-        )
-    if any("lora_embedding_" in name for name, _ in adapted.named_parameters()):
-        raise UserInputError(
-            "adapters on embedding layers are not supported",
-            where="model.lora.target_modules",
-            hint="name linear layers only, or set it to null for all of them",
-        )
-    return adapted  # type: ignore[return-value]
+    return model if config.lora is None else own.add_adapter(model, config.lora, seed)
 
 
 def is_lora(model: nn.Module) -> bool:
@@ -278,7 +124,7 @@ def _zero_rates(owner: object, is_rate: Callable[[str], bool]) -> None:
 def save_plain_model(
     model: nn.Module, weights: dict[str, torch.Tensor], tokenizer: Any, path: Path, adapter: Path | None = None
 ) -> None:
-    """Write a folder that plain transformers loads: `weights` are the full state of `model` (LoRA merged here).
+    """Write a folder as the model's kind does: `weights` are the full state of `model` (LoRA merged here).
 
     Atomic; what was at `path` is replaced. With LoRA the adapter itself is written too, to the folder `adapter`.
 
@@ -292,41 +138,16 @@ def save_plain_model(
             with replacing_folder(adapter) as partial:
                 save_adapter(model, weights, partial)
         with replacing_folder(path) as partial:
+            base: Any = model
             if is_lora(model):
-                merged = merged_weights(model, weights)
-                write_transformers_folder(model.get_base_model(), merged, partial)  # type: ignore[operator]
-            else:
-                write_transformers_folder(model, weights, partial)
-            tokenizer.save_pretrained(partial)
+                base, weights = model.get_base_model(), merged_weights(model, weights)  # type: ignore[operator]
+            kind_of(base).save(base, weights, tokenizer, partial)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"the model cannot be written: {error}",
             where=str(path),
             hint="is the disk full? free some space; --resume auto goes on from the newest checkpoint, which is whole",
         ) from error
-
-
-def write_transformers_folder(model: Any, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Write `weights`, the full state of the transformers `model`, as a folder that `from_pretrained` reads.
-
-    All are stored in the widest of their types, which `config.json` names, so that reading them does not round. The
-    module's own type may be narrower (under ZeRO and Gemini it computes in 16 bits, as do its frozen weights).
-    """
-    import torch
-
-    floats = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
-    dtype = functools.reduce(torch.promote_types, floats)
-    widened = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-    with quiet_progress():
-        model.save_pretrained(path, state_dict=widened)
-    write_model_config(model, dtype, path)
-
-
-def write_model_config(model: Any, dtype: torch.dtype, path: Path) -> None:
-    """Write the `config.json` of the transformers `model` beside weights of type `dtype`, which it names."""
-    config = copy.deepcopy(model.config)
-    config.dtype = dtype
-    config.save_pretrained(path)
 
 
 def merged_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

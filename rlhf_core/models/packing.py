@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from torch.autograd.function import once_differentiable
 
 from ..functional.masking import position_ids_of
 from .shared_pass import packs
+
+if TYPE_CHECKING:
+    from .rows import PaddedRows
 
 ATTENTION = "rlhf_packed"
 """transformers' name of the attention function: `sdpa` with support for packed samples."""
@@ -49,6 +52,31 @@ class Packing:
     def as_packed(self, rows: Tensor) -> Tensor:
         """[B, W, H, D] -> [1, T, H, D]."""
         return rows.flatten(0, 1).index_select(0, self.places)[None]
+
+
+class PackedRows:
+    """All samples in one row without padding, for a model inside `packed_attention`."""
+
+    def __init__(self, rows: PaddedRows) -> None:
+        is_token = rows.attention_mask
+        self.inputs: dict[str, Any] = {
+            "input_ids": rows.sequences[is_token][None],
+            # Four dimensions: transformers takes it for a finished mask and builds no T x T one. Size zero:
+            # attention without packing support fails instead of mixing samples.
+            "attention_mask": is_token.new_ones(1, 1, 0, 0),
+            "position_ids": position_ids_of(is_token)[is_token][None],
+            "packing": Packing.of(is_token),
+        }
+        self.lengths: Tensor = rows.lengths.expand_as(is_token)[is_token][None]
+        """[1, T] int64: tokens of the sample that each belongs to."""
+        self.logits_to_keep: Tensor = rows.is_read[is_token].nonzero()[:, 0]
+        """[N] int64: the position before each action."""
+
+    def of_actions(self, per_position: Tensor) -> Tensor:
+        """[1, T, ...], or [1, N, ...] at the kept positions -> [N, ...]. N < T, since no prompt is empty."""
+        if per_position.shape[1] == len(self.logits_to_keep):
+            return per_position[0]
+        return per_position[0, self.logits_to_keep]
 
 
 class _Spread(torch.autograd.Function):

@@ -18,7 +18,7 @@ from .forward import policy_forward, value_forward
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..strategy import Strategy
+    from ..place import Place
 
 _FIELDS = ("reference_log_probs", "values")
 """Fields of an item that a pass gives under their names; all else are columns."""
@@ -29,7 +29,7 @@ class PassModels(PassContext):
 
     def __init__(
         self,
-        strategy: Strategy,
+        place: Place,
         models: Mapping[Role, nn.Module],
         *,
         temperature: float,
@@ -40,7 +40,7 @@ class PassModels(PassContext):
         """around: context of a model's forward passes, which switches an adapter off, for example. offloaded: models
         that are in host memory between their passes.
         """
-        self.strategy = strategy
+        self.place = place
         self.models = models
         self.temperature = temperature
         self._batch_tokens = batch_tokens
@@ -54,14 +54,14 @@ class PassModels(PassContext):
         model = self.models[role]
 
         def rows_of(batch: Sequence[BufferItem]) -> Tensor:
-            return run(model, to_device(collate(batch), self.strategy.device))
+            return run(model, to_device(collate(batch), self.place.device))
 
         empty = masked(items[0] if items else _placeholder())
-        size = sum(parameter.numel() for parameter in self.strategy.unwrap(model).parameters())
-        tokens = self._batch_tokens or default_tokens(self.strategy.device.type, size)
-        placed = on_device(model, self.strategy) if role in self._offloaded else nullcontext()
+        size = sum(parameter.numel() for parameter in self.place.unwrap(model).parameters())
+        tokens = self._batch_tokens or default_tokens(self.place.device.type, size)
+        placed = on_device(model, self.place) if role in self._offloaded else nullcontext()
         with placed, self._around.get(role, nullcontext)():
-            rows = forward_rows(self.strategy, model, items, rows_of, empty=empty, batch_tokens=tokens)
+            rows = forward_rows(self.place, model, items, rows_of, empty=empty, batch_tokens=tokens)
         return [row[: item.num_response_tokens] for item, row in zip(items, rows, strict=True)]
 
     def passes_of(self, roles: frozenset[Role]) -> list[GroupPass]:
@@ -94,13 +94,13 @@ class CriticPass(_OnePass):
 class GroupPasses:
     """The passes of a run, one after the other: a later one sees the columns of those before it."""
 
-    def __init__(self, strategy: Strategy, passes: Sequence[GroupPass]) -> None:
-        self._strategy = strategy
+    def __init__(self, place: Place, passes: Sequence[GroupPass]) -> None:
+        self._place = place
         self._passes = passes
 
     def run(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The groups with all values added to their items. Collective if a model is sharded."""
-        done = self._strategy.agreed(list(groups))
+        done = self._place.agreed(list(groups))
         for each in self._passes:
             rows, num_items = list(each.run(done)), sum(len(group.items) for group in done)
             if len(rows) != num_items:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..functional.masking import position_ids_of
-from .packing import Packing, takes_packed_rows
+from .forward_passes import applied_passes
+from .kinds import PLAIN, ModelKind, kind_of
 from .shared_pass import RowLengths
 
 if TYPE_CHECKING:
     from ..types import Experience
 
 
-def model_rows(model: nn.Module, experience: Experience) -> PaddedRows | PackedRows:
-    """The rows for the innermost `model`, packed where it supports that. Both kinds keep the order of actions."""
-    rows = _own_prefixes(PaddedRows.of(experience), RowLengths.of(model))
-    return PackedRows(rows) if takes_packed_rows(model) else rows
+def model_rows(model: nn.Module, experience: Experience) -> Any:
+    """The rows for the innermost `model`, as the applied passes lay them out. Each keeps the order of actions.
+
+    With model inputs besides ids and mask they are padded.
+    """
+    kind = kind_of(model)
+    rows = replace(_own_prefixes(PaddedRows.of(experience), RowLengths.of(model)), kind=kind)
+    return rows if rows.columns or kind.inputs_differ else applied_passes().lay_out(model, rows)
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,9 @@ class PaddedRows:
     """[B, W] bool."""
     is_read: Tensor
     """[B, W] bool: True where the next token is an action, which this position predicts."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """[B, ...] by name: what the model takes besides."""
+    kind: ModelKind = PLAIN
 
     @classmethod
     def of(cls, experience: Experience) -> PaddedRows:
@@ -49,14 +57,19 @@ class PaddedRows:
             """[B, width + 1]; 0 past the last column."""
             return values.gather(1, source) * is_there
 
-        return cls(shifted(experience.sequences)[:, :width], shifted(mask)[:, :width], shifted(is_action)[:, 1:])
+        return cls(
+            shifted(experience.sequences)[:, :width],
+            shifted(mask)[:, :width],
+            shifted(is_action)[:, 1:],
+            experience.columns.model_inputs,
+        )
 
     @property
     def inputs(self) -> dict[str, Any]:
         return {
             "input_ids": self.sequences,
             "attention_mask": self.attention_mask.long(),
-            "position_ids": position_ids_of(self.attention_mask),
+            **self.kind.inputs(self.sequences, self.attention_mask, self.columns),
         }
 
     @property
@@ -72,31 +85,6 @@ class PaddedRows:
     def of_actions(self, per_position: Tensor) -> Tensor:
         """[B, W, ...] or [B, logits_to_keep, ...] per position -> [N, ...] at the position before each action."""
         return per_position[self.is_read[:, -per_position.shape[1] :]]
-
-
-class PackedRows:
-    """All samples in one row without padding, for a model inside `packed_attention`."""
-
-    def __init__(self, rows: PaddedRows) -> None:
-        is_token = rows.attention_mask
-        self.inputs: dict[str, Any] = {
-            "input_ids": rows.sequences[is_token][None],
-            # Four dimensions: transformers takes it for a finished mask and builds no T x T one. Size zero:
-            # attention without packing support fails instead of mixing samples.
-            "attention_mask": is_token.new_ones(1, 1, 0, 0),
-            "position_ids": position_ids_of(is_token)[is_token][None],
-            "packing": Packing.of(is_token),
-        }
-        self.lengths: Tensor = rows.lengths.expand_as(is_token)[is_token][None]
-        """[1, T] int64: tokens of the sample that each belongs to."""
-        self.logits_to_keep: Tensor = rows.is_read[is_token].nonzero()[:, 0]
-        """[N] int64: the position before each action."""
-
-    def of_actions(self, per_position: Tensor) -> Tensor:
-        """[1, T, ...], or [1, N, ...] at the kept positions -> [N, ...]. N < T, since no prompt is empty."""
-        if per_position.shape[1] == len(self.logits_to_keep):
-            return per_position[0]
-        return per_position[0, self.logits_to_keep]
 
 
 def _own_prefixes(rows: PaddedRows, rules: RowLengths | None) -> PaddedRows:
@@ -119,5 +107,6 @@ def _own_prefixes(rows: PaddedRows, rules: RowLengths | None) -> PaddedRows:
             rows.sequences[index],
             rows.attention_mask[index] & ~(is_cut[:, None] & ~is_before),
             rows.is_read[index] & ~(is_cut[:, None] & ~is_before) & ~(is_whole[:, None] & is_before),
+            {name: values[index] for name, values in rows.columns.items()},
         )
     return rows

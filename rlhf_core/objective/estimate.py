@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import functional
 from ..algorithm import needs_greedy_answer, needs_of
 from ..errors import ConfigError, RlhfError
+from ..functional.masking import turn_ids
 from ..whole import KL_PENALTY, LENGTH_PENALTY, Whole
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def estimated(
         trainer_log_probs=episode.trainer_log_probs,
         reference_log_probs=episode.reference_log_probs,
         named_rewards=episode.rewards,
-        turn_ids=functional.turn_ids(mask) if "turn_rewards" in episode.columns else None,
+        turn_ids=turn_ids(mask) if "turn_rewards" in episode.columns else None,
     )
     if needs_of(estimator) != "scalars":
         return _checked(estimator(given), mask.shape)

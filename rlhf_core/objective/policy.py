@@ -21,9 +21,9 @@ from ..functional import (
     mean_over_ranks,
     overlong_penalty,
     policy_metrics,
-    sum_and_mean_over_ranks,
-    sums_of_samples,
 )
+from ..functional.advantages import sums_of_samples
+from ..functional.masking import sum_and_mean_over_ranks
 from ..models import policy_forward
 from ..types import Experience
 from ..whole import EpisodeScalars, Whole

@@ -37,6 +37,8 @@ def _misses(built: object, kind: str, component: Component) -> str | None:
         return None if isinstance(built, Optimizer) else "is no torch.optim.Optimizer"
     if kind == "schedules":
         return None if callable(built) else "cannot be called with the index of an update"
+    if kind == "models":
+        return None if callable(getattr(built, "load_tokenizer", None)) else "is no rlhf_core.models.ModelKind"
     if kind == "transports":
         return None if callable(getattr(built, "run", None)) else "has no run(request)"
     if kind == "prompts" and not isinstance(built, PromptSource) and isinstance(built, StreamingPromptSource):

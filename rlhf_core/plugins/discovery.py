@@ -47,6 +47,7 @@ SINGULAR = {
     "sections": "section",
     "optimizers": "optimizer",
     "schedules": "schedule",
+    "models": "kind of model",
     "endpoints": "endpoint server",
     "commands": "command",
 }

@@ -31,6 +31,7 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
         "sections": "guards prompts.curriculum",
         "optimizers": "adamw",
         "schedules": "constant linear cosine",
+        "models": "causal-lm sequence-classification",
     },
     "rlhf-ray": {"transports": "ray", "commands": "ray"},
     "rlhf-hf": {"engines": "hf"},
@@ -46,6 +47,7 @@ _BROUGHT: Mapping[str, Mapping[str, str]] = {
     "rlhf-logger-trackio": {"loggers": "trackio"},
     "rlhf-serve": {"endpoints": "openai", "commands": "serve"},
     "rlhf-dashboard": {"commands": "dashboard"},
+    "rlhf-plan": {"commands": "plan"},
     "rlhf-report": {"commands": "report samples", "hooks": "report"},
 }
 """Distribution -> kind -> names, with blanks between."""

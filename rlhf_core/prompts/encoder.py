@@ -7,7 +7,9 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, first_line
+from ..columns import Column, Columns, check_owners
+from ..errors import DataError, PluginError, first_line
+from ..models.kinds import PLAIN, ModelKind
 from ..types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -45,25 +47,52 @@ def render_chat(
 class PromptEncoder:
     """Records to `Prompt`s with one tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, text_as_chat: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        text_as_chat: bool = False,
+        kind: ModelKind | None = None,
+        columns: Mapping[str, Column] | None = None,
+    ) -> None:
+        """kind: of the model that gets the prompts. columns: those of the source, whose values are in its records."""
         self._tokenizer = tokenizer
         self._text_as_chat = text_as_chat
+        self._kind = kind or PLAIN
+        self._own_columns = columns or {}
+        check_owners({"the source of prompts": self._own_columns, type(self._kind).__name__: self._kind.columns})
+        self.columns = {**self._own_columns, **self._kind.columns}
+        """All columns of a prompt."""
+        if wrong := [name for name, column in self.columns.items() if column.per != "prompt"]:
+            raise PluginError(f"the column {wrong[0]!r} of prompts is not per prompt", hint="tell the plugin's authors")
         self.encode = lru_cache(maxsize=_REMEMBERED)(self._encode)
 
     def prompt(self, record: Record, position: int, name: str) -> Prompt:
         """Encode one record; errors call it `name`. Raises `DataError` on one that is not a prompt."""
         text, messages = self._render(record, name)
+        ids, columns = self._with_columns(record, self._token_ids([text], special_tokens=messages is None)[0], name)
         return Prompt(
             position=position,
             text=text,
-            prompt_ids=tuple(self._token_ids([text], special_tokens=messages is None)[0]),
+            prompt_ids=tuple(ids),
             messages=messages,
             answer=record.get("answer"),
             metadata={key: value for key, value in record.items() if key not in ("prompt", "answer")},
+            columns=columns,
         )
+
+    def _with_columns(self, record: Record, ids: Sequence[int], name: str) -> tuple[Sequence[int], Columns]:
+        try:
+            ids, values = self._kind.encode(record, ids)
+            return ids, Columns({**{each: record[each] for each in self._own_columns}, **values}, self.columns)
+        except (DataError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"the columns of its prompt cannot be read: {first_line(error)}", where=name) from error
 
     def lengths(self, records: Sequence[Record], names: Sequence[str]) -> list[int]:
         """Tokens of each prompt."""
+        if self.columns or type(self._kind) is not ModelKind:  # checks its columns, too
+            pairs = zip(records, names, strict=True)
+            return [len(self.prompt(record, 0, name).prompt_ids) for record, name in pairs]
         rendered = [self._render(record, name) for record, name in zip(records, names, strict=True)]
         texts: dict[bool, list[str]] = {True: [], False: []}
         for text, messages in rendered:

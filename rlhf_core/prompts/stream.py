@@ -11,7 +11,9 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from ..columns import Column
 from ..errors import DataError
+from ..models.kinds import ModelKind
 from ..protocols import PromptSource, StreamingPromptSource
 from ..types import Prompt
 from ..util.rng import permutation
@@ -90,16 +92,19 @@ class PromptStream:
         keep: Callable[[Record], bool] | None = None,
         check: Check | None = None,
         measured: int | None = None,
+        kind: ModelKind | None = None,
     ) -> None:
         """Check every record. Raises `DataError` on those that are no prompts, are too long under `error`, or fail
         `check`, and on an empty stream.
 
         may_be_empty: allow prompts without tokens, for which an environment gives the first text. keep: the records
-        to use. measured: encode only so many to know their length; the stream is then good for a check only.
+        to use. measured: encode only so many to know their length; the stream is then good for a check only. kind: of
+        the model that gets the prompts.
         """
         self._may_be_empty = may_be_empty
         self._check = check
-        self._encoder = PromptEncoder(tokenizer, text_as_chat=text_as_chat)
+        own: Mapping[str, Column] = getattr(source, "columns", {})
+        self._encoder = PromptEncoder(tokenizer, text_as_chat=text_as_chat, kind=kind, columns=own)
         self._max_prompt_tokens = max_prompt_tokens
         self._too_long = too_long
         selecting = Selecting(
@@ -126,6 +131,11 @@ class PromptStream:
     def counts(self) -> Mapping[str, int]:
         """`records` read, and those left out by reason, for the manifest."""
         return self.records.counts
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Those of its prompts."""
+        return self._encoder.columns
 
     @property
     def digest(self) -> str:

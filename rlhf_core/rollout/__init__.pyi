@@ -13,8 +13,12 @@ from .groups import with_groups as with_groups
 from .made import SamplesLost as SamplesLost
 from .made import made_episode as made_episode
 from .made import summary_of as summary_of
-from .maker import Player as Player
+from .maker import Passes as Passes
 from .maker import PolicyExperienceMaker as PolicyExperienceMaker
+from .player import Player as Player
+from .player import PlayerContext as PlayerContext
+from .row import Played as Played
+from .row import Row as Row
 from .single_answer import SingleAnswers as SingleAnswers
 from .weight_sync import Checksum as Checksum
 from .weight_sync import CopiedWeights as CopiedWeights

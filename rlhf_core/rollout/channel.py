@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.curriculum import CurriculumConfig
 from ..errors import RlhfError
+from ..place import Place
 from ..rewards.scorer import RewardScorer
-from ..strategy import Strategy
 from ..types import MadeEpisode, Prompt, RolloutGroup
 from .groups import coordinator_from_tree, coordinator_to_tree
 from .made import made_episode
@@ -43,7 +43,7 @@ class LocalChannel:
     prompt: Callable[[int, int | None], Prompt]
     """Of a position, and of the record that a curriculum has drawn for it."""
     maker: PolicyExperienceMaker
-    strategy: Strategy
+    place: Place
     keep: Callable[[RolloutGroup], bool]
     success: Callable[[RolloutGroup], float | None] = lambda group: None
     """See `RolloutCoordinator.submit`."""
@@ -54,9 +54,9 @@ class LocalChannel:
             leases = self.coordinator.lease("local", 1 << 30)
             if not leases:
                 raise RlhfError(f"episode {index} cannot go on: {self.coordinator.progress(index)}", where="rollout")
-            mine = leases[self.strategy.rank :: self.strategy.world_size]
+            mine = leases[self.place.rank :: self.place.world_size]
             made = list(self.maker.make([self.prompt(lease.position, lease.record) for lease in mine]))
-            gathered = [group for part in self.strategy.all_gather_objects(made) for group in part]
+            gathered = [group for part in self.place.all_gather_objects(made) for group in part]
             for group in sorted(gathered, key=lambda g: g.position):
                 keep = not group.is_empty and self.keep(group)
                 self.coordinator.submit(group, keep=keep, success=self.success(group))
@@ -83,15 +83,20 @@ class LocalChannel:
 
 
 @dataclass(frozen=True, slots=True)
-class RankedRewardStates:
-    """The states of all ranks' rewards. After a resume with another number of ranks, some start from the same one."""
+class RankedStates:
+    """State of all ranks' rewards and players. After a resume with more ranks, some start from the same one."""
 
     scorer: RewardScorer
-    strategy: Strategy
+    place: Place
+    maker: PolicyExperienceMaker | None
 
     def states(self) -> list[dict[str, Any]]:
-        states: list[dict[str, Any]] = self.strategy.all_gather_objects(self.scorer.state_dict())
+        parts = {"rewards": self.scorer.state_dict(), "players": {} if self.maker is None else self.maker.state_dict()}
+        states = self.place.all_gather_objects({name: part for name, part in parts.items() if part})
         return states if any(states) else []
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self.scorer.load_state_dict(states[self.strategy.rank % len(states)])
+        state = states[self.place.rank % len(states)]
+        self.scorer.load_state_dict(state.get("rewards", {}))
+        if self.maker is not None:
+            self.maker.load_state_dict(state.get("players", {}))

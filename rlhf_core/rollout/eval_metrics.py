@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..config.sections import EvalSetOptions
-from ..environments.metrics import ENVIRONMENT, environment_metrics
 from ..types import BufferItem
+from .episode_metrics import ENVIRONMENT, environment_metrics
 
 _RESAMPLES = 1000
 _INTERVAL = (0.025, 0.975)

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from ..config.sections import EvalSetOptions
 from ..hooks.relay import HookRelay
+from ..place import Place
 from ..rewards.scorer import RewardScorer
-from ..strategy import Strategy
 from ..types import BufferItem, Prompt, RolloutGroup, SamplingParams
 from .eval_metrics import EvaluationRow, EvaluationSet, evaluation_metrics, final_answer
-from .maker import Player, PolicyExperienceMaker
+from .maker import PolicyExperienceMaker
+from .player import TimedPlayer
 
 FIRST_SAMPLE_ID = 1 << 62
 """Evaluation draws from noise of its own, far from the ids of training samples."""
@@ -25,7 +26,7 @@ class EvaluatedSet:
     def __init__(
         self,
         *,
-        player: Callable[[SamplingParams], Player],
+        player: Callable[[SamplingParams], TimedPlayer],
         scorer: RewardScorer,
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
@@ -69,13 +70,13 @@ class EvaluatedSet:
 class PolicyEvaluator:
     """Evaluates one set of prompts after the other. Collective: the ranks share the prompts."""
 
-    def __init__(self, sets: Sequence[EvaluatedSet], *, batch_size: int, strategy: Strategy) -> None:
+    def __init__(self, sets: Sequence[EvaluatedSet], *, batch_size: int, place: Place) -> None:
         self._sets = sets
         self._batch_size = batch_size
-        self._strategy = strategy
+        self._place = place
         prompts = [(index, prompt) for index, each in enumerate(sets) for prompt in each.prompts]
         numbered = [(index, replace(prompt, position=i)) for i, (index, prompt) in enumerate(prompts)]
-        self._prompts = numbered[strategy.rank :: strategy.world_size]
+        self._prompts = numbered[place.rank :: place.world_size]
 
     @property
     def num_prompts(self) -> int:
@@ -90,7 +91,7 @@ class PolicyEvaluator:
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of `evaluation_metrics` over all prompts."""
-        gathered = self._strategy.all_gather_objects(self.rows(0, len(self._prompts)))
+        gathered = self._place.all_gather_objects(self.rows(0, len(self._prompts)))
         return evaluation_metrics([row for part in gathered for row in part], [each.about for each in self._sets])
 
     def rows(self, start: int, stop: int) -> list[EvaluationRow]:
@@ -103,7 +104,7 @@ class PolicyEvaluator:
 
 
 def _maker(
-    player: Callable[[SamplingParams], Player], scorer: RewardScorer, sampling: SamplingParams, count: int
+    player: Callable[[SamplingParams], TimedPlayer], scorer: RewardScorer, sampling: SamplingParams, count: int
 ) -> PolicyExperienceMaker:
     return PolicyExperienceMaker(
         player=player(sampling),

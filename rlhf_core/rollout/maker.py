@@ -8,42 +8,24 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
-from ..environments.attempt import Played
 from ..hooks.relay import HookRelay
 from ..rewards.scorer import RewardScorer, Scores
 from ..types import BufferItem, PhaseTimes, Prompt, Rollout, RolloutGroup
+from ..util.kept_state import load_state_of, state_of
+from .player import TimedPlayer
+from .row import Played
 from .samples import SampleRewards, item_of, rollout_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 GREEDY_SAMPLE_ID = 1 << 61
 """The greedy answer to the prompt at a position has this id more, far from the ids of training samples."""
 SCORED_TOGETHER = 64
 """Samples handed to the rewards at a time while later ones are still generated."""
-
-
-class Player(Protocol):
-    """Has the policy answer: once, or in the turns of an environment."""
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's."""
-        ...
-
-    def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
-        """Yields the result of each (prompt, sample id) as soon as it is done, in any order. Adds to `times`."""
-        ...
-
-    def close(self) -> None:
-        """End what it keeps between two plays."""
-        ...
 
 
 class Passes(Protocol):
@@ -77,18 +59,19 @@ class PolicyExperienceMaker:
     def __init__(
         self,
         *,
-        player: Player,
+        player: TimedPlayer,
         samples_per_prompt: int,
         scorer: RewardScorer,
         hooks: HookRelay,
         passes: Passes | None = None,
         kl_coef: float | None = None,
         number: Callable[[int, int], int] | None = None,
-        greedy_player: Player | None = None,
+        greedy_player: TimedPlayer | None = None,
     ) -> None:
         """greedy_player: answers each prompt once more, greedily; that answer's rewards go with the group's items."""
         self._player = player
         self._greedy_player = greedy_player
+        self._players = {"player": player} if greedy_player is None else {"player": player, "greedy": greedy_player}
         self._samples_per_prompt = samples_per_prompt
         self._scorer = scorer
         self._hooks = hooks
@@ -97,17 +80,19 @@ class PolicyExperienceMaker:
         self._number = number or (lambda position, k: position * samples_per_prompt + k)
         self.times = PhaseTimes()
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The policy's."""
-        return self._player.tokenizer
-
     def close(self) -> None:
         """End what the players keep, such as a process of environments. Engine and rewards are not its own."""
         with ExitStack() as stack:
-            for player in (self._player, self._greedy_player):
-                if player is not None:
-                    stack.callback(player.close)
+            for player in self._players.values():
+                stack.callback(player.close)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the players; empty if they keep none. The rewards' is not part of it: makers may share them."""
+        return {name: state for name, state in state_of(self._players).items() if state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the players back what they kept."""
+        load_state_of(self._players, state)
 
     def published(self, version: int) -> None:
         """The models here that are trained have the weights of `version`."""
@@ -116,7 +101,9 @@ class PolicyExperienceMaker:
 
     def take_times(self) -> PhaseTimes:
         """The times since the last call, and what the rewards cost meanwhile."""
-        taken, self.times = self.times, PhaseTimes()
+        taken = self.times.take()
+        for player in self._players.values():
+            taken.add(player.times.take())
         taken.reward_calls = self._scorer.take_metrics()
         return taken
 
@@ -143,7 +130,7 @@ class PolicyExperienceMaker:
         arrived: dict[int, list[Played]] = defaultdict(list)
         finished: list[_Finished] = []
         scoring: list[_Scoring] = []
-        before = self.times.response_tokens
+        before = self._num_tokens
         with self._hooks.span("rollout_batch", num_samples=len(samples)) as span:
             for played in self._play(prompts, samples):
                 group = arrived[played.prompt.position]
@@ -155,13 +142,17 @@ class PolicyExperienceMaker:
                     finished = []
             if finished:
                 scoring.append(self._submit(finished))
-            span.set("num_tokens", self.times.response_tokens - before)
+            span.set("num_tokens", self._num_tokens - before)
         return scoring
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(player.times.response_tokens for player in self._players.values())
 
     def _play(self, prompts: Sequence[Prompt], samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
         if self._greedy_player is not None:
-            yield from self._greedy_player.play([(p, GREEDY_SAMPLE_ID + p.position) for p in prompts], self.times)
-        yield from self._player.play(samples, self.times)
+            yield from self._greedy_player.play([(p, GREEDY_SAMPLE_ID + p.position) for p in prompts])
+        yield from self._player.play(samples)
 
     def _submit(self, groups: list[_Finished]) -> _Scoring:
         judged = [rows[-1] for group in groups for rows in group.rollouts if rows]

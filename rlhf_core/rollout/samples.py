@@ -1,4 +1,4 @@
-"""Converts played episodes into rollouts for the rewards and items for the trainer."""
+"""Converts played samples into rollouts for the rewards and items for the trainer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..columns import Column, Columns, check_owners
-from ..environments import metrics
-from ..environments.attempt import Played
-from ..environments.row import Row
+from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners
+from ..config.load import ENVIRONMENT_SECTION
+from ..config.section import columns_of
+from ..errors import ConfigError
 from ..rewards.values import TurnScores
 from ..types import BufferItem, Rollout
+from .requests import row_columns
+from .row import Played, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,14 +23,31 @@ if TYPE_CHECKING:
 
 GREEDY_REWARDS = "greedy_rewards"
 """Column: the rewards, by name, of the greedy answer to the sample's prompt."""
-COLUMNS = {GREEDY_REWARDS: Column(per="metrics")}
+TURN_REWARDS = "turn_rewards"
+"""Column [A, R], raw: what each of a sample's `rewards` gave to a turn, at its last token; with an environment."""
+COLUMNS = {GREEDY_REWARDS: Column(per="metrics"), TURN_REWARDS: Column()}
 
 
-def check_columns(resolved: ResolvedRun, algorithm: Algorithm[Any, Any], passes: Sequence[GroupPass] = ()) -> None:
-    """Raise `ConfigError` if two parts of the run bring one column."""
-    owners = {f"algorithm {resolved.algorithm.name}": algorithm.columns, "greedy answers": COLUMNS}
-    if resolved.environment is not None:
-        owners[f"environment {resolved.environment.name}"] = metrics.COLUMNS
+def check_columns(
+    resolved: ResolvedRun,
+    algorithm: Algorithm[Any, Any],
+    passes: Sequence[GroupPass] = (),
+    of_prompts: Mapping[str, Column] | None = None,
+) -> None:
+    """Raise `ConfigError` if two parts of the run bring one column, or the engine leaves out inputs of the model."""
+    engine = resolved.engine
+    inputs = [name for name, column in (of_prompts or {}).items() if column.model_input]
+    if inputs and resolved.generates and not engine.component.model_inputs:
+        problem = f"the engine {engine.name} does not pass {', '.join(inputs)} to the model"
+        raise ConfigError(problem, where="engine.name", hint="choose one that does: engine.name: hf")
+    owners = {
+        f"algorithm {resolved.algorithm.name}": algorithm.columns,
+        f"engine {engine.name}": getattr(engine.config, "columns", {}),
+        "prompts": of_prompts or {},
+        "rewards": COLUMNS,
+        "core's sampling": ENGINE_COLUMNS,
+    }
+    owners |= {f"section {name}": columns_of(section) for name, section, _ in resolved.player_sections}
     check_owners(owners | {f"pass {type(each).__name__}": each.columns for each in passes})
 
 
@@ -73,14 +92,14 @@ class SampleRewards:
     def of(cls, sample: Played, rewards: Mapping[str, float]) -> SampleRewards:
         """rewards: of the sample's last row."""
         scores = {name: float(score) for name, score in rewards.items()}
-        if not sample.measured:
+        if sample.reward is None:
             return cls(scores, [{} for _ in scores])
         numbers = sample.rows[-1].turn_numbers
         turns: list[Mapping[int, float]] = [
             {numbers[turn]: each for turn, each in score.turns.items()} if isinstance(score, TurnScores) else {}
             for score in rewards.values()
         ]
-        return cls({metrics.ENVIRONMENT: sample.reward, **scores}, [sample.turn_rewards, *turns])
+        return cls({ENVIRONMENT_SECTION: sample.reward, **scores}, [sample.turn_rewards, *turns])
 
 
 def item_of(
@@ -94,13 +113,11 @@ def item_of(
     """One row of a sample as the trainer's buffer item."""
     import torch
 
-    columns = Columns()
+    columns = sample.prompt.columns | row.columns | row_columns(row.sampled_columns, len(row.ids))
     if greedy_rewards is not None:
         columns |= Columns({GREEDY_REWARDS: greedy_rewards}, COLUMNS)
-    if sample.measured:
-        measured = sample.measured if row is sample.rows[0] else {}
-        earned = _turn_rewards(row, rewards.turns)
-        columns |= Columns({metrics.ENVIRONMENT: measured, metrics.TURN_REWARDS: earned}, metrics.COLUMNS)
+    if sample.reward is not None:
+        columns |= Columns({TURN_REWARDS: _turn_rewards(row, rewards.turns)}, COLUMNS)
     return BufferItem(
         sample_id=rollout.sample_id,
         group_id=rollout.group_id,

@@ -1,37 +1,81 @@
-"""One turn of the policy for each sample: a run without an environment."""
+"""Calls to an engine, and core's own player: one answer to each sample."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ..environments.attempt import Played
-from ..environments.play import answers
-from ..environments.row import Row
+from ..errors import RlhfError
 from ..protocols import RolloutEngine
-from ..types import GenerationRequest, PhaseTimes, Prompt, SamplingParams
+from ..types import Completion, GenerationRequest, PhaseTimes, Prompt, SamplingParams
+from .player import TimedPlayer
+from .requests import with_kinds, with_options
+from .row import Played, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+AskerT = TypeVar("AskerT")
 
-class SingleAnswers:
+
+def request_of(prompt: Prompt, sample_id: int) -> GenerationRequest:
+    """The request for one answer to a prompt."""
+    return GenerationRequest(sample_id=sample_id, prompt_ids=prompt.prompt_ids, inputs=prompt.columns.model_inputs)
+
+
+class SingleAnswers(TimedPlayer):
     """Samples one answer to each prompt."""
 
-    def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: SamplingParams,
+        times: PhaseTimes | None = None,
+    ) -> None:
+        """times: shared with other players of a run."""
         self._engine = engine
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self._sampling = sampling
+        self.times = times or PhaseTimes()
 
-    def close(self) -> None:
-        """It keeps nothing."""
-
-    def play(self, samples: Sequence[tuple[Prompt, int]], times: PhaseTimes) -> Iterator[Played]:
-        """Yield what was answered for each (prompt, sample id), each as soon as it is done. Adds to `times`."""
-        asked = [(GenerationRequest(sample_id=i, prompt_ids=prompt.prompt_ids), prompt) for prompt, i in samples]
-        for prompt, completion in answers(self._engine, asked, self._sampling, times):
-            row = Row(branch=0, text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
-            text = self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
+    def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
+        asked = [(request_of(prompt, sample_id), prompt) for prompt, sample_id in samples]
+        for prompt, completion in answers(self._engine, asked, self._sampling, self.times):
+            row = Row(text=prompt.text, prompt_ids=prompt.prompt_ids, messages=prompt.messages)
+            text = self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)
             assert isinstance(text, str)
-            row.sample(completion, text, (), 0)
+            row.sample(completion, text)
             yield Played(prompt, completion.sample_id, (row,))
+
+
+def answers(
+    engine: RolloutEngine,
+    asked: Sequence[tuple[GenerationRequest, AskerT]],
+    sampling: SamplingParams,
+    times: PhaseTimes,
+) -> Iterator[tuple[AskerT, Completion]]:
+    """Yield each completion with the value that came with its request, as soon as it is done. Adds to `times`.
+
+    Raises `RlhfError` if the engine does not answer each request once.
+    """
+    requests = [with_options(request, sampling, engine) for request, _ in asked]
+    waiting = {(request.sample_id, request.branch): (request, asker) for request, asker in asked}
+    started = time.perf_counter()
+    for completion in engine.generate(requests, sampling):
+        place = completion.sample_id, completion.branch
+        if place not in waiting:
+            raise _engine_error(f"answered branch {place[1]} of sample {place[0]}, which is not or no longer asked for")
+        request, asker = waiting.pop(place)
+        times.response_tokens += len(completion.token_ids)
+        times.prompt_tokens += len(request.prompt_ids)
+        times.reused_tokens += completion.num_reused
+        yield asker, with_kinds(completion, engine)
+    if waiting:
+        raise _engine_error(f"left {len(waiting)} of {len(asked)} requests without an answer")
+    times.rollout_s += time.perf_counter() - started
+
+
+def _engine_error(what: str) -> RlhfError:
+    return RlhfError(f"the engine {what}", where="rollout", hint="report this to the authors of the engine plugin")

@@ -4,7 +4,6 @@ from .base import StrategyBase as StrategyBase
 from .base import grouped_names as grouped_names
 from .parts import LossScale as LossScale
 from .parts import ResolvedPrecision as ResolvedPrecision
-from .parts import autocast_for as autocast_for
 from .parts import check_offload as check_offload
 from .parts import diverged as diverged
 from .parts import make_adamw as make_adamw

@@ -7,7 +7,7 @@ strategy can load what another saved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from ..strategy import ReduceOp, Strategy, Trained
 from ..util.tensor_trees import load_tree, save_tree
 from ..util.weight_files import DEFAULT_SHARD_BYTES, group_into_shards, load_weights, save_weights, state_dict_shards_of
 from .lr_schedule import load_scheduler, save_scheduler
-from .parts import LossScale, ResolvedPrecision, autocast_for, make_adamw, torch_dtype, torch_step
+from .parts import LossScale, ResolvedPrecision, make_adamw, torch_dtype, torch_step
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 class GroupStrategy(Strategy):
     """Rank, device and collective calls. Subclasses prepare the models."""
+
+    passes = "rlhf_core.models.fast_passes:FastPasses"
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -113,7 +115,9 @@ class StrategyBase(GroupStrategy):
         self._prepared: list[Prepared] = []
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return autocast_for(self.compute_dtype, self.device)
+        import torch
+
+        return nullcontext() if self.compute_dtype is None else torch.autocast(self.device.type, self.compute_dtype)
 
     @property
     def compute_dtype(self) -> torch.dtype | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import ConfigError, DivergenceError, UserInputError
 from ..util.host_memory import release_freed_memory
@@ -70,13 +69,6 @@ def torch_dtype(precision: ResolvedPrecision) -> torch.dtype:
     import torch
 
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
-
-def autocast_for(compute_dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
-    """Mixed precision over fp32 weights; nothing for None (`Strategy.compute_dtype`)."""
-    import torch
-
-    return nullcontext() if compute_dtype is None else torch.autocast(device.type, dtype=compute_dtype)
 
 
 def make_adamw(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, DatasetAlgorithm, EpisodeOutput, LossOutput, RolloutAlgorithm
+from ..place import LocalPlace
 from ..types import BufferItem, Experience, RolloutGroup
-from .thread_ranks import Ranks
 from .tiny import EOS_ID, NUM_SPECIAL, contract_policy, contract_tokenizer, perturb
 
 if TYPE_CHECKING:
@@ -201,17 +201,13 @@ def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prom
     from ..models.forward import policy_forward
     from ..models.passes import GroupPasses, PassModels
 
-    def work(rank: int, strategy: Any) -> tuple[BufferItem, ...]:
-        strategy.device = torch.device(device)
-        here = dict(models)
-        for seed, role in enumerate(sorted(algorithm.roles - models.keys()), start=4):
-            here[role] = copy.deepcopy(models["policy"])
-            perturb(here[role], seed=seed, scale=0.01)
-        passes = algorithm.passes(PassModels(strategy, here, temperature=1.0))
-        group = RolloutGroup(position=0, rollouts=(), items=tuple(_random_items(per_prompt)))
-        return GroupPasses(strategy, passes).run([group])[0].items
-
-    (items,) = Ranks(1).run(work)
+    place, here = LocalPlace(torch.device(device), torch.float32), dict(models)
+    for seed, role in enumerate(sorted(algorithm.roles - models.keys()), start=4):
+        here[role] = copy.deepcopy(models["policy"])
+        perturb(here[role], seed=seed, scale=0.01)
+    passes = algorithm.passes(PassModels(place, here, temperature=1.0))
+    group = RolloutGroup(position=0, rollouts=(), items=tuple(_random_items(per_prompt)))
+    items = GroupPasses(place, passes).run([group])[0].items
     batch = to_device(collate(items), torch.device(device))
     with torch.no_grad():
         filled: dict[str, Any] = {"action_log_probs": policy_forward(models["policy"], batch, 1.0).log_probs}

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ..config.resolved import SelectedEnvironment
-from ..types import Completion, GenerationRequest, PhaseTimes, SamplingParams
+from ..types import Completion, GenerationRequest, SamplingParams
 from ..util.rng import derive_seed
 from .engine import EOS, FakeEngine
 from .models import tiny_tokenizer
@@ -18,7 +18,7 @@ from .models import tiny_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..environments.attempt import Played
+    from ..rollout.row import Played
 
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 CHAT_TEMPLATE = (
@@ -92,7 +92,7 @@ def play_episodes(
     records: prompts as a source gives them; none is the empty tasks of a run without prompts. folder: where relative
     paths in the environment's options start. Raises what the run would.
     """
-    from ..build import build_environment_player
+    from ..environments.player import build_environment_player
     from ..prompts.stream import PromptStream
 
     stream = PromptStream(records or [{"prompt": ""}] * num_prompts, tokenizer, seed=seed, may_be_empty=True)
@@ -111,5 +111,5 @@ def play_episodes(
         for place in range(samples_per_prompt)
     ]
     with closing(player):
-        played = sorted(player.play(samples, PhaseTimes()), key=lambda each: each.sample_id)
+        played = sorted(player.play(samples), key=lambda each: each.sample_id)
     return PlayedEpisodes(played, tuple(engine.sampled))

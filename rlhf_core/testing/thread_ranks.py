@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..place import LocalPlace, Place, ReduceOp
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ..strategy import ReduceOp, Strategy
 
 _PATIENCE_SECONDS = 60.0
 
@@ -26,14 +25,14 @@ class Ranks:
         self._barrier = threading.Barrier(world_size, timeout=_PATIENCE_SECONDS)
         self._values: list[Any] = [None] * world_size
 
-    def run(self, work: Callable[[int, Strategy], T]) -> list[T]:
-        """Results of `work(rank, strategy)` on each rank; the strategy can only reduce and gather."""
+    def run(self, work: Callable[[int, Place], T]) -> list[T]:
+        """Results of `work(rank, place)` on each rank."""
         with ThreadPoolExecutor(self.world_size) as pool:
             return list(pool.map(lambda rank: self._work(rank, work), range(self.world_size)))
 
-    def _work(self, rank: int, work: Callable[[int, Strategy], T]) -> T:
+    def _work(self, rank: int, work: Callable[[int, Place], T]) -> T:
         try:
-            return work(rank, cast("Strategy", _Rank(rank, self.world_size, self._gather)))
+            return work(rank, _Rank(rank, self.world_size, self._gather))
         except BaseException:
             self._barrier.abort()  # the others wait for this rank
             raise
@@ -46,20 +45,16 @@ class Ranks:
         return found
 
 
-class _Rank:
+class _Rank(LocalPlace):
+    passes = "rlhf_core.models.fast_passes:FastPasses"
+
     def __init__(self, rank: int, world_size: int, gather: Callable[[int, Any], list[Any]]) -> None:
+        import torch
+
+        super().__init__(torch.device("cpu"), torch.float32)
         self.rank = rank
-        self.world_size = self.num_processes = world_size
+        self.world_size = world_size
         self._gather = gather
-
-    def autocast(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def unwrap(self, model: T) -> T:
-        return model
-
-    def agreed(self, value: T) -> T:
-        return value
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self._gather(self.rank, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..columns import Columns
 from ..types import BufferItem, Completion, Experience
 from .models import tiny_model, tiny_tokenizer
 
@@ -69,6 +70,7 @@ def as_experience(answers: Sequence[tuple[tuple[int, ...], Completion]]) -> Expe
                 action_mask=torch.ones(len(done.token_ids), dtype=torch.bool),
                 action_log_probs=torch.tensor(done.logprobs),
                 support_ids=support,
+                columns=done.columns if isinstance(done.columns, Columns) else Columns(),
             )
         )
     return collate(items)

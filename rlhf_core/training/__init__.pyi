@@ -7,7 +7,6 @@ from .loop import Trainer as Trainer
 from .publisher import PolicyPublisher as PolicyPublisher
 from .record import EpisodeRecord as EpisodeRecord
 from .request import FitResult as FitResult
-from .request import RunInputs as RunInputs
 from .request import RunRequest as RunRequest
 from .request import SessionParts as SessionParts
 from .request import Transport as Transport

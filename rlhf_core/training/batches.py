@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any
 
 from ..batching import balanced
 from ..types import BufferItem, ItemSummary
+from .units import Rows, Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,6 @@ class TrainBatch:
     items: Sequence[Any]
     gap_version: int | None = None
     """Policy version of the trainer's weights; set only on an episode's first batch, before they change."""
-
-
-Rows = Sequence[Any]
-"""Items that must be in the same update: the rows of an episode that branched, or a sample's one item."""
 
 
 def rows_of_samples(items: Sequence[BufferItem | ItemSummary]) -> list[Rows]:
@@ -37,17 +34,26 @@ class BatchPlan:
     epochs_per_episode: int
     rank: int
     world_size: int
+    units: Units = field(default_factory=Units)
 
     def passes(self, samples: Sequence[Rows]) -> Iterator[list[Sequence[int]]]:
-        """For each pass its batches, as indices of samples in their order; the last batch of a pass may be smaller."""
-        size, every = self.train_batch_size, range(len(samples))
+        """For each pass its batches, as indices of samples in their order.
+
+        The last batch of a pass may be smaller, and one that has no room for all samples of the next unit.
+        """
+        batches: list[list[int]] = []
+        for group, _ in self.units.linked(samples):
+            if not batches or len(batches[-1]) + len(group) > self.train_batch_size:
+                batches.append([])
+            batches[-1] += group
         for _ in range(self.epochs_per_episode):
-            yield [every[start : start + size] for start in range(0, len(samples), size)]
+            yield [sorted(batch) for batch in batches]
 
     def shares(self, samples: Sequence[Rows], batch: Sequence[int]) -> list[list[int]]:
-        """The samples of a batch that each rank trains on, of about as many tokens."""
-        lengths = [sum(row.num_tokens for row in samples[index]) for index in batch]
-        return [[batch[place] for place in part] for part in balanced(lengths, self.world_size)]
+        """The samples of a batch that each rank trains on, of about the same price."""
+        groups, prices = zip(*self.units.linked([samples[index] for index in batch]), strict=True)
+        parts = ([groups[each] for each in part] for part in balanced(prices, self.world_size))
+        return [[batch[place] for place in sorted(chain.from_iterable(part))] for part in parts]
 
     def batches(
         self, samples: Sequence[Rows], masked: Callable[[Any], Any], gap_version: int | None

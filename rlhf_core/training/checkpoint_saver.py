@@ -11,7 +11,7 @@ from typing import Any
 from ..algorithm import Algorithm
 from ..config.sections import CheckpointConfig
 from ..hooks.relay import HookRelay
-from ..protocols import ExperienceChannel, RewardStates
+from ..protocols import ExperienceChannel, MakerStates
 from ..rewards.scorer import RewardCombiner
 from ..runfolder.checkpoint_state import (
     RunState,
@@ -27,25 +27,26 @@ from ..util.kept_state import load_state_of, state_of
 
 
 class PluginState:
-    """The state of rank 0's hook plugins, and of the rewards wherever they are. Its methods are collective."""
+    """The state of rank 0's hook plugins, and of rewards and players wherever they are. Its methods are collective."""
 
-    def __init__(self, hooks: HookRelay, rewards: RewardStates | None, strategy: Strategy) -> None:
+    def __init__(self, hooks: HookRelay, makers: MakerStates | None, strategy: Strategy) -> None:
         self._hooks = hooks
-        self._rewards = rewards
+        self._makers = makers
         self._strategy = strategy
 
     def state_dict(self) -> dict[str, Any]:
         """States by name; what is empty is left out. A hook's error on rank 0 is raised on all ranks."""
         found: dict[str, Any] = {}
         self._strategy.run_on_main(lambda: found.update(hooks=state_of(self._hooks.plugins)))
-        found["rewards"] = [] if self._rewards is None else self._rewards.states()
+        found["makers"] = [] if self._makers is None else self._makers.states()
         return {name: each for name, each in found.items() if each}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give them back what they kept."""
         self._strategy.run_on_main(lambda: load_state_of(self._hooks.plugins, state.get("hooks", {})))
-        if self._rewards is not None and state.get("rewards"):
-            self._rewards.load_states(state["rewards"])
+        makers = state.get("makers") or [{"rewards": each} for each in state.get("rewards", ())]  # of older checkpoints
+        if self._makers is not None and makers:
+            self._makers.load_states(makers)
 
 
 class CheckpointSaver:

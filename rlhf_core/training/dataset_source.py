@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from ..algorithm import DatasetAlgorithm
-from ..build import TrainerModels, build_eval_prompts, build_reference, offloads_reference
-from ..config.resolve import ResolvedRun
 from ..errors import RlhfError
 from ..models.batched_forward import Reference, no_reference, reference_pass
-from ..prompts.stream import PromptStream
-from ..strategy import Strategy
+from ..wiring.parts import TrainerParts
 from .batches import BatchPlan, TrainBatch
 from .loop import EpisodeBatches
 
@@ -22,37 +19,29 @@ class DatasetSource:
 
     def __init__(
         self,
-        resolved: ResolvedRun,
+        run: TrainerParts,
         algorithm: DatasetAlgorithm[Any, Any],
-        strategy: Strategy,
-        models: TrainerModels,
-        prompts: PromptStream,
         plan: BatchPlan,
         *,
         batch_tokens: int,
         on_episode: Callable[[int, Sequence[Any]], None],
-        eval_prompts: Mapping[str | None, PromptStream] | None = None,
     ) -> None:
-        """Loads the reference. eval_prompts: of `build_eval_prompts`, where they are built already."""
+        """Loads the reference."""
         self._algorithm = algorithm
-        self._tokenizer = models.tokenizer
-        self._prompts = prompts
+        self._tokenizer = run.inputs.tokenizer
+        self._prompts = run.inputs.prompts
         self._plan = plan
-        self._items_per_episode = resolved.run.train.prompts_per_episode
+        options = run.resolved.run
+        self._items_per_episode = options.train.prompts_per_episode
         self._on_episode = on_episode
-        self._eval_prompts = None
-        if resolved.measures_eval_records:
-            built = build_eval_prompts(resolved, models.tokenizer) if eval_prompts is None else eval_prompts
-            self._eval_prompts = built[None]
-        self._num_held_out = resolved.run.eval.num_prompts if resolved.run.eval is not None else 0
-        own = Reference(models.policy, nullcontext)
-        self._ask_policy = reference_pass(algorithm, own, strategy, batch_tokens=batch_tokens)
-        reference = build_reference(resolved, algorithm, strategy, models.policy)
-        if reference is None:
-            self._ask = no_reference(algorithm)
-        else:
-            offload = offloads_reference(resolved, strategy)
-            self._ask = reference_pass(algorithm, reference, strategy, batch_tokens=batch_tokens, offload=offload)
+        self._eval_prompts = run.inputs.eval_prompts[None] if run.resolved.measures_eval_records else None
+        self._num_held_out = options.eval.num_prompts if options.eval is not None else 0
+        own = Reference(run.models["policy"], nullcontext)
+        self._ask_policy = reference_pass(algorithm, own, run.place, batch_tokens=batch_tokens)
+        self._ask = no_reference(algorithm)
+        if run.reference is not None:
+            offload = run.offloads_reference
+            self._ask = reference_pass(algorithm, run.reference, run.place, batch_tokens=batch_tokens, offload=offload)
 
     def held_out(self) -> Sequence[Any]:
         """The items to evaluate on; those too long are left out. Collective."""

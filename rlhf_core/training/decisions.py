@@ -14,9 +14,9 @@ from ..errors import GuardStop, RlhfError, UserInputError
 from ..hooks.installed import option_sections
 from ..hooks.relay import HookRelay
 from ..hookspecs import Action, Moment
+from ..place import Place
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.folder import RunFolder
-from ..strategy import Strategy
 from ..util.redact import redact_mapping
 
 logger = logging.getLogger("rlhf")
@@ -42,7 +42,7 @@ class RollBack(Exception):
 class Decisions:
     """Fires `rlhf_decide` on rank 0 and carries out the actions on every rank."""
 
-    strategy: Strategy
+    place: Place
     hooks: HookRelay
     resolved: ResolvedRun
     folder: RunFolder
@@ -61,8 +61,8 @@ class Decisions:
 
     def may_roll_back(self) -> bool:
         """Collective. Whether a hook plugin says, by its `may_roll_back`, that it needs a checkpoint to go to."""
-        plugins = self.hooks.plugins.values() if self.strategy.is_main else ()
-        return bool(self.strategy.broadcast_object(any(getattr(each, "may_roll_back", False) for each in plugins)))
+        plugins = self.hooks.plugins.values() if self.place.is_main else ()
+        return bool(self.place.broadcast_object(any(getattr(each, "may_roll_back", False) for each in plugins)))
 
     def take(self, moment: Moment) -> bool:
         """Collective. Carry out what is decided at `moment`; while paused, wait here and ask again.
@@ -86,7 +86,7 @@ class Decisions:
 
     def tell_rollback(self, request: RollBack, state: RunState, factors: Mapping[str, float]) -> None:
         """Record in the log and the manifest that the run was rolled back to `state`."""
-        if not self.strategy.is_main:
+        if not self.place.is_main:
             return
         action, moment = request.action, request.moment
         logger.warning(
@@ -108,28 +108,28 @@ class Decisions:
 
     def _agreed(self, moment: Moment) -> list[Action]:
         """The actions of rank 0's hooks, on every rank; whether any rank received a signal is agreed on as well."""
-        answers = self.hooks.fire("decide", moment=moment) if self.strategy.is_main else []
+        answers = self.hooks.fire("decide", moment=moment) if self.place.is_main else []
         given = [[each] if isinstance(each, Action) else each for each in answers]
         actions: list[Action] = [action for each in given for action in each]
-        if self.strategy.num_processes == 1:
+        if self.place.num_processes == 1:
             self.interrupted |= self.has_signal()
             return actions
         import torch
 
         flags = torch.tensor([float(bool(actions)), float(self.has_signal())])
-        has_actions, has_signal = self.strategy.all_reduce(flags, "max").tolist()
+        has_actions, has_signal = self.place.all_reduce(flags, "max").tolist()
         self.interrupted |= bool(has_signal)
         if not has_actions:
             return []
-        said: list[Action] = self.strategy.broadcast_object([replace(each, answer=None) for each in actions])
-        return actions if self.strategy.is_main else said
+        said: list[Action] = self.place.broadcast_object([replace(each, answer=None) for each in actions])
+        return actions if self.place.is_main else said
 
     def _execute(self, action: Action, moment: Moment) -> None:
         try:
             text, refused = self._do(action, moment.episode), False
         except RlhfError as error:
             text, refused = error.message, True
-        if not self.strategy.is_main:
+        if not self.place.is_main:
             return
         logger.warning("%s: %s, after update %d: %s", action.by, action.reason, moment.step, text)
         if action.answer is not None:

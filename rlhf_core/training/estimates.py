@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ..algorithm import RolloutAlgorithm
 from ..batching import balanced, collate, split
 from ..columns import Columns
+from ..place import Place
 from ..plugins.errors_of import errors_of
 from ..rewards.scorer import RewardCombiner
 from ..rollout.samples import GREEDY_REWARDS
-from ..strategy import Strategy
 from ..types import BufferItem, Experience, ItemSummary, MadeEpisode, Rollout
 from ..whole import EpisodeScalars, Whole, alone
 from .batches import BatchPlan, TrainBatch, rows_of_samples
@@ -65,7 +65,7 @@ class EpisodeEstimates:
         self,
         algorithm: RolloutAlgorithm,
         combiner: RewardCombiner,
-        strategy: Strategy,
+        place: Place,
         *,
         complete: Callable[[Sequence[BufferItem], BufferItem], list[BufferItem]],
         plugin: str | None = None,
@@ -77,7 +77,7 @@ class EpisodeEstimates:
         """
         self.algorithm = algorithm
         self._combiner = combiner
-        self._strategy = strategy
+        self._place = place
         self._complete = complete
         self._plugin = plugin
 
@@ -142,7 +142,7 @@ class EpisodeEstimates:
         import torch
 
         rows = collate(self._complete(mine, filler) or [filler])
-        whole = Whole(scalars=scalars, rows=torch.tensor(held or [-1]), all_reduce=self._strategy.all_reduce)
+        whole = Whole(scalars=scalars, rows=torch.tensor(held or [-1]), all_reduce=self._place.all_reduce)
         if self.algorithm.needs == "episode":  # every rank has all rows: there is nothing to add up
             whole = replace(whole, all_reduce=alone)
         # A branch may stand here without the others of its sample, or the other way round.
@@ -186,7 +186,7 @@ class EpisodeEstimates:
 
         # numpy arrays are exchanged by value; tensors would go through shared memory.
         mine = {row: each(values, lambda tensor: tensor.numpy()) for row, values in made.items()}
-        parts = self._strategy.all_gather_objects(mine)
+        parts = self._place.all_gather_objects(mine)
         return {row: each(values, torch.from_numpy) for part in parts for row, values in part.items()}
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..algorithm import Algorithm, DatasetAlgorithm
 from ..hooks.relay import HookRelay
-from ..strategy import Strategy
+from ..place import Place
 from .request import Evaluator
+from .units import Units
 from .updater import Updater
 
 
@@ -18,7 +19,7 @@ class HeldOutEvaluation:
     def __init__(
         self,
         algorithm: Algorithm[Any, Any],
-        strategy: Strategy,
+        place: Place,
         updater: Updater,
         hooks: HookRelay,
         *,
@@ -27,7 +28,7 @@ class HeldOutEvaluation:
     ) -> None:
         """`items`: the held-out records of a dataset, encoded and prepared; collective."""
         self._algorithm = algorithm
-        self._strategy = strategy
+        self._place = place
         self._updater = updater
         self._hooks = hooks
         self._evaluator = evaluator
@@ -49,5 +50,6 @@ class HeldOutEvaluation:
         items = self._items()
         if not items:
             return {}
-        mine = items[self._strategy.rank :: self._strategy.world_size] or [algorithm.masked(items[0])]
+        units = Units(algorithm.units).places(items)[self._place.rank :: self._place.world_size]
+        mine = [items[place] for unit in units for place in unit] or [algorithm.masked(items[0])]
         return {f"eval/{name}": value for name, value in self._updater.evaluate(mine).items()}

@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..environments.metrics import ENVIRONMENT
 from ..errors import CheckpointError
 from ..hooks.relay import HookRelay
+from ..place import Place
+from ..rollout.episode_metrics import ENVIRONMENT
 from ..runfolder.file_watch import FileWatch
 from ..runfolder.folder import RunFolder
 from ..runfolder.metrics import MetricsWriter, PhaseTimer
 from ..runfolder.samples import Keep, SampleRecord, SampleWriter, choose
-from ..strategy import Strategy
 from ..types import MadeEpisode, sum_by_key
 from ..util.host_memory import peak_resident_bytes
 from .estimates import Estimated
@@ -155,7 +155,7 @@ class EpisodeRecord:
         self._is_first_update = False
         self._metrics.update(values)
 
-    def end_episode(self, strategy: Strategy) -> dict[str, float]:
+    def end_episode(self, place: Place) -> dict[str, float]:
         """Collect times (rank 0), throughput and reward calls (all ranks), memory (largest of all ranks). Collective.
 
         Returns all values of the episode's last line.
@@ -164,8 +164,8 @@ class EpisodeRecord:
 
         times = self.timer.take()
         tokens = [self._response_tokens, self._prompt_tokens, self._reused_tokens]
-        responses, prompts, reused = strategy.all_reduce(torch.tensor(tokens, dtype=torch.float64)).tolist()
-        peak = strategy.all_reduce(torch.tensor([peak_memory_bytes(strategy.device)], dtype=torch.float64), "max")
+        responses, prompts, reused = place.all_reduce(torch.tensor(tokens, dtype=torch.float64)).tolist()
+        peak = place.all_reduce(torch.tensor([peak_memory_bytes(place.device)], dtype=torch.float64), "max")
         values = {**times, "memory/peak_bytes": peak.item()}
         if rollout_s := times.get("time/rollout_s"):
             values["tokens_per_second/rollout"] = responses / rollout_s
@@ -173,7 +173,7 @@ class EpisodeRecord:
             values["memory/prompt_reused_fraction"] = reused / prompts
         if train_s := times.get("time/train_s"):
             values["tokens_per_second/train"] = self._train_tokens / train_s
-        values |= sum_by_key(strategy.all_gather_objects(self._reward_calls))
+        values |= sum_by_key(place.all_gather_objects(self._reward_calls))
         if self._metrics is not None:
             self._metrics.end_episode(values)
         return {**self.values, **values}

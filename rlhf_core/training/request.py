@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
-from ..algorithm import Algorithm
 from ..config.resolve import ResolvedRun
 from ..hooks.relay import HookRelay
 from ..hookspecs import Action
-from ..prompts.stream import PromptStream
-from ..protocols import ExperienceChannel, RewardStates, WeightSync
+from ..protocols import ExperienceChannel, MakerStates, WeightSync
 from ..runfolder.folder import RunFolder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunInputs:
-    """Objects built while checking a run. The process that runs it reuses them; others build their own."""
-
-    tokenizer: PreTrainedTokenizerBase
-    algorithm: Algorithm[Any, Any]
-    prompts: PromptStream
-    """Training prompts, from `build.build_run_prompts`."""
-    eval_prompts: Mapping[str | None, PromptStream]
-    """Evaluation prompts that have a separate source, by the name of their set, from `build.build_eval_prompts`."""
+from ..wiring.inputs import RunInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +61,9 @@ class SessionParts:
 
     channel: ExperienceChannel | None
     """Channel of rollouts; None for an algorithm trained on a dataset."""
-    prompts: PromptStream
     sync: WeightSync
     evaluator: Evaluator | None
     interrupted: Callable[[], bool]
     """Whether the user has asked the run to stop."""
-    rewards: RewardStates | None = None
-    """The rewards' state, which outlives a resume."""
-    eval_prompts: Mapping[str | None, PromptStream] | None = None
-    """As in `RunInputs`, where they are built already."""
+    states: MakerStates | None = None
+    """State of rewards and players, which outlives a resume."""

@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..algorithm import Algorithm, DatasetAlgorithm, RolloutAlgorithm
+from ..algorithm import DatasetAlgorithm, RolloutAlgorithm
 from ..batching import default_tokens, fills_host_memory
-from ..build import TrainerModels, updates_per_episode
-from ..config.resolve import ResolvedRun
 from ..errors import CheckpointError, DivergenceError, InterruptedRun
 from ..hooks.relay import HookRelay
 from ..hookspecs import FitInfo, Moment
+from ..models.forward_passes import passes_of
 from ..models.loading import save_plain_model
 from ..rewards.scorer import RewardCombiner
 from ..rollout.weight_sync import SHARD_BYTES
 from ..runfolder.checkpoint_state import RunState
 from ..runfolder.checkpoints import CheckpointStore, OnlyModelError
 from ..runfolder.folder import RunFolder
-from ..strategy import Strategy
 from ..util.host_memory import release_freed_memory
 from ..util.jsonl import write_json
+from ..wiring.models import updates_per_episode
+from ..wiring.parts import TrainerParts
 from .batches import BatchPlan, TrainBatch
 from .checkpoint_saver import CheckpointSaver, PluginState
 from .dataset_source import DatasetSource
@@ -35,6 +35,7 @@ from .publisher import PolicyPublisher
 from .record import EpisodeRecord
 from .request import FitResult, SessionParts
 from .sources import build_rollout_source
+from .units import Units
 from .updater import Updater
 
 if TYPE_CHECKING:
@@ -46,22 +47,12 @@ logger = logging.getLogger("rlhf")
 class TrainerSession:
     """Owns the loop's collaborators on one rank. Rank 0 writes; the others only compute."""
 
-    def __init__(
-        self,
-        resolved: ResolvedRun,
-        folder: RunFolder,
-        *,
-        strategy: Strategy,
-        algorithm: Algorithm[Any, Any],
-        models: TrainerModels,
-        parts: SessionParts,
-        hooks: HookRelay,
-    ) -> None:
-        self._resolved = resolved
+    def __init__(self, run: TrainerParts, folder: RunFolder, *, parts: SessionParts, hooks: HookRelay) -> None:
+        self._run = run
+        self._resolved = resolved = run.resolved
         self._folder = folder
-        self._strategy = strategy
-        self._algorithm = algorithm
-        self._models = models
+        self._strategy = strategy = run.strategy
+        self._algorithm = algorithm = run.inputs.algorithm
         self._parts = parts
         self._hooks = hooks
         scaling, train = resolved.run.reward_scaling, resolved.run.train
@@ -69,19 +60,18 @@ class TrainerSession:
         self._saver = CheckpointSaver(
             CheckpointStore(folder.checkpoints, keep=resolved.run.checkpoint.keep),
             strategy=strategy,
-            trained=models.trained,
+            trained=run.trained,
             algorithm=algorithm,
             combiner=self._combiner,
             channel=parts.channel,
             hooks=hooks,
             config=resolved.run.checkpoint,
-            plugins=PluginState(hooks, parts.rewards, strategy),
+            plugins=PluginState(hooks, parts.states, strategy),
         )
-        self._live_options = LiveOptions(resolved.run.optimizer, models.trained, algorithm)
+        self._live_options = LiveOptions(resolved.run.optimizer, run.trained, algorithm)
         self._decisions = Decisions(strategy, hooks, resolved, folder, self._live_options.setters, parts.interrupted)
         self._num_parameters = {
-            role: sum(p.numel() for p in strategy.unwrap(each.model).parameters())
-            for role, each in models.trained.items()
+            role: sum(p.numel() for p in strategy.unwrap(each.model).parameters()) for role, each in run.trained.items()
         }
         largest = max(self._num_parameters.values())
         self._tokens = train.micro_batch_tokens or default_tokens(strategy.device.type, largest)
@@ -89,13 +79,15 @@ class TrainerSession:
         self._updater = Updater(
             algorithm,
             strategy,
-            models.trained,
+            run.trained,
             micro_batch_tokens=self._tokens,
             compiled=train.compile,
             plugin=resolved.algorithm.label,
         )
         self._publisher = PolicyPublisher(parts.sync, hooks, parts.channel)
-        self._plan = BatchPlan(train.train_batch_size, train.epochs_per_episode, strategy.rank, strategy.world_size)
+        sizes = train.train_batch_size, train.epochs_per_episode, strategy.rank, strategy.world_size
+        units = Units(algorithm.units, passes_of(strategy).price, resolved.algorithm.label)
+        self._plan = BatchPlan(*sizes, units)
         self._dataset = self._dataset_source()
         self._evaluation = HeldOutEvaluation(
             algorithm,
@@ -271,7 +263,7 @@ class TrainerSession:
         self._decisions.allow_rollback(request, path)
         assert path is not None
         factors, settings = dict(self._live_options.lr_factors), dict(self._live_options.settings)
-        for trained in self._models.trained.values():
+        for trained in self._run.trained.values():
             self._strategy.drop_gradients(trained)
         state = self._load(path)
         self._live_options.restore(factors, settings)
@@ -289,8 +281,8 @@ class TrainerSession:
             self._algorithm,
             self._combiner,
             self._plan,
-            policy=self._models.policy,
-            strategy=self._strategy,
+            policy=self._run.models["policy"],
+            place=self._strategy,
             temperature=self._resolved.sampling.temperature,
             batch_tokens=self._tokens,
             timer=record.timer,
@@ -308,17 +300,7 @@ class TrainerSession:
             assert self._record is not None
             self._record.items(episode, items)
 
-        return DatasetSource(
-            self._resolved,
-            self._algorithm,
-            self._strategy,
-            self._models,
-            self._parts.prompts,
-            self._plan,
-            batch_tokens=self._tokens,
-            on_episode=on_episode,
-            eval_prompts=self._parts.eval_prompts,
-        )
+        return DatasetSource(self._run, self._algorithm, self._plan, batch_tokens=self._tokens, on_episode=on_episode)
 
     def _train_step(self, batch: TrainBatch) -> dict[str, float]:
         assert self._record is not None and self._trainer is not None
@@ -327,7 +309,7 @@ class TrainerSession:
                 return self._updater.update(batch.items, gap_version=batch.gap_version)
         except DivergenceError as error:
             self._decisions.take(self._moment("failed-update", self._record.values, error))
-            for trained in self._models.trained.values():
+            for trained in self._run.trained.values():
                 self._strategy.drop_gradients(trained)
             raise SkippedUpdate(error.message) from error
 
@@ -343,11 +325,11 @@ class TrainerSession:
     def _save_model(self) -> None:
         """Write `model/` (and `adapter/`): a plain transformers folder whatever the strategy. Collective."""
         weights: dict[str, Tensor] = {}
-        for shard in self._strategy.state_dict_shards(self._models.policy, SHARD_BYTES):
+        for shard in self._strategy.state_dict_shards(self._run.models["policy"], SHARD_BYTES):
             if self._strategy.is_main:
                 weights.update({name: tensor.detach().cpu() for name, tensor in shard.items()})
-        inner = self._strategy.unwrap(self._models.policy)
-        tokenizer, folder = self._models.tokenizer, self._folder
+        inner = self._strategy.unwrap(self._run.models["policy"])
+        tokenizer, folder = self._run.inputs.tokenizer, self._folder
         self._strategy.run_on_main(
             lambda: save_plain_model(inner, weights, tokenizer, folder.model, adapter=folder.adapter)
         )

@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..algorithm import RolloutAlgorithm
-from ..environments.metrics import ENVIRONMENT, environment_metrics
 from ..errors import RlhfError
 from ..models.batched_forward import with_trainer_log_probs
+from ..place import Place
 from ..protocols import ExperienceChannel
 from ..rewards.combiner import RewardCombiner
+from ..rollout.episode_metrics import ENVIRONMENT, environment_metrics
 from ..rollout.made import SamplesLost
 from ..runfolder.metrics import PhaseTimer
-from ..strategy import Strategy
 from ..types import BufferItem, MadeEpisode
-from .batches import BatchPlan, Rows, TrainBatch, rows_of_samples
+from .batches import BatchPlan, TrainBatch, rows_of_samples
 from .estimates import EpisodeEstimates, Estimated
 from .loop import EpisodeBatches
+from .units import Rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,7 +96,7 @@ def build_rollout_source(
     plan: BatchPlan,
     *,
     policy: nn.Module,
-    strategy: Strategy,
+    place: Place,
     temperature: float,
     batch_tokens: int | None,
     timer: PhaseTimer,
@@ -117,8 +118,8 @@ def build_rollout_source(
         shared = algorithm.needs == "episode"
         with timer.phase("train"):
             return with_trainer_log_probs(
-                rows, policy, strategy, empty=filler, shared=shared, temperature=temperature, batch_tokens=batch_tokens
+                rows, policy, place, empty=filler, shared=shared, temperature=temperature, batch_tokens=batch_tokens
             )
 
-    estimates = EpisodeEstimates(algorithm, combiner, strategy, complete=complete, plugin=plugin)
+    estimates = EpisodeEstimates(algorithm, combiner, place, complete=complete, plugin=plugin)
     return RolloutSource(channel, estimates, plan, version=version, texts=texts, on_episode=on_episode)

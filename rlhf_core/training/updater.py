@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import Algorithm, LossOutput, Max, Mean
-from ..batching import plan_micro_batches
 from ..errors import DivergenceError, OutOfMemoryError
-from ..models.fast_passes import CompiledBlocks, fast_passes
+from ..models.compiled import CompiledBlocks
+from ..models.forward_passes import applying, passes_of
 from ..plugins.errors_of import errors_of, is_out_of_memory
 from ..strategy import Strategy, Trained
 from ..types import Experience
+from .units import Units
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +45,9 @@ class Updater:
         self._strategy = strategy
         self._trained = trained
         self._models = {role: model.model for role, model in trained.items()}
-        self._micro_batch_tokens = micro_batch_tokens
-        self._micro_batch_size = micro_batch_size
+        self._passes = passes_of(strategy)
+        price = self._passes.price if micro_batch_size is None else len
+        self._units, self._micro_batch = Units(algorithm.units, price, plugin), micro_batch_size or micro_batch_tokens
         self._plugin = plugin
         self._compiled = CompiledBlocks(list(self._models.values())) if compiled else None
 
@@ -87,8 +89,9 @@ class Updater:
 
     def _run(self, items: Sequence[Any], gap_version: int | None, *, backward: bool) -> _Meter:
         """Run forward (and backward) on all micro-batches, in step with the other ranks."""
+        plans = self._units.micro_batches(items, self._micro_batch)
         with self._errors_of("collate"):
-            batches = [self._algorithm.collate([items[i] for i in plan]) for plan in self._plan(items)]
+            batches = [self._algorithm.collate([items[i] for i in plan]) for plan in plans]
         counts, num_micro_batches = self._global_counts(batches)
         meter = _Meter(self._strategy, self._learning(counts))
         if backward and not meter.learning:
@@ -115,14 +118,6 @@ class Updater:
         self._strategy.drop_gradients(trained)
         return 0.0
 
-    def _plan(self, items: Sequence[Any]) -> list[list[int]]:
-        if not items:
-            return []
-        if self._micro_batch_size is not None:
-            size = self._micro_batch_size
-            return [list(range(i, min(i + size, len(items)))) for i in range(0, len(items), size)]
-        return plan_micro_batches([item.num_tokens for item in items], self._micro_batch_tokens)
-
     def _global_counts(self, batches: Sequence[Any]) -> tuple[dict[str, float], int]:
         """Divisor of every term and the number of micro-batches, over all ranks (they keep in step)."""
         import torch
@@ -143,7 +138,8 @@ class Updater:
     def _micro_step(self, batch: Any, counts: Mapping[str, float], *, is_last: bool, backward: bool) -> LossOutput:
         strategy = self._strategy
         with ExitStack() as stack:
-            stack.enter_context(self._compiled.applied() if self._compiled else fast_passes(*self._models.values()))
+            inside = self._compiled.applied() if self._compiled else self._passes.applied(*self._models.values())
+            stack.enter_context(applying(self._passes, inside))
             for model in self._models.values():
                 stack.enter_context(strategy.accumulate(model, is_last))
             with strategy.autocast(), self._errors_of("loss"):

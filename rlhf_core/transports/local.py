@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
 
-from ..algorithm import Algorithm, RolloutAlgorithm
-from ..build import (
-    TrainerModels,
-    build_curriculum,
-    build_engine,
-    build_evaluator,
-    build_passes,
-    build_player,
-    build_scorer,
-    build_strategy,
-    build_trained_models,
-    model_dtype,
-)
-from ..config.resolve import ResolvedRun
-from ..models.loading import load_policy
-from ..protocols import RolloutEngine, WeightSync
-from ..rewards.scorer import RewardScorer
-from ..rollout.channel import LocalChannel, RankedRewardStates, success_of
+from ..algorithm import RolloutAlgorithm
+from ..rollout.channel import LocalChannel, RankedStates, success_of
 from ..rollout.coordinator import RolloutCoordinator
 from ..rollout.maker import PolicyExperienceMaker
-from ..rollout.weight_sync import NoReceiver, build_engine_beside
-from ..strategy import Strategy
+from ..rollout.weight_sync import NoReceiver
 from ..training.request import FitResult, RunRequest, SessionParts, Transport
 from ..training.session import TrainerSession
 from ..types import RolloutGroup
+from ..wiring.models import build_strategy
+from ..wiring.parts import TrainerParts
 
 if TYPE_CHECKING:
     from .plugin import LocalConfig
@@ -49,104 +33,42 @@ class LocalTransport:
         with ExitStack() as stack:
             stack.callback(strategy.teardown)
             strategy.setup()
-            algorithm = request.inputs.algorithm
-            models = build_trained_models(request.resolved, algorithm, strategy, request.inputs.tokenizer)
-            parts = _parts(request, strategy, algorithm, models, stack)
-            session = TrainerSession(
-                request.resolved,
-                request.folder,
-                strategy=strategy,
-                algorithm=algorithm,
-                models=models,
-                parts=parts,
-                hooks=request.hooks,
-            )
+            run = stack.enter_context(closing(TrainerParts(request.inputs, strategy, run_folder=request.folder.path)))
+            session = TrainerSession(run, request.folder, parts=_parts(request, run), hooks=request.hooks)
             return session.fit(request.resume)
 
 
-def _parts(
-    request: RunRequest,
-    strategy: Strategy,
-    algorithm: Algorithm[Any, Any],
-    models: TrainerModels,
-    stack: ExitStack,
-) -> SessionParts:
-    """What surrounds the loop; what must be closed is closed by `stack`."""
-    resolved, inputs = request.resolved, request.inputs
-    channel, evaluator = None, None
-    sync: WeightSync = NoReceiver()
-    rewards: RankedRewardStates | None = None
-    if resolved.generates:
-        engine, sync = _engine(resolved, strategy, models)
-        stack.callback(engine.close)
-        scorer = build_scorer(resolved, strategy.device, cache_folder=request.folder.path / "reward-cache")
-        stack.callback(scorer.close)
-        rewards = RankedRewardStates(scorer, strategy)
-        if isinstance(algorithm, RolloutAlgorithm):
-            maker = _maker(request, strategy, algorithm, models, engine, scorer)
-            stack.callback(maker.close)
-            channel = _channel(request, strategy, algorithm, maker)
-        if resolved.evaluates:
-            evaluator = build_evaluator(
-                resolved, engine, inputs.tokenizer, scorer, inputs.prompts, strategy, inputs.eval_prompts
-            )
-            stack.callback(evaluator.close)
+def _parts(request: RunRequest, run: TrainerParts) -> SessionParts:
+    """What surrounds the loop."""
+    if not run.resolved.generates:
+        return SessionParts(channel=None, sync=NoReceiver(), evaluator=None, interrupted=request.interrupted)
+    algorithm, sync, scorer = run.inputs.algorithm, run.sync, run.scorer
+    maker, channel = None, None
+    if isinstance(algorithm, RolloutAlgorithm):
+        maker = run.maker(request.hooks)
+        channel = _channel(run, algorithm, maker)
     return SessionParts(
-        channel=channel,
-        prompts=inputs.prompts,
         sync=sync,
-        evaluator=evaluator,
+        states=RankedStates(scorer, run.place, maker),
+        channel=channel,
+        evaluator=run.evaluator,
         interrupted=request.interrupted,
-        rewards=rewards,
-        eval_prompts=inputs.eval_prompts,
     )
 
 
-def _engine(resolved: ResolvedRun, strategy: Strategy, models: TrainerModels) -> tuple[RolloutEngine, WeightSync]:
-    model, seed = resolved.run.model, resolved.run.train.seed
-    return build_engine_beside(
-        strategy,
-        models.policy,
-        build=lambda module: build_engine(resolved, module, models.tokenizer, strategy),
-        copy=lambda: load_policy(model, dtype=model_dtype(resolved, strategy), seed=seed),
-    )
-
-
-def _maker(
-    request: RunRequest,
-    strategy: Strategy,
-    algorithm: RolloutAlgorithm,
-    models: TrainerModels,
-    engine: RolloutEngine,
-    scorer: RewardScorer,
-) -> PolicyExperienceMaker:
-    resolved = request.resolved
-    player = partial(build_player, resolved, engine, models.tokenizer)
-    return PolicyExperienceMaker(
-        player=player(),
-        greedy_player=player(greedy=True) if algorithm.needs_greedy_answer else None,
-        samples_per_prompt=resolved.run.train.samples_per_prompt,
-        scorer=scorer,
-        hooks=request.hooks,
-        passes=build_passes(resolved, algorithm, strategy, {role: each.model for role, each in models.trained.items()}),
-    )
-
-
-def _channel(
-    request: RunRequest, strategy: Strategy, algorithm: RolloutAlgorithm, maker: PolicyExperienceMaker
-) -> LocalChannel:
-    resolved, prompts = request.resolved, request.inputs.prompts
+def _channel(run: TrainerParts, algorithm: RolloutAlgorithm, maker: PolicyExperienceMaker) -> LocalChannel:
+    train = run.resolved.run.train
     coordinator: RolloutCoordinator[RolloutGroup] = RolloutCoordinator(
-        num_episodes=resolved.run.train.episodes,
-        prompts_per_episode=resolved.run.train.prompts_per_episode,
+        num_episodes=train.episodes,
+        prompts_per_episode=train.prompts_per_episode,
         max_staleness=0,
-        sampler=build_curriculum(resolved, prompts),
+        sampler=run.inputs.curriculum(),
     )
     return LocalChannel(
         coordinator=coordinator,
-        prompt=prompts.prompt,
+        prompt=run.inputs.prompts.prompt,
         maker=maker,
-        strategy=strategy,
+        place=run.place,
         keep=algorithm.keep,
-        success=success_of(resolved.section("prompts.curriculum")),
+        success=success_of(run.resolved.section("prompts.curriculum")),
     )

@@ -10,7 +10,10 @@ from running import PATIENCE_SECONDS
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "ray", "colossalai", "vllm", "matplotlib", "numpy"}
 TENSOR_CODE = {
-    *(f"models/{name}.py" for name in ("chunked", "fast_linear", "fast_passes", "forward", "own_lengths")),
+    *(
+        f"models/{name}.py"
+        for name in ("chunked", "compiled", "fast_linear", "fast_passes", "forward", "forward_passes", "own_lengths")
+    ),
     *(f"models/lean_{name}.py" for name in ("blocks", "head", "logits")),
     "models/vocabulary_gradients.py",
     *(f"models/{name}.py" for name in ("packing", "rows")),

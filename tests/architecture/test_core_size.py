@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 24_937
+CODE_LINES = 24_552
 PUBLIC_NAMES = 474
 _NO_CODE = {
     tokenize.COMMENT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from learners import LEARNER
 
 from rlhf_cli.main import run
 from rlhf_cli.plugin_probe import probe
@@ -159,30 +160,9 @@ def test_environments_are_played(install):
     assert verdicts["nothing"] == ("broken", "Nothing is no environment: it has no reset")
 
 
-LEARNERS = """
-from dataclasses import replace
-from rlhf_core import Component
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
-from rlhf_core.config import Section
-from rlhf_core.functional import masked_sum
-from rlhf_core.models import policy_forward
-
-class Options(Section):
-    "Learn from every answer."
-
-class Fine(RolloutAlgorithm):
-    roles = frozenset({"policy"})
-    terms = {"policy": LossTerm("policy")}
-    def __init__(self, config, context):
-        pass
-    def advantages(self, episode):
-        return EpisodeOutput(replace(episode, advantages=episode.action_mask.float()), {})
-    def counts(self, batch):
-        return {"policy": float(batch.action_mask.sum())}
-    def loss(self, models, batch):
-        log_probs = policy_forward(models["policy"], batch, 1.0).log_probs
-        return LossOutput({"policy": -masked_sum(log_probs * batch.advantages, batch.action_mask)})
-
+LEARNERS = (
+    LEARNER
+    + """
 class Update(Fine):
     def loss(self, models, batch):
         return super().loss(models, replace(batch, advantages=batch.returns))
@@ -203,6 +183,7 @@ fine, update, buffer, terms, records = (
     Component("Learns.", Options, f"acme_learners:{name}") for name in ("Fine", "Update", "Buffer", "Terms", "Records")
 )
 """
+)
 
 
 def test_an_algorithm_takes_its_first_update(install):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from learners import LEARNER
 from run_files import start
 
 from rlhf_core.errors import DivergenceError, RlhfError
@@ -10,30 +11,10 @@ from rlhf_core.plugins.errors_of import errors_of
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
-SOURCE = """
-from dataclasses import replace
+SOURCE = (
+    LEARNER
+    + """
 import torch
-from rlhf_core import Component
-from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
-from rlhf_core.config import Section
-from rlhf_core.functional import masked_sum
-from rlhf_core.models import policy_forward
-
-class Options(Section):
-    "Learn from every answer."
-
-class Fine(RolloutAlgorithm):
-    roles = frozenset({"policy"})
-    terms = {"policy": LossTerm("policy")}
-    def __init__(self, config, context):
-        pass
-    def advantages(self, episode):
-        return EpisodeOutput(replace(episode, advantages=episode.action_mask.float()), {})
-    def counts(self, batch):
-        return {"policy": float(batch.action_mask.sum())}
-    def loss(self, models, batch):
-        log_probs = policy_forward(models["policy"], batch, 1.0).log_probs
-        return LossOutput({"policy": -masked_sum(log_probs, batch.action_mask)})
 
 class BadLoss(Fine):
     def loss(self, models, batch):
@@ -57,6 +38,7 @@ def estimator(episode):
     "Fails."
     raise ValueError("no baseline")
 """
+)
 FAULTS = {
     "loss": "loss raised RuntimeError: The size of tensor",
     "advantages": "advantages raised KeyError: 'baseline'",

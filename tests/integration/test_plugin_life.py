@@ -118,7 +118,10 @@ def run_with_all(made: dict[str, Scaffold]) -> dict[str, Any]:
     run: dict[str, Any] = {}
     for kind, each in made.items():
         own = yaml.safe_load((each.folder / "run.yaml").read_text())
-        run = {**own, **run, SECTIONS.get(kind, "model"): own[SECTIONS.get(kind, "model")]}
+        section = SECTIONS.get(kind, "model")
+        run = {**own, **run, section: own[section]}
+        if kind in ("optimizers", "schedules"):
+            run["optimizer"] = {**run["optimizer"], **own["optimizer"]}
     return {**run, "train": {"episodes": 2, "prompts_per_episode": 4}, "logging": {"tensorboard": False}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor
 from rlhf_core.batching import collate
 from rlhf_core.components import StrategyContext
 from rlhf_core.models import lean_head
+from rlhf_core.models.fast_passes import FastPasses
 from rlhf_core.models.forward import policy_forward
+from rlhf_core.models.forward_passes import applying
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_item
 from rlhf_core.util.tensor_trees import load_tree, save_tree
@@ -39,7 +42,8 @@ def passed(model: torch.nn.Module, lean: bool) -> dict[str, Tensor]:
     before, lean_head.MIN_LOGITS = lean_head.MIN_LOGITS, 0 if lean else 1 << 60
     chunk, lean_head.CHUNK_LOGITS = lean_head.CHUNK_LOGITS, 48  # three tokens of 16 logits
     try:
-        found = policy_forward(model, collate(items), 0.7, with_entropy=True)
+        with applying(FastPasses(), nullcontext()):
+            found = policy_forward(model, collate(items), 0.7, with_entropy=True)
     finally:
         lean_head.MIN_LOGITS, lean_head.CHUNK_LOGITS = before, chunk
     assert found.entropy is not None

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from rlhf_core.config.sections import EnvironmentConfig
-from rlhf_core.environments.attempt import Played
-from rlhf_core.environments.contract import make_task
+from rlhf_core.environments.contract import Outcome, make_task
 from rlhf_core.environments.episode import Rules
 from rlhf_core.environments.play import EnvironmentPlayer
 from rlhf_core.environments.shapes import new_environment
+from rlhf_core.prompts.stream import PromptEncoder
+from rlhf_core.rollout.row import Played
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer
@@ -51,6 +52,7 @@ def player(
     context_tokens: int | None = None,
     seed: int = 0,
     stop: tuple[str, ...] = (),
+    times: PhaseTimes | None = None,
     **options: Any,
 ) -> EnvironmentPlayer:
     """A player of the environments that `make` makes."""
@@ -67,15 +69,14 @@ def player(
         name="test",
         engine=engine or FakeEngine(),
         task=partial(make_task, seed, "task"),
+        times=times or PhaseTimes(),
     )
 
 
-def play(
-    make: Callable[[], Any], *, samples: int = 1, prompt: Any = None, times: PhaseTimes | None = None, **options: Any
-) -> list[Played]:
+def play(make: Callable[[], Any], *, samples: int = 1, prompt: Any = None, **options: Any) -> list[Played]:
     """The episodes of one prompt, by sample id."""
     each = prompt or make_prompt(0)
-    found = player(make, **options).play([(each, number) for number in range(samples)], times or PhaseTimes())
+    found = player(make, **options).play([(each, number) for number in range(samples)])
     return sorted(found, key=lambda played: played.sample_id)
 
 
@@ -121,6 +122,21 @@ def driven(run: Callable[[Any, Any], Any]) -> Callable[[], Driven]:
 def three_digits(sample: int, branch: int, offset: int) -> Sequence[int]:
     """7, 8, EOS: each turn alike."""
     return [11, 12, EOS]
+
+
+def branches(tokenizer: Any, replies: Sequence[str], given: Sequence[Any], *, history: str = "branch") -> list[Rollout]:
+    """Rollouts of an episode after "hello", with turns sampled as `replies`, each after its part of `given`."""
+    prompt = PromptEncoder(tokenizer).prompt({"prompt": [{"role": "user", "content": "hello"}]}, 0, "test")
+    sampled = iter(replies)
+
+    async def run(task: Any, policy: Any) -> Outcome:
+        for messages in given:
+            await policy.turn(messages)
+        return Outcome()
+
+    engine = FakeEngine(answer=lambda request, version: tokenizer(next(sampled), add_special_tokens=False)["input_ids"])
+    options = {"tokenizer": tokenizer, "prompt": prompt, "max_new_tokens": 99, "history": history}
+    return rollouts(play_one(driven(run), engine=engine, **options))
 
 
 def rollouts(played: Played) -> list[Rollout]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import pytest
@@ -156,6 +157,21 @@ def test_plans_cover_everything_once_within_the_budget(lengths: list[int], budge
     assert plan == plan_micro_batches(lengths, budget)
     if budget is None:
         assert len(plan) == bool(lengths)
+
+
+@given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), max_size=30), st.integers(1, 200))
+def test_units_are_planned_by_their_price_one_after_the_other(units: list[list[int]], budget: int) -> None:
+    def price(chosen: Sequence[list[int]]) -> int:
+        rows = [row for unit in chosen for row in unit]
+        return len(rows) * max(rows)
+
+    expected: list[list[int]] = []
+    for index in sorted(range(len(units)), key=lambda i: (-price([units[i]]), i)):
+        if expected and price([units[i] for i in [*expected[-1], index]]) <= budget:
+            expected[-1].append(index)
+        else:
+            expected.append([index])
+    assert plan_micro_batches(units, budget, price) == expected
 
 
 def test_plans_put_like_lengths_together() -> None:

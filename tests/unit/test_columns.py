@@ -149,5 +149,5 @@ def test_a_run_with_two_owners_is_refused_before_it_starts(monkeypatch: pytest.M
     """Exit 2 of `rlhf config check` and `train --dry-run`."""
     monkeypatch.setattr("rlhf_ppo.algorithm.PPO.columns", {"environment": Column()}, raising=False)
     resolved = resolve(tiny_run({"environment": {"name": "guess-number"}, "prompts": None, "rewards": None}))
-    with pytest.raises(ConfigError, match="ppo and environment guess-number both bring a column 'environment'"):
+    with pytest.raises(ConfigError, match="algorithm ppo and section environment both bring a column 'environment'"):
         check_run(resolved)

@@ -15,7 +15,7 @@ from ..output import echo
 @click.option("--output", type=click.Path(path_type=Path), help="The folder to make.  [default: rlhf-KIND-NAME]")
 def new(kind: str, name: str, output: Path | None) -> None:
     """Make a plugin: KIND is reward, algorithm, advantage, policy-loss, strategy, engine, transport,
-    prompts, environment, hooks or logger.
+    prompts, environment, hooks, logger, section, optimizer or schedule.
 
     The folder is a Python distribution with one entry point, the contract tests of its kind, and a run file.
 

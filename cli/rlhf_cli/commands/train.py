@@ -19,7 +19,7 @@ from ..run_arguments import RunArguments, is_quickstart, run_options, teacher_st
 
 if TYPE_CHECKING:
     from rlhf_core.entry.train import TrainResult
-    from rlhf_core.training.request import RunInputs
+    from rlhf_core.wiring.inputs import RunInputs
 
     from ..progress import PlainProgress
 

@@ -169,7 +169,7 @@ class Flight:
         if policy is None:
             self._turns.pop(asked.turn, None)
             return self._process.fail("asked for a turn in a branch that is not there")
-        await self._answer(asked.turn, policy, policy.turn(asked.messages, asked.tools, asked.stop))
+        await self._answer(asked.turn, policy, policy.turn(asked.messages, asked.tools, asked.stop, asked.options))
 
     async def _endpoint(self, asked: EndpointAsked) -> None:
         policy = self._branches[0]

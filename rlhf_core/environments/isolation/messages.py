@@ -91,6 +91,7 @@ class TurnAsked(_Message):
     messages: str | list[dict[str, Any]] | None
     tools: list[dict[str, Any]]
     stop: list[str]
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
 class EndpointAsked(_Message):

@@ -13,11 +13,10 @@ import pytest
 from ... import functional
 from ...algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
 from ...columns import Columns
-from ...environments import metrics
 from ...objective.estimate import ShapedScores, estimated
 from ...rewards.combiner import RewardCombiner
 from ...rollout.made import made_episode
-from ...rollout.samples import COLUMNS, GREEDY_REWARDS
+from ...rollout.samples import COLUMNS, GREEDY_REWARDS, TURN_REWARDS
 from ...training.batches import BatchPlan
 from ...training.estimates import EpisodeEstimates
 from ...types import BufferItem, Experience, PhaseTimes
@@ -29,7 +28,7 @@ from .functions import FunctionContract
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...strategy import Strategy
+    from ...place import Place
 
     Estimator = Callable[[Any], Tensor]
 
@@ -110,8 +109,8 @@ def estimates_of_ranks(
 ) -> list[tuple[list[BufferItem], Mapping[str, float]]]:
     """What each of so many ranks computes of an episode: the items that it trains on, and the metrics."""
 
-    def work(rank: int, strategy: Strategy) -> tuple[list[BufferItem], Mapping[str, float]]:
-        made = EpisodeEstimates(make(), combiner, strategy, complete=lambda mine, filler: list(mine))
+    def work(rank: int, place: Place) -> tuple[list[BufferItem], Mapping[str, float]]:
+        made = EpisodeEstimates(make(), combiner, place, complete=lambda mine, filler: list(mine))
         found = made.of(made_episode(items, PhaseTimes()), BatchPlan(5, 1, rank, num_ranks))
         return [item for each in found.batches(0) for batch in each for item in batch.items], found.metrics
 
@@ -167,10 +166,10 @@ def _items() -> list[BufferItem]:
                     rewards={"score": float(sample % 3), "environment": float(sample % 5 == 0)},
                     columns=Columns(
                         {
-                            metrics.TURN_REWARDS: torch.zeros(length, len(WEIGHTS)),
+                            TURN_REWARDS: torch.zeros(length, len(WEIGHTS)),
                             GREEDY_REWARDS: {"score": float(sample // 4 % 2), "environment": 0.5},
                         },
-                        {**metrics.COLUMNS, **COLUMNS},
+                        COLUMNS,
                     ),
                 )
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from ...contexts import own_device
 from ...errors import SyncError
 from ...plugins.discovery import Selected, resolve_build
 from ...protocols import CancelingEngine, InFlightEngine, RolloutEngine
+from ...rollout.requests import with_kinds
 from ...types import Completion, GenerationRequest, SamplingParams
 from ..tiny import EOS_ID, NUM_SPECIAL, as_experience, contract_policy, contract_tokenizer, perturb
 from .base import ComponentContract
@@ -79,6 +80,8 @@ class EngineContract(ComponentContract):
     """Whether an answer's tokens are the same alone and in a batch, as `RolloutEngine.generate` promises."""
     log_prob_tolerance: ClassVar[float] = 1e-4
     """Largest difference to a plain forward pass, in nats."""
+    option_values: ClassVar[Mapping[str, Any]] = {"temperature": 0.6}
+    """A value of each option that the config class declares as `request_options`."""
     hidden_size: ClassVar[int] = 32
     """Hidden size of the tiny policy, over two heads; raise it for kernels that need larger heads."""
 
@@ -135,6 +138,20 @@ class EngineContract(ComponentContract):
         """At the sampling temperature; the trainer compares them with its own."""
         gap = bench.gap(make_requests(9), SamplingParams(max_new_tokens=8, temperature=temperature))
         assert gap <= self.log_prob_tolerance, f"log-probs are {gap:.3g} nats off a forward pass of the policy"
+
+    def test_request_options_and_columns_are_those_declared(self, bench: Bench, config: BaseModel) -> None:
+        for name in ("request_options", "columns"):
+            declared, had = getattr(config, name, {}), getattr(bench.engine, name, {})
+            assert had == declared, f"the config declares the {name} {declared}, the engine has {had}"
+        given = {name: self.option_values[name] for name in getattr(config, "request_options", {})}
+        plain = make_requests(8)
+        asked = [*plain[:4], *(dataclasses.replace(each, options=given) for each in plain[4:])]
+        found = {key: with_kinds(done, bench.engine) for key, done in bench.answers(asked).items()}
+        if "temperature" in given:
+            reported = all("temperature" in found[each.sample_id].columns for each in asked[4:])
+            assert reported, "the column `temperature` reports that of the request"
+        gap = bench.gap_of(asked, found, PLAIN.temperature)
+        assert gap <= self.log_prob_tolerance, f"log-probs are {gap:.3g} nats off: of each token's own temperature"
 
     def test_truncated_sampling_says_what_it_kept(self, bench: Bench) -> None:
         sampling = SamplingParams(max_new_tokens=6, top_k=3)

@@ -14,10 +14,9 @@ from pydantic import BaseModel
 
 from ...config.resolved import Configured, SelectedEnvironment
 from ...config.sections import EnvironmentConfig
-from ...environments.attempt import Played
-from ...environments.row import Row
 from ...errors import EpisodeError
 from ...plugins.discovery import Selected
+from ...rollout.row import Played, Row
 from ..episodes import PlayedEpisodes, episode_tokenizer, play_episodes
 from .base import ComponentContract
 
@@ -68,10 +67,10 @@ class EnvironmentContract(ComponentContract):
 
     def test_episodes_end(self, episodes: PlayedEpisodes) -> None:
         """Whatever the policy writes: random text, nothing, or truncated turns."""
-        assert all(each.rows and each.measured["num_turns"] >= 1 for each in episodes.played)
+        assert all(each.rows and each.rows[0].columns["environment"]["num_turns"] >= 1 for each in episodes.played)
 
     def test_bounds_are_kept(self, episodes: PlayedEpisodes) -> None:
-        longest = max(each.measured["num_turns"] for each in episodes.played)
+        longest = max(each.rows[0].columns["environment"]["num_turns"] for each in episodes.played)
         assert longest <= self.max_turns, f"an episode has {longest:g} turns of the policy, not {self.max_turns}"
 
     def test_a_turn_goes_on_where_the_last_one_ended(self, episodes: PlayedEpisodes) -> None:

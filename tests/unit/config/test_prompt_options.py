@@ -2,11 +2,11 @@
 
 import pytest
 
-from rlhf_core.build import build_prompts
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import PromptsConfig
 from rlhf_core.plugins.discovery import discover, load
 from rlhf_core.testing.models import tiny_tokenizer
+from rlhf_core.wiring.inputs import RunInputs
 
 LONG = """
 from rlhf_core import Component
@@ -29,7 +29,9 @@ def run(install, fake_plugins, fake_run):
 
 
 def lengths(resolved):
-    stream = build_prompts(resolved, tiny_tokenizer(), held_out=0, source=resolved.eval_prompts)
+    inputs = RunInputs(resolved)
+    inputs.tokenizer = tiny_tokenizer()
+    stream = inputs.stream_of(resolved.eval_prompts)
     return {len(stream.prompt(position).prompt_ids) for position in range(4)}
 
 

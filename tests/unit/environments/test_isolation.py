@@ -15,16 +15,16 @@ from pathlib import Path
 import lonely_environments
 import pytest
 
-from rlhf_core.build import build_environment_player
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.environments import play as play_module
 from rlhf_core.environments.isolation import process as process_module
+from rlhf_core.environments.player import build_environment_player
 from rlhf_core.errors import EpisodeError, PluginError
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.episodes import episode_tokenizer
 from rlhf_core.testing.samples import make_prompt
-from rlhf_core.types import PhaseTimes, SamplingParams
+from rlhf_core.types import SamplingParams
 
 FILE = Path(lonely_environments.__file__)
 START = 30.0
@@ -60,7 +60,7 @@ def play(environment, *, samples=4, answer=None, plays=1, **options):
     prompt = replace(make_prompt(0), answer=answer, metadata={"name": ("a", "tuple")})
     with closing(player_of(environment, **options)) as player:
         for _ in range(plays):
-            found = list(player.play([(prompt, number) for number in range(samples)], PhaseTimes()))
+            found = list(player.play([(prompt, number) for number in range(samples)]))
     return sorted(found, key=lambda each: each.sample_id)
 
 
@@ -140,7 +140,7 @@ def test_a_failure_before_the_first_turn(where):
 
 def test_text_that_is_none_is_its_environments_fault():
     found = play(section("Faulty", isolate=True, on_failure="zero"), answer="half a character")
-    assert [each.measured["failed"] for each in found] == [0, 1, 0, 0]
+    assert [each.rows[0].columns["environment"]["failed"] for each in found] == [0, 1, 0, 0]
 
 
 HARM = {
@@ -163,7 +163,7 @@ def test_one_that_does_harm_fails_alone(name, fault, caplog):
     options = {"timeout_seconds": 1.0 if "answer" in HARM[fault] else START, "memory_limit_bytes": 400_000_000}
     with caplog.at_level(logging.WARNING):
         found = play(section(name, isolate=True, on_failure="zero", **options), answer=fault)
-    assert [each.measured["failed"] for each in found] == [0, 1, 0, 0]
+    assert [each.rows[0].columns["environment"]["failed"] for each in found] == [0, 1, 0, 0]
     for here, there in zip(well, found, strict=True):
         assert here.sample_id == 1 or (here.rows, here.turn_rewards) == (there.rows, there.turn_rewards)
     (told,) = [record for record in caplog.records if "attempt" in record.message]
@@ -194,7 +194,7 @@ def test_so_does_a_tool_that_is_given_what_a_model_wrote(tmp_path, caplog):
     environment = section("tools", functions=[f"{file}:match"], timeout_seconds=1.0, on_failure="zero")
     with caplog.at_level(logging.WARNING):
         found = play(environment, engine=FakeEngine(answer=answer), tokenizer=tokenizer, max_new_tokens=100)
-    assert [each.measured["failed"] for each in found] == [0, 1, 0, 0]
+    assert [each.rows[0].columns["environment"]["failed"] for each in found] == [0, 1, 0, 0]
     assert "<re.Match object" in found[0].rows[0].turns[1].text
     assert "sample 1: tool match gave no answer within 1 s" in caplog.text
 
@@ -219,7 +219,7 @@ def test_a_retry_may_go_well(tmp_path):
 def test_where_several_run_each_is_played_alone(caplog):
     """Sample 0 holds the lock while others sleep: nobody can tell whose fault it is, and only one of them fails."""
     found = play(section("Wanders", isolate=True, on_failure="zero", timeout_seconds=1.0), samples=3)
-    assert [each.measured["failed"] for each in found] == [1, 0, 0]
+    assert [each.rows[0].columns["environment"]["failed"] for each in found] == [1, 0, 0]
     assert [each.reward for each in found] == [0.0, 1.0, 1.0]
     assert "environment Wanders: its process does not go on; 3 episodes whose code ran then are played" in caplog.text
 
@@ -239,7 +239,7 @@ def test_one_process_is_kept_from_play_to_play_and_ends_with_the_player():
     prompt = make_prompt(0)
     player = player_of(section("SaysWho", isolate=True))
     with closing(player):
-        found = [each.reward for _ in range(2) for each in player.play([(prompt, 0), (prompt, 1)], PhaseTimes())]
+        found = [each.reward for _ in range(2) for each in player.play([(prompt, 0), (prompt, 1)])]
         (pid,) = {int(each) for each in found}
         assert pid != os.getpid()
         os.kill(pid, 0)
@@ -264,7 +264,7 @@ def test_a_slow_start_is_no_slow_call(tmp_path, monkeypatch):
     monkeypatch.setattr(play_module._Session, "wait_for_all", wait)
     monkeypatch.setattr(play_module, "PATIENCE_SECONDS", 0.05)
     with closing(player_of(environment)) as player:
-        assert len(list(player.play([(make_prompt(0), number) for number in range(4)], PhaseTimes()))) == 4
+        assert len(list(player.play([(make_prompt(0), number) for number in range(4)]))) == 4
         assert (False, True) in seen
         assert player.waits == ((False, False) in seen)
 

@@ -9,11 +9,11 @@ import pytest
 from chat_templates import chat_tokenizer
 from playing import EOS, Echo, Reworded, Says, driven, items, play, play_one, rollouts, three_digits
 
-from rlhf_core.environments.attempt import Played
 from rlhf_core.environments.contract import Outcome
 from rlhf_core.errors import EpisodeError
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.rewards.values import TurnScores
+from rlhf_core.rollout.row import Played
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_prompt
@@ -92,7 +92,7 @@ def test_a_turn_that_was_cut_says_so_and_the_episode_goes_on():
     (rollout,) = rollouts(played)
     assert rollout.completion_ids == (9, 9, 14, 4, 9, 9)
     assert rollout.finish_reason == "length"
-    assert played.measured["truncated"] == 0.0
+    assert played.rows[0].columns["environment"]["truncated"] == 0.0
 
 
 def test_no_observation_lets_the_policy_go_on():
@@ -178,7 +178,7 @@ def test_forks_are_rows_that_share_what_came_before():
         [[[12, 1]], 7.0],
     ]
     assert items(played, given)[0].rewards == {"environment": 66.0, "even": 4.0, "by turn": 7.75}
-    measured = played.measured
+    measured = played.rows[0].columns["environment"]
     assert (measured["response_tokens"], measured["observation_tokens"]) == (3 * 4 + 6, 6)
     assert [bool(item.columns["environment"]) for item in items(played)] == [True, False, False]
 

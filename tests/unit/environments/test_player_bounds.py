@@ -20,12 +20,12 @@ def test_after_the_last_turn_the_step_counts_and_its_observation_is_dropped():
     assert rollout.completion_ids == (11, 12, EOS, 14, 4, 11, 12, EOS)
     assert rollout.finish_reason == "length"
     assert items(played)[0].truncated
-    assert played.measured["truncated"] == 1.0
+    assert played.rows[0].columns["environment"]["truncated"] == 1.0
 
 
 def test_done_at_the_last_turn_is_done():
     played = play_one(Echo, engine=Says(three_digits), max_turns=3)
-    assert (played.measured["truncated"], played.rows[0].finish_reason) == (0.0, "stop")
+    assert (played.rows[0].columns["environment"]["truncated"], played.rows[0].finish_reason) == (0.0, "stop")
 
 
 @pytest.mark.parametrize("bound", [{"max_tokens": 6}, {"context_tokens": 9}])
@@ -35,7 +35,11 @@ def test_a_bound_on_tokens_cuts_the_turn_that_reaches_it(bound):
     assert [request.max_new_tokens for (request,) in engine.calls] == [4, 1]
     (rollout,) = rollouts(played)
     assert rollout.completion_ids == (11, 12, EOS, 14, 4, 11)
-    assert (rollout.finish_reason, played.measured["truncated"], played.reward) == ("length", 1.0, 3.0)
+    assert (rollout.finish_reason, played.rows[0].columns["environment"]["truncated"], played.reward) == (
+        "length",
+        1.0,
+        3.0,
+    )
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4, 5])
@@ -66,7 +70,7 @@ def test_a_bound_on_tokens_is_for_all_branches_and_counts_what_they_share_once()
     assert told == [(6, 6), (2, 2), 2]
     assert [request.max_new_tokens for (request,) in engine.calls] == [4, 4, 4]
     assert [rollout.completion_ids for rollout in rollouts(played)] == [(11, 12, EOS, 14, 11, 12, EOS)] * 2
-    assert played.measured["response_tokens"] == 11.0
+    assert played.rows[0].columns["environment"]["response_tokens"] == 11.0
 
 
 def test_turns_at_the_same_time_keep_the_bound_together():
@@ -81,7 +85,11 @@ def test_turns_at_the_same_time_keep_the_bound_together():
     engine = Says(three_digits)
     played = play_one(driven(run), engine=engine, max_tokens=9)
     assert [[request.max_new_tokens for request in call] for call in engine.calls] == [[4], [4, 2]]
-    assert (played.measured["own/refused"], played.measured["response_tokens"], left) == (1.0, 8.0, [1])
+    assert (
+        played.rows[0].columns["environment"]["own/refused"],
+        played.rows[0].columns["environment"]["response_tokens"],
+        left,
+    ) == (1.0, 8.0, [1])
 
 
 def test_a_branch_that_history_opens_does_not_begin_the_bound_anew():
@@ -91,7 +99,7 @@ def test_a_branch_that_history_opens_does_not_begin_the_bound_anew():
     options = {"tokenizer": tokenizer, "prompt": prompt, "history": "branch", "max_new_tokens": 3}
     played = play_one(lambda: Echo(turns=9, observations=["on"] * 9), engine=engine, max_tokens=7, **options)
     assert [len(row.ids) for row in played.rows] == [3, 3, 1]
-    assert played.measured["truncated"] == 1.0
+    assert played.rows[0].columns["environment"]["truncated"] == 1.0
 
 
 def test_remaining_turns_and_tokens_are_told():
@@ -114,7 +122,10 @@ def test_an_environment_may_let_the_end_of_its_turns_through():
             await policy.turn(">")
 
     played = play_one(driven(run), engine=Says(three_digits), max_turns=2)
-    assert (played.measured["truncated"], played.measured["num_turns"]) == (1.0, 2.0)
+    assert (played.rows[0].columns["environment"]["truncated"], played.rows[0].columns["environment"]["num_turns"]) == (
+        1.0,
+        2.0,
+    )
 
     async def catches(task, policy):
         await policy.turn()
@@ -123,4 +134,4 @@ def test_an_environment_may_let_the_end_of_its_turns_through():
         return Outcome(reward=2.0, metrics={"found": 1})
 
     played = play_one(driven(catches), max_turns=1)
-    assert (played.reward, played.measured["own/found"]) == (2.0, 1.0)
+    assert (played.reward, played.rows[0].columns["environment"]["own/found"]) == (2.0, 1.0)

@@ -65,7 +65,7 @@ def test_or_the_episode_alone(fault):
     assert [len(played.rows) for played in found] == [1, 0, 1]
     found = play(episode_of(1, FAULTS[fault][0]), samples=3, on_failure="zero")
     assert [(len(played.rows), played.reward) for played in found] == [(1, 1.0), (1, 0.0), (1, 1.0)]
-    assert [played.measured["failed"] for played in found] == [0.0, 1.0, 0.0]
+    assert [played.rows[0].columns["environment"]["failed"] for played in found] == [0.0, 1.0, 0.0]
 
 
 class AlwaysFails:
@@ -127,7 +127,7 @@ def test_an_outcome_is_checked(outcome, message):
     with pytest.raises(EpisodeError, match=message):
         play_one(driven(run))
     played = play_one(driven(run), on_failure="zero")
-    assert (played.reward, played.turn_rewards, played.measured["failed"]) == (0.0, {}, 1.0)
+    assert (played.reward, played.turn_rewards, played.rows[0].columns["environment"]["failed"]) == (0.0, {}, 1.0)
 
 
 def test_a_retry_plays_from_the_same_seeds_and_tells(caplog):
@@ -145,7 +145,7 @@ def test_a_retry_plays_from_the_same_seeds_and_tells(caplog):
         played = play_one(lambda: Fails(turns=1), engine=engine, retries=2)
     assert len(set(map(repr, tries))) == 1
     assert len(set(engine.calls)) == 1
-    assert played.measured["failed"] == 0.0
+    assert played.rows[0].columns["environment"]["failed"] == 0.0
     told = [record.message for record in caplog.records]
     assert [text.rpartition("(")[2] for text in told] == ["attempt 1 of 3)", "attempt 2 of 3)"]
     assert all("step raised OSError: again" in text for text in told)

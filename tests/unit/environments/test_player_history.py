@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from chat_templates import QWEN3, byte_tokenizer, chat_tokenizer
-from playing import driven, play_one, rollouts
+from playing import branches, driven, play_one
 
 from rlhf_core.environments.contract import Outcome
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.testing.engine import FakeEngine
 
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-
-
-def branches(tokenizer, turns, given):
-    """The rollouts of an episode whose turns are sampled as these texts, each after what `given` has for it."""
-    prompt = PromptEncoder(tokenizer).prompt({"prompt": [{"role": "user", "content": "hello"}]}, 0, "test")
-    sampled = iter(turns)
-
-    async def run(task, policy):
-        for messages in given:
-            await policy.turn(messages)
-        return Outcome()
-
-    engine = FakeEngine(answer=lambda request, version: tokenizer(next(sampled), add_special_tokens=False)["input_ids"])
-    options = {"tokenizer": tokenizer, "prompt": prompt, "max_new_tokens": 60, "history": "branch"}
-    return rollouts(play_one(driven(run), engine=engine, **options))
 
 
 def test_a_cut_turn_that_goes_on_is_one_message_of_a_branch():

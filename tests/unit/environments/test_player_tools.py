@@ -52,7 +52,11 @@ def test_methods_are_tools():
     assert said[1].startswith("error: The tool call could not be read")
     assert "there is no tool 'sub'; there are: add" in said[2]
     assert 'argument "b" is missing' in said[2]
-    assert (played.reward, played.measured["bad_tool_calls"], played.measured["num_turns"]) == (0.5, 3.0, 4.0)
+    assert (
+        played.reward,
+        played.rows[0].columns["environment"]["bad_tool_calls"],
+        played.rows[0].columns["environment"]["num_turns"],
+    ) == (0.5, 3.0, 4.0)
     assert rollouts(played)[0].turns[0].tool_calls[0].arguments == {"a": 1, "b": 2}
     assert '"name": "add"' in rollouts(played)[0].prompt
 

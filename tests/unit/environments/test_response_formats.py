@@ -7,16 +7,13 @@ import gc
 import os
 
 import pytest
-from playing import driven, play_one, rollouts
+from playing import branches
 from reply_templates import HARMONY, reply_tokenizer
 
 from rlhf_core.environments.chat import ChatFormat
-from rlhf_core.environments.contract import Outcome
 from rlhf_core.environments.conversations import template_messages
 from rlhf_core.environments.endpoint import ChatMessage
 from rlhf_core.environments.response_parser import MAX_CHARS, ResponseParser, UnreadableReply
-from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.types import ToolCall
 
 ADD = {
@@ -97,26 +94,11 @@ def test_a_text_that_takes_too_long_ends_its_process_and_the_next_reply_is_read(
         parser.message(template, "a" * (MAX_CHARS + 1))
 
 
-def harmony_branches(history, sampled, given=(None, "on")):
-    tokenizer = reply_tokenizer("gpt-oss")
-    prompt = PromptEncoder(tokenizer).prompt({"prompt": [{"role": "user", "content": "hello"}]}, 0, "test")
-    texts = iter(sampled)
-
-    async def run(task, policy):
-        for messages in given:
-            await policy.turn(messages)
-        return Outcome()
-
-    engine = FakeEngine(answer=lambda request, version: tokenizer(next(texts), add_special_tokens=False)["input_ids"])
-    options = {"tokenizer": tokenizer, "prompt": prompt, "max_new_tokens": 99, "history": history}
-    return rollouts(play_one(driven(run), engine=engine, **options))
-
-
 FINAL = "<|channel|>final<|message|>he<|return|>"
 
 
 def test_a_branch_of_gpt_oss_has_the_answer_in_the_final_channel_and_no_thought():
-    _, second = harmony_branches("branch", [THOUGHT + FINAL, FINAL])
+    _, second = branches(reply_tokenizer("gpt-oss"), [THOUGHT + FINAL, FINAL], [None, "on"])
     assert second.prompt.endswith(
         "<|start|>user<|message|>hello<|end|><|start|>assistant<|channel|>final<|message|>he<|end|>"
         "<|start|>user<|message|>on<|end|><|start|>assistant"
@@ -124,14 +106,16 @@ def test_a_branch_of_gpt_oss_has_the_answer_in_the_final_channel_and_no_thought(
 
 
 def test_a_row_of_gpt_oss_that_grows_has_one_end_after_a_reply():
-    (row,) = harmony_branches("append", [THOUGHT + FINAL, FINAL])
-    text = reply_tokenizer("gpt-oss").decode(row.completion_ids)
+    tokenizer = reply_tokenizer("gpt-oss")
+    (row,) = branches(tokenizer, [THOUGHT + FINAL, FINAL], [None, "on"], history="append")
+    text = tokenizer.decode(row.completion_ids)
     assert text == f"{THOUGHT}{FINAL}<|start|>user<|message|>on<|end|><|start|>assistant{FINAL}"
 
 
 def test_a_cut_reply_of_gpt_oss_is_given_its_end():
-    (row,) = harmony_branches("append", ["<|channel|>final<|message|>he", FINAL])
-    assert "<|message|>he<|end|><|start|>user" in reply_tokenizer("gpt-oss").decode(row.completion_ids)
+    tokenizer = reply_tokenizer("gpt-oss")
+    (row,) = branches(tokenizer, ["<|channel|>final<|message|>he", FINAL], [None, "on"], history="append")
+    assert "<|message|>he<|end|><|start|>user" in tokenizer.decode(row.completion_ids)
 
 
 def test_a_call_in_a_branch_of_gpt_oss_is_written_as_a_call():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.batching import collate
 from rlhf_core.models import lean_head as module
+from rlhf_core.models.fast_passes import FastPasses
 from rlhf_core.models.forward import policy_forward
+from rlhf_core.models.forward_passes import applying
 from rlhf_core.types import BufferItem, Experience
 
 
@@ -48,7 +52,8 @@ def _experience() -> Experience:
 def _run(model: LlamaForCausalLM, with_entropy: bool, entropy_grad: bool = True) -> list[torch.Tensor]:
     batch = _experience()
     model.zero_grad()
-    output = policy_forward(model, batch, 0.7, with_entropy=with_entropy, entropy_grad=entropy_grad)
+    with applying(FastPasses(), nullcontext()):
+        output = policy_forward(model, batch, 0.7, with_entropy=with_entropy, entropy_grad=entropy_grad)
     weights = torch.linspace(-1, 2, batch.action_mask.numel()).view_as(batch.action_mask)
     loss = (output.log_probs * weights).sum()
     if output.entropy is not None and entropy_grad:

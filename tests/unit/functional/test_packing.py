@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, Pre
 
 from rlhf_core.batching import collate
 from rlhf_core.models import lean_head
+from rlhf_core.models.fast_passes import FastPasses
 from rlhf_core.models.forward import causal_lm_logits, policy_forward
-from rlhf_core.models.packing import Packing, packed_attention
-from rlhf_core.models.rows import PackedRows, PaddedRows, model_rows
+from rlhf_core.models.forward_passes import applying
+from rlhf_core.models.packing import PackedRows, Packing, packed_attention
+from rlhf_core.models.rows import PaddedRows, model_rows
 from rlhf_core.models.shared_pass import PACKABLE
 from rlhf_core.types import BufferItem, Experience
 
@@ -71,7 +73,7 @@ RAGGED = [(5, 7), (2, 3), (9, 2), (1, 11)]
 def run(model: nn.Module, experience: Experience, *, packed: bool) -> list[Tensor]:
     """Log-probs, entropies and all gradients of a sum in which no two tokens weigh the same."""
     model.zero_grad()
-    with packed_attention(model) if packed else nullcontext():
+    with packed_passes(model) if packed else nullcontext():
         output = policy_forward(model, experience, 0.7, with_entropy=True)
         assert output.entropy is not None
         weights = torch.linspace(-1, 2, experience.action_mask.numel()).view_as(experience.action_mask)
@@ -84,6 +86,11 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
     assert len(ours) == len(theirs) > 2
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def packed_passes(*models: Any) -> AbstractContextManager[None]:
+    """Packed rows, and nothing else that is faster."""
+    return applying(FastPasses(), packed_attention(*models))
 
 
 @pytest.fixture
@@ -194,7 +201,7 @@ def test_rows_that_are_not_packed_are_what_they_were() -> None:
     model, experience = build("mistral", sliding_window=3), batch(RAGGED)
     rows = PaddedRows.of(experience)
     outside = causal_lm_logits(model, rows.sequences, rows.attention_mask)
-    with packed_attention(model):
+    with packed_passes(model):
         inside = causal_lm_logits(model, rows.sequences, rows.attention_mask)
     assert torch.equal(inside, outside)
 
@@ -219,7 +226,7 @@ def test_code_that_does_not_know_of_packing_is_not_given_packed_rows_or_fails() 
 
     model, experience = build(), batch(RAGGED)
     foreign = Foreign(model.config)
-    with packed_attention(model, foreign):
+    with packed_passes(model, foreign):
         assert isinstance(model_rows(foreign, experience), PaddedRows)
         inputs = dict(PackedRows(PaddedRows.of(experience)).inputs)
         del inputs["packing"]
@@ -229,7 +236,7 @@ def test_code_that_does_not_know_of_packing_is_not_given_packed_rows_or_fails() 
 
 def test_the_model_is_itself_again_afterwards() -> None:
     model, experience = build(), batch(RAGGED)
-    with pytest.raises(ZeroDivisionError), packed_attention(model):
+    with pytest.raises(ZeroDivisionError), packed_passes(model):
         assert isinstance(model_rows(model, experience), PackedRows)
         raise ZeroDivisionError
     assert model.config._attn_implementation == "sdpa"

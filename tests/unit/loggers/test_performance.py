@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +30,7 @@ def run(relay: HookRelay, info: FitInfo, episodes: int, run_folder: Path) -> Non
 
 def test_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     clock = iter(10.0 * tick for tick in range(8))  # every episode takes ten seconds
-    monkeypatch.setattr("rlhf_core.loggers.performance.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("rlhf_core.loggers.performance.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     said: list[str] = []
     relay = HookRelay()
     relay.register(PerformanceEvaluator(ignore_episodes=1, peak_flops=1e9, announce=said.append))

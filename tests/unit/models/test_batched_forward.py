@@ -11,12 +11,15 @@ import torch
 from rlhf_core.batching import collate, masked
 from rlhf_core.models.batched_forward import forward_rows, with_trainer_log_probs
 from rlhf_core.models.forward import policy_forward
+from rlhf_core.strategy import Strategy
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_item
 
 
 class TwoRanks:
     """Rank `rank` of two; what the other one brings is told beforehand."""
+
+    passes = Strategy.passes
 
     def __init__(self, rank: int = 0, world_size: int = 1, others: Sequence[Any] = (), steps: float = 0.0) -> None:
         self.rank, self.world_size, self.device = rank, world_size, torch.device("cpu")

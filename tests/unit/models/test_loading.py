@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, FalconConfig
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.models.loading import (
-    add_lora,
     check_model,
     disable_dropout,
     load_policy,
@@ -19,7 +18,8 @@ from rlhf_core.models.loading import (
     merged_weights,
     save_plain_model,
 )
-from rlhf_core.plan.shape import meta_model
+from rlhf_core.models.meta import meta_model
+from rlhf_core.models.pretrained import add_lora
 from rlhf_core.testing.models import save_tiny_model, tiny_model, tiny_tokenizer
 
 IDS = torch.arange(4, 14)[None]
@@ -282,7 +282,7 @@ def test_a_model_that_the_disk_does_not_take_is_told_and_leaves_nothing(tmp_path
         (path / "model.safetensors").write_text("half")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("rlhf_core.models.loading.write_transformers_folder", full)
+    monkeypatch.setattr("rlhf_core.models.pretrained.write_transformers_folder", full)
     with pytest.raises(CheckpointError, match="No space left(.|\n)*free some space"):
         save_plain_model(model, dict(model.state_dict()), tiny_tokenizer(), tmp_path / "model")
     assert not list(tmp_path.iterdir())

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlhf_core.build import build_algorithm, build_strategy, build_trained_models
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.loading import add_lora, disable_dropout, load_tokenizer
+from rlhf_core.models.loading import disable_dropout
+from rlhf_core.models.pretrained import add_lora
 from rlhf_core.models.training_noise import disable_training_noise
 from rlhf_core.testing.models import tiny_model, tiny_tokenizer
+from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
 
 IDS = torch.arange(4, 14).repeat(8, 1)
 
@@ -97,6 +98,5 @@ def test_a_run_trains_phimoe_without_its_noise(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     run = {"algorithm": "grpo", "model": {"path": str(tmp_path)}, "prompts": "sort-digits", "rewards": ["exact-match"]}
     resolved = resolve(run | {"train": {"episodes": 1, "prompts_per_episode": 2, "samples_per_prompt": 2}})
-    strategy, tokenizer = build_strategy(resolved), load_tokenizer(resolved.run.model)
-    policy = build_trained_models(resolved, build_algorithm(resolved, tokenizer), strategy, tokenizer).policy
+    policy = TrainerParts(RunInputs(resolved), build_strategy(resolved)).models["policy"]
     assert torch.equal(logits(policy.train()), logits(policy.train()))

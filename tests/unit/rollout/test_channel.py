@@ -61,7 +61,7 @@ class Maker:
 def channel(strategy, *, episodes=3, prompts=4, keep=lambda group: True, empty=()):
     maker = Maker(empty)
     coordinator = RolloutCoordinator(num_episodes=episodes, prompts_per_episode=prompts)
-    return maker, LocalChannel(coordinator=coordinator, prompt=make_prompt, maker=maker, strategy=strategy, keep=keep)
+    return maker, LocalChannel(coordinator=coordinator, prompt=make_prompt, maker=maker, place=strategy, keep=keep)
 
 
 def positions(episode):

@@ -232,7 +232,7 @@ class TestEvaluation:
             sampling=SamplingParams(max_new_tokens=6, temperature=0.7, top_k=3, top_p=0.9),
             options=EvalSetOptions(**options),
         )
-        return PolicyEvaluator([held_out], batch_size=batch, strategy=ranks)
+        return PolicyEvaluator([held_out], batch_size=batch, place=ranks)
 
     def test_means_over_all_prompts_whatever_the_batch(self, tokenizer, scorer):
         found = [self.evaluator(tokenizer, scorer, Rank(0, 1), batch=b).evaluate() for b in (1, 3, 7, 50)]

@@ -8,7 +8,8 @@ from torch import nn
 
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import SyncError
-from rlhf_core.models.loading import add_lora, is_adapter_weight
+from rlhf_core.models.loading import is_adapter_weight
+from rlhf_core.models.pretrained import add_lora
 from rlhf_core.rollout.weight_sync import (
     Checksum,
     CopiedWeights,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -120,7 +121,7 @@ def test_resume_refuses_a_file_that_lost_lines(tmp_path: Path):
 
 def test_phases_are_exclusive_and_start_anew(monkeypatch: pytest.MonkeyPatch):
     clock = iter([0.0, 1.0, 4.0, 6.0, 10.0, 12.0])
-    monkeypatch.setattr("rlhf_core.runfolder.metrics.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("rlhf_core.runfolder.metrics.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     timer = PhaseTimer()
     with timer.phase("rollout"), timer.phase("reward"):  # 0 .. 6, of which 1 .. 4 is the reward's
         pass

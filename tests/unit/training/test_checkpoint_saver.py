@@ -11,7 +11,7 @@ from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.runfolder.checkpoint_state import RunState
 from rlhf_core.runfolder.checkpoints import CheckpointStore
-from rlhf_core.training.checkpoint_saver import CheckpointSaver
+from rlhf_core.training.checkpoint_saver import CheckpointSaver, PluginState
 
 
 class Counting:
@@ -42,15 +42,20 @@ def store(tmp_path):
     return CheckpointStore(tmp_path / "checkpoints", keep=2)
 
 
-@pytest.fixture
-def make_saver(store):
+def alone():
+    """A strategy of one process."""
     from rlhf_torch.config import SingleConfig
     from rlhf_torch.single import build
 
+    return build(SingleConfig(), StrategyContext(device="cpu"))
+
+
+@pytest.fixture
+def make_saver(store):
     def make(algorithm=None, channel=None, hooks=None, **config):
         return CheckpointSaver(
             store,
-            strategy=build(SingleConfig(), StrategyContext(device="cpu")),
+            strategy=alone(),
             trained={},
             algorithm=algorithm or Counting(),
             combiner=RewardCombiner({"score": 1.0}, clip=None, normalise=False),
@@ -130,3 +135,25 @@ def test_the_last_good_one_is_from_before_the_episode_that_went_wrong(make_saver
     assert saver.last_good(3) == store.path(4)
     assert saver.last_good(4) == store.path(6)
     assert saver.last_good(1) == store.path(4)
+
+
+class Makers:
+    def __init__(self):
+        self.given = None
+
+    def states(self):
+        return [{"rewards": {"length": {"calls": 3}}, "players": {"player": {"best": {"seen": 2}}}}]
+
+    def load_states(self, states):
+        self.given = list(states)
+
+
+def test_rewards_and_players_keep_a_state_and_older_checkpoints_have_that_of_rewards():
+    makers = Makers()
+    plugins = PluginState(HookRelay(), makers, alone())
+    kept = plugins.state_dict()
+    assert kept == {"makers": makers.states()}
+    plugins.load_state_dict(kept)
+    assert makers.given == makers.states()
+    plugins.load_state_dict({"rewards": [{"length": {"calls": 3}}]})
+    assert makers.given == [{"rewards": {"length": {"calls": 3}}}]

@@ -179,7 +179,6 @@ def test_two_ranks_do_the_same(make, values, kind, monkeypatch):
     answered = []
 
     def work(rank, strategy):
-        strategy.is_main, strategy.broadcast_object = rank == 0, lambda value: strategy.all_gather_objects(value)[0]
         asked = action(kind, answer=lambda *answer: answered.append(answer), **options)
         plugin = Says(asked, paused=[None, action("resume")])
         decided = make(plugin, rank=strategy)
@@ -198,7 +197,6 @@ def test_two_ranks_do_the_same(make, values, kind, monkeypatch):
 
 def test_a_signal_to_any_rank_is_heard_by_all(make):
     def work(rank, strategy):
-        strategy.is_main, strategy.broadcast_object = rank == 0, lambda value: strategy.all_gather_objects(value)[0]
         decided = make(rank=strategy, interrupted=lambda: rank == 1)
         decided.take(moment("episode"))
         return decided.interrupted

@@ -1,7 +1,6 @@
 """What a teacher says of sampled tokens."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -10,10 +9,9 @@ from rlhf_core.algorithm import FrozenModel
 from rlhf_core.batching import collate, split
 from rlhf_core.errors import ConfigError
 from rlhf_core.models import GroupPasses, PassModels
-from rlhf_core.models.batched_forward import on_device
+from rlhf_core.place import LocalPlace
 from rlhf_core.testing.models import tiny_model
 from rlhf_core.testing.samples import make_group
-from rlhf_core.testing.thread_ranks import Ranks
 from rlhf_distill.teacher import TeacherPass
 
 
@@ -25,16 +23,16 @@ def groups():
 def taught(model, groups, *, top_k, vocabulary=10, temperature=0.7, batch_tokens=None, offload=False):
     """The items of the groups, behind the pass."""
 
-    def work(rank, strategy):
-        strategy.device = torch.device("cpu")
-        around = {"teacher": partial(on_device, model, strategy)} if offload else {}
-        models = {"teacher": model}
-        context = PassModels(strategy, models, temperature=temperature, batch_tokens=batch_tokens, around=around)
-        done = GroupPasses(strategy, [TeacherPass(context, top_k=top_k, vocabulary=vocabulary)]).run(groups)
-        return [item for group in done for item in group.items]
-
-    (items,) = Ranks(1).run(work)
-    return items
+    place = LocalPlace(torch.device("cpu"), torch.float32)
+    context = PassModels(
+        place,
+        {"teacher": model},
+        temperature=temperature,
+        batch_tokens=batch_tokens,
+        offloaded={"teacher"} if offload else (),
+    )
+    done = GroupPasses(place, [TeacherPass(context, top_k=top_k, vocabulary=vocabulary)]).run(groups)
+    return [item for group in done for item in group.items]
 
 
 @pytest.mark.parametrize("batch_tokens", [None, 13])

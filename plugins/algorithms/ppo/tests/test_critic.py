@@ -13,9 +13,9 @@ import torch
 
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import LoraConfig
+from rlhf_core.models.fast_passes import fast_passes
 from rlhf_core.models.forward import value_forward
-from rlhf_core.models.loading import add_lora
-from rlhf_core.models.packing import packed_attention
+from rlhf_core.models.pretrained import add_lora
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import BufferItem
 from rlhf_ppo import Critic
@@ -74,7 +74,7 @@ def test_values_and_gradients_are_the_same_without_padding(
 
     assert not critic.takes_packed_rows
     padded = run()
-    with packed_attention(critic):
+    with fast_passes(critic):
         assert critic.takes_packed_rows
         packed = run()
     for ours, theirs in zip(packed, padded, strict=True):

@@ -84,7 +84,7 @@ def my_actor() -> Any:
 
 def my_lora_actor() -> Any:
     from rlhf_core.config.sections import LoraConfig
-    from rlhf_core.models.loading import add_lora
+    from rlhf_core.models.pretrained import add_lora
 
     return add_lora(my_actor(), LoraConfig(r=2), seed=0)
 

@@ -23,7 +23,7 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.models.forward import policy_forward, value_forward
-from rlhf_core.models.loading import add_lora
+from rlhf_core.models.pretrained import add_lora
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rollout.weight_sync import Checksum
 from rlhf_core.strategy import Strategy

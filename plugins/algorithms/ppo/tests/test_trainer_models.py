@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_core.config.sections import LoraConfig
 from rlhf_core.errors import UserInputError
-from rlhf_core.models.loading import add_lora, is_adapter_weight
+from rlhf_core.models.loading import is_adapter_weight
+from rlhf_core.models.pretrained import add_lora
 from rlhf_core.strategy import Strategy
 from rlhf_core.util.weight_files import load_weights, save_weights, state_dict_shards_of
 from rlhf_ppo import PPOTrainer

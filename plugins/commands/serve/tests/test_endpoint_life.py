@@ -75,7 +75,7 @@ def test_a_call_that_its_client_gave_up_may_be_made_again(earlier):
 
     (played,) = episodes(run, engine=Waits(TOKENIZER, ["hello"]))
     (row,) = played.rows
-    assert (row.branch, played.measured["num_turns"]) == (0, 1 + earlier)
+    assert (row.branch, played.rows[0].columns["environment"]["num_turns"]) == (0, 1 + earlier)
     assert [turn.role for turn in row.turns] == ["policy", "environment", "policy"][: 1 + 2 * earlier]
 
 
@@ -85,7 +85,11 @@ def test_a_bound_is_told_and_the_episode_is_truncated():
             await ask(client, [USER])
 
     (played,) = episodes(turns, max_turns=2)
-    assert (played.measured["truncated"], played.measured["failed"], len(played.rows)) == (1.0, 0.0, 2)
+    assert (
+        played.rows[0].columns["environment"]["truncated"],
+        played.rows[0].columns["environment"]["failed"],
+        len(played.rows),
+    ) == (1.0, 0.0, 2)
 
     codes = []
 
@@ -99,7 +103,7 @@ def test_a_bound_is_told_and_the_episode_is_truncated():
 
     (played,) = episodes(tokens, context_tokens=100, max_turns=50)
     assert codes == [("context_length_exceeded", 400)]
-    assert played.measured["truncated"] == 0.0, "the environment went on and said done"
+    assert played.rows[0].columns["environment"]["truncated"] == 0.0, "the environment went on and said done"
     assert len(played.rows) == 1 and played.rows[0].turns[-1].role == "policy"
 
 

@@ -42,7 +42,7 @@ def test_a_call_is_a_turn_and_the_next_one_continues_it():
     (played,) = episodes(run, ["hello", "tin in er"])
     (row,) = played.rows
     (rollout,) = rollouts(played)
-    assert played.reward == 2.0 and played.measured["num_turns"] == 2
+    assert played.reward == 2.0 and played.rows[0].columns["environment"]["num_turns"] == 2
     assert rollout.messages == (USER,)
     assert [turn.role for turn in rollout.turns] == ["policy", "environment", "policy"]
     assert decoded(row.ids).startswith("hello<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n")
@@ -76,7 +76,7 @@ def test_a_call_that_cannot_be_read_stays_text_and_is_counted():
         assert (found.message.content, found.message.tool_calls, found.finish_reason) == (broken, None, "stop")
 
     (played,) = episodes(run, [broken])
-    assert played.measured["bad_tool_calls"] == 1
+    assert played.rows[0].columns["environment"]["bad_tool_calls"] == 1
 
 
 def test_a_client_that_edits_its_history_opens_a_branch():

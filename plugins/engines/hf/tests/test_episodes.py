@@ -14,7 +14,7 @@ from playing import driven, player
 from rlhf_core.components import EngineContext
 from rlhf_core.environments import Outcome
 from rlhf_core.models.builtin import build_llama
-from rlhf_core.types import PhaseTimes, Prompt
+from rlhf_core.types import Prompt
 from rlhf_hf.config import HfEngineConfig
 from rlhf_hf.engine import build
 
@@ -71,13 +71,15 @@ def test_the_trainers_log_probs_are_the_engines(family, texts, data):
         context_tokens=engine.context_tokens,
         history=history,
     )
-    episodes = list(made.play([(EMPTY, sample) for sample in range(3)], PhaseTimes()))
+    episodes = list(made.play([(EMPTY, sample) for sample in range(3)]))
     rows = [row for each in episodes for row in each.rows]
     for row in rows:
         mask = torch.tensor(row.mask)
         engines = torch.tensor(row.logprobs)
         assert (forward(module, row) - engines)[mask].abs().max() < 1e-4
         assert not engines[~mask].any()
-    assert sum(each.measured["own/alike"] for each in episodes) == 0, "two forks of one prefix draw different noise"
+    assert sum(each.rows[0].columns["environment"]["own/alike"] for each in episodes) == 0, (
+        "two forks of one prefix draw different noise"
+    )
     # What was sampled does not survive its text, and is right all the same.
     assert any(tokenizer.encode(tokenizer.decode(row.ids), add_special_tokens=False) != row.ids for row in rows)

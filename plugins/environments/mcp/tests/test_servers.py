@@ -12,9 +12,9 @@ from playing import Reworded
 from running import wait_until
 
 from rlhf_core import train
-from rlhf_core.build import build_environment_player
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
+from rlhf_core.environments.player import build_environment_player
 from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.models.builtin import build_llama
 from rlhf_core.plugins.trust import FileTrust
@@ -22,7 +22,7 @@ from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.testing.contracts import EnvironmentContract
 from rlhf_core.testing.episodes import episode_tokenizer
 from rlhf_core.testing.runs import tiny_run
-from rlhf_core.types import PhaseTimes, SamplingParams
+from rlhf_core.types import SamplingParams
 
 pytest.importorskip("mcp", reason="needs the MCP library: make setup-mcp")
 
@@ -62,7 +62,7 @@ def play(folder, command, *replies, **options):
     )
     task = {"prompt": [{"role": "user", "content": "Go."}], "answer": "3"}
     prompt = PromptStream([task], tokenizer, seed=0).prompt(0)
-    (played,) = player.play([(prompt, 0)], PhaseTimes())
+    (played,) = player.play([(prompt, 0)])
     return played
 
 
@@ -74,7 +74,11 @@ def observations(played):
 def test_calls_and_what_is_wrong_with_them(tmp_path):
     replies = (call("add", number=2), call("add", number="1"), call("divide", number=0), call("score", seed=3))
     played = play(tmp_path, CALCULATOR, *replies, reward_tool="score")
-    assert (played.reward, played.measured["own/tool_errors"], played.measured["truncated"]) == (1.0, 1.0, 0.0)
+    assert (
+        played.reward,
+        played.rows[0].columns["environment"]["own/tool_errors"],
+        played.rows[0].columns["environment"]["truncated"],
+    ) == (1.0, 1.0, 0.0)
     found = observations(played)
     assert found[:2] == ["2", "3"]
     assert "Error executing tool divide" in found[2] and "there is no tool" in found[3]

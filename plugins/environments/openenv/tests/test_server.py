@@ -11,16 +11,16 @@ from playing import Reworded
 from running import wait_until
 
 from rlhf_core import train
-from rlhf_core.build import build_environment_player
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
+from rlhf_core.environments.player import build_environment_player
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.functions import run_file
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.testing.contracts import EnvironmentContract
 from rlhf_core.testing.episodes import episode_tokenizer
 from rlhf_core.testing.runs import tiny_run
-from rlhf_core.types import PhaseTimes, SamplingParams
+from rlhf_core.types import SamplingParams
 
 pytest.importorskip("openenv", reason="needs OpenEnv: make setup-openenv")
 
@@ -60,7 +60,7 @@ def play(address, *replies, samples=1, **options):
     sampling = SamplingParams(max_new_tokens=60)
     player = build_environment_player(environment, Reworded(tokenizer, replies), tokenizer, sampling=sampling, seed=0)
     stream = PromptStream([{"prompt": ""}] * samples, tokenizer, seed=0, may_be_empty=True)
-    return list(player.play([(stream.prompt(place), place) for place in range(samples)], PhaseTimes()))
+    return list(player.play([(stream.prompt(place), place) for place in range(samples)]))
 
 
 def guess(number):
@@ -73,7 +73,10 @@ def test_an_episode_to_its_end(server):
     assert row.text == "Find it.\n0 to 4?"
     told = [turn.text for turn in row.turns if turn.role == "environment"]
     assert told[:3] == ["higher", "error: there is no JSON object in this reply\nhigher", "lower"]
-    assert (played.measured["own/invalid_actions"], played.measured["truncated"]) == (1.0, 0.0)
+    assert (
+        played.rows[0].columns["environment"]["own/invalid_actions"],
+        played.rows[0].columns["environment"]["truncated"],
+    ) == (1.0, 0.0)
     rewards = list(played.turn_rewards.values())
     assert rewards[:3] == [-0.5, 0.0, -0.5] and rewards[-1] == 1.0
 
@@ -82,7 +85,7 @@ def test_what_the_server_does_not_take_is_told(server):
     (played,) = play(server, '{"nomber": 1}', guess("x"), max_turns=2, invalid_reward=-2.0)
     assert played.turn_rewards == {0: -2.0, 1: -2.0}
     assert played.rows[0].turns[1].text.startswith("error: the environment does not take this action: Invalid message")
-    assert played.measured["truncated"] == 1.0
+    assert played.rows[0].columns["environment"]["truncated"] == 1.0
 
 
 def test_text_as_an_action_and_all_of_an_observation():

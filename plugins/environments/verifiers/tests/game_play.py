@@ -2,12 +2,12 @@
 
 from playing import Reworded
 
-from rlhf_core.build import build_environment_player
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
+from rlhf_core.environments.player import build_environment_player
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.testing.episodes import episode_tokenizer
-from rlhf_core.types import PhaseTimes, SamplingParams
+from rlhf_core.types import SamplingParams
 
 
 class Bounded(Reworded):
@@ -27,7 +27,7 @@ def play(*replies, samples=1, records=None, context_tokens=None, chat=True, **op
     sampling = SamplingParams(max_new_tokens=100)
     player = build_environment_player(environment, engine, tokenizer, sampling=sampling, seed=0)
     stream = PromptStream(records or [{"prompt": ""}] * samples, tokenizer, seed=0, may_be_empty=True)
-    return list(player.play([(stream.prompt(place), place) for place in range(samples)], PhaseTimes()))
+    return list(player.play([(stream.prompt(place), place) for place in range(samples)]))
 
 
 def observations(played):

@@ -40,9 +40,12 @@ def test_an_episode_to_its_end():
     assert row.text == "system: Find it.<eos>\nuser: Guess.<eos>\nassistant: "
     assert observations(played) == ["lower", "A number?"]
     assert played.reward == 2.5
-    own = {key: value for key, value in played.measured.items() if key.startswith("own/")}
+    own = {key: value for key, value in played.rows[0].columns["environment"].items() if key.startswith("own/")}
     assert own == {"own/found": 1.0, "own/is_number": 1.0, "own/guesses": 3.0}
-    assert (played.measured["num_turns"], played.measured["truncated"]) == (3.0, 0.0)
+    assert (played.rows[0].columns["environment"]["num_turns"], played.rows[0].columns["environment"]["truncated"]) == (
+        3.0,
+        0.0,
+    )
 
 
 def test_episodes_take_the_tasks_by_their_seeds():
@@ -65,8 +68,8 @@ FORGIVING = {"agent": {"harness": {"takes_refusals": True}}}
 )
 def test_a_bound_truncates_what_verifiers_scores_where_its_harness_ends_well(bound, reward):
     (played,) = play("9", num_tasks=1, max_turns=bound.pop("max_turns", 50), **bound)
-    assert (played.reward, played.measured["truncated"]) == (reward, 1.0)
-    assert played.measured["num_turns"] > 1
+    assert (played.reward, played.rows[0].columns["environment"]["truncated"]) == (reward, 1.0)
+    assert played.rows[0].columns["environment"]["num_turns"] > 1
 
 
 def test_a_rollout_that_fails(caplog):
@@ -75,7 +78,7 @@ def test_a_rollout_that_fails(caplog):
     (dropped,) = play("13", on_failure="drop")
     assert dropped.rows == ()
     (zero,) = play("13", on_failure="zero")
-    assert (zero.reward, zero.measured["failed"]) == (0.0, 1.0)
+    assert (zero.reward, zero.rows[0].columns["environment"]["failed"]) == (0.0, 1.0)
 
 
 def test_time_that_verifiers_bounds():

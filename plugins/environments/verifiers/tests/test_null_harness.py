@@ -24,7 +24,11 @@ def test_tools_of_a_taskset(monkeypatch):
     (row,) = played.rows
     assert "Add two numbers." in row.text and row.text.endswith("user: What is 2 + 3?<eos>\nassistant: ")
     assert observations(played) == ["it is 5"]
-    assert (played.reward, played.measured["own/said"], played.measured["num_turns"]) == (1.0, 1.0, 2.0)
+    assert (
+        played.reward,
+        played.rows[0].columns["environment"]["own/said"],
+        played.rows[0].columns["environment"]["num_turns"],
+    ) == (1.0, 1.0, 2.0)
 
 
 def test_nothing_is_fetched_where_there_is_no_uv(monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.rollout.evaluate import EvaluationRow
-from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry, RewardStates, TrainerRegistry
+from rlhf_ray.coordinator_parts import EvaluationJobs, MakerRegistry, MakerStates, TrainerRegistry
 from rlhf_ray.messages import EvaluationWork, RolloutWork
 
 
@@ -105,9 +105,9 @@ class TestTrainerRegistry:
         assert registry.silent() == {"trainer-0": 11.0}
 
 
-class TestRewardStates:
+class TestMakerStates:
     def test_makers_that_come_after_a_resume_go_on_from_what_was_saved(self) -> None:
-        states = RewardStates()
+        states = MakerStates()
         assert states.of(3) == {}
         states.keep(1, {"n": 1})
         states.keep(0, {"n": 0})

@@ -178,7 +178,7 @@ class TestPresence:
 def test_lora_layers_of_another_scale_are_refused() -> None:
     from rlhf_core.config.sections import LoraConfig
     from rlhf_core.models.builtin import build_builtin
-    from rlhf_core.models.loading import add_lora
+    from rlhf_core.models.pretrained import add_lora
     from rlhf_ray.wire import check_lora_scales, lora_scales
 
     def model(alpha: float) -> nn.Module:
@@ -202,7 +202,8 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.plugins.discovery import load, resolve_build
     from rlhf_core.seed.generation import set_eos
     from rlhf_core.types import Prompt, SamplingParams
-    from rlhf_ray.maker_parts import IdTokenizer, make_models, make_worker
+    from rlhf_ray.id_tokenizer import IdTokenizer
+    from rlhf_ray.maker_parts import make_models, make_worker
 
     selected = load("strategies", "single")
     strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))

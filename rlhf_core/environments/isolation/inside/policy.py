@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
-from ...contract import Endpoint, Messages, Reply, Task, Tool
+from ...contract import Endpoint, Messages, Options, Reply, Task, Tool
 from ...episode import NO_FORK, OVER, remaining_tokens
 from ..messages import Answer, EndpointAsked, ForkAsked, OfEpisode, Opening, TurnAsked, TurnLeft, error_as_told
 
@@ -58,7 +58,9 @@ class RemoteEpisode:
         for waiting in self._waiting.values():
             waiting.cancel()
 
-    async def ask(self, branch: int, messages: Messages, tools: Sequence[Tool], stop: Sequence[str]) -> Answer:
+    async def ask(
+        self, branch: int, messages: Messages, tools: Sequence[Tool], stop: Sequence[str], options: Options
+    ) -> Answer:
         """Have the run sample a turn."""
         turn = next(self._turns)
         said = messages if messages is None or isinstance(messages, str) else [dict(each) for each in messages]
@@ -72,6 +74,7 @@ class RemoteEpisode:
                 messages=said,
                 tools=[dict(each) for each in tools],
                 stop=list(stop),
+                options=dict(options or {}),
             )
         )
         number = self.num_asked
@@ -125,11 +128,13 @@ class RemotePolicy:
         turns = self.remaining_turns * self._episode.opening.max_new_tokens
         return remaining_tokens(self._episode.left, self._room, turns)
 
-    async def turn(self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = ()) -> Reply:
+    async def turn(
+        self, messages: Messages = None, tools: Sequence[Tool] = (), stop: Sequence[str] = (), options: Options = None
+    ) -> Reply:
         self._episode.check_open()
         could_fork, self._can_fork = self._can_fork, False
         try:
-            answer = await self._episode.ask(self._branch, messages, tools, stop)
+            answer = await self._episode.ask(self._branch, messages, tools, stop, options)
         except (TypeError, ValueError):  # what it was given cannot be sent
             self._can_fork = could_fork
             raise

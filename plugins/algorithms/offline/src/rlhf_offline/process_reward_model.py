@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import LossOutput, Mean, ModelKind
+from rlhf_core.algorithm import LossOutput, Mean
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import DataError
 from rlhf_core.models import innermost, own_lengths
@@ -70,7 +70,7 @@ class ProcessRewardModel(PolicyOnly[Steps, StepsBatch]):
         self._pad_id = pad_id
 
     @property
-    def model_kind(self) -> ModelKind:
+    def model_kind(self) -> str:
         return "sequence-classification"
 
     def check_record(self, record: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_core.algorithm import LossOutput, ModelKind
+from rlhf_core.algorithm import LossOutput
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import own_lengths
@@ -66,7 +66,7 @@ class RewardModel(PairAlgorithm):
         self._pad_id = pad_id
 
     @property
-    def model_kind(self) -> ModelKind:
+    def model_kind(self) -> str:
         return "sequence-classification"
 
     def collate(self, items: Sequence[Pair]) -> PairBatch:

@@ -94,12 +94,14 @@ class Critic(nn.Module):
         attention_mask: Tensor,
         position_ids: Tensor | None = None,
         packing: Packing | None = None,
+        **inputs: Any,
     ) -> Tensor:
         """input_ids [B, S] int64, attention_mask [B, S] (1 = real token) -> values [B, S] float32.
 
-        packing: how samples lie in one packed row ([1, S]); only where `takes_packed_rows`.
+        packing: how samples lie in one packed row ([1, S]); only where `takes_packed_rows`. inputs: what else the
+        trunk takes.
         """
-        options: dict[str, Any] = {} if packing is None else {"packing": packing}
+        options: dict[str, Any] = inputs if packing is None else {"packing": packing, **inputs}
         if self._takes_positions and position_ids is not None:
             options["position_ids"] = position_ids
         output = self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)

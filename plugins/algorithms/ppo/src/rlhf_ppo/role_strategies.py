@@ -45,6 +45,7 @@ class RoleStrategies(Strategy):
 
     def __init__(self, strategies: Mapping[str, Strategy], trained: Mapping[str, Trained]) -> None:
         self._main = strategies["policy"]
+        self.passes = self._main.passes
         self._by_id = {
             id(part): strategies[role] for role, each in trained.items() for part in (each.model, each.optimizer)
         }

@@ -122,7 +122,7 @@ def build_source(
         RewardCombiner(generation.scorer.weights),
         plan,
         policy=context.models.actor,
-        strategy=strategy,
+        place=strategy,
         temperature=context.rollouts.sampling.temperature,
         batch_tokens=None,
         timer=timer,

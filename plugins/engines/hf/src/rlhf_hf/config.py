@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +12,10 @@ from rlhf_core.config import EngineConfig
 
 class HfEngineConfig(EngineConfig):
     """Rollouts by transformers."""
+
+    request_options: ClassVar[Mapping[str, str]] = {
+        "temperature": "softmax temperature of this request's tokens, above 0, in place of engine.temperature"
+    }
 
     max_batch_size: int = Field(64, ge=1, le=4096, description="Rows decoded at once (slots of the key-value cache).")
     max_cache_tokens: int = Field(

@@ -38,6 +38,8 @@ class HfEngine:
 
     def __init__(self, config: HfEngineConfig, context: EngineContext) -> None:
         self._config = config
+        self.request_options = config.request_options
+        self.columns = config.columns
         self._tokenizer = context.tokenizer
         self._seed = context.seed
         self._module = context.model
@@ -141,7 +143,9 @@ class HfEngine:
                 where="engine hf",
                 hint=f"raise engine.max_cache_tokens to {round_up(longest)} or lower engine.max_new_tokens",
             )
-        name = self.path.name
+        # Inputs of the model may belong to any token: whole sequences are computed, without a cache.
+        recomputes = self._forward.kind.inputs_differ or any(row.request.inputs for row in rows)
+        name = "recompute" if recomputes else self.path.name
         if name == "slots":
             # Waiting prompts are prefilled ahead, many in one call, where the cache limit has room for them.
             room = config.max_cache_tokens // round_up(longest) - num_slots

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.models import RowLengths, innermost
+from rlhf_core.models import RowLengths, innermost, kind_of
 
 
 class ModelForward:
@@ -20,6 +20,7 @@ class ModelForward:
         self.module = module
         self.base = innermost(module)  # below a PEFT wrapper, whose forward takes `**kwargs`
         self.config: Any = self.base.config
+        self.kind = kind_of(self.base)
         known = frozenset(inspect.signature(self.base.forward).parameters)
         self.parameters = known
         """Names of what its forward takes."""
@@ -65,13 +66,14 @@ class ModelForward:
         cache: Any = None,
         use_cache: bool = False,
         keep: Tensor | None = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
         """Logits [B, K, V] at the K positions of `keep` (default: the last), and the cache after the pass.
 
         `input_ids` [B, T] int64; `position_ids` [B, T] int64; `attention_mask` [B, S] bool or, additive,
-        [B, 1, T, S] float.
+        [B, 1, T, S] float. inputs: what the model takes besides.
         """
-        arguments: dict[str, Any] = {"input_ids": input_ids}
+        arguments: dict[str, Any] = {"input_ids": input_ids, **(inputs or {})}
         if position_ids is not None and self._takes["position_ids"]:
             arguments["position_ids"] = position_ids
         if attention_mask is not None:

@@ -3,13 +3,13 @@
 Three ways, from faster to surer. `padded`: prompts of any lengths, padded on the left (attention models, sliding
 windows included). `equal`: only prompts of one length together, so that nothing is padded and no mask is needed
 (recurrent and hybrid models, and those whose rotary embedding depends on a row's length). `recompute`: the same
-without any cache (models with none that we know).
+without any cache (models with none that we know, and requests with inputs for the model).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -32,10 +32,16 @@ class LockstepModel:
         self._last_position = None if forward.context_tokens is None else forward.context_tokens - 1
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.bool)
+        self._columns: dict[str, Tensor] = {}
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Start a new batch; returns next-token logits [B, V] of each prompt."""
+    def start(self, prompts: Sequence[Sequence[int]], inputs: Sequence[Mapping[str, Tensor]] = ()) -> Tensor:
+        """Start a new batch; returns next-token logits [B, V] of each prompt.
+
+        inputs: of each prompt for the model, alike in names and shapes; only where the batch is recomputed.
+        """
         longest, device = max(map(len, prompts)), self._forward.device
+        names = inputs[0] if inputs else ()
+        self._columns = {name: torch.stack([each[name] for each in inputs]).to(device) for name in names}
         assert self.way == "padded" or min(map(len, prompts)) == longest
         padded = torch.tensor([[*([0] * (longest - len(p))), *p] for p in prompts], device=device)
         pads = torch.tensor([longest - len(p) for p in prompts], device=device)
@@ -57,13 +63,18 @@ class LockstepModel:
 
     def _run(self, input_ids: Tensor) -> Tensor:
         # Bounded above for ended rows, which may step past the model's last position.
-        positions = (self._mask.cumsum(dim=1) - 1).clamp(0, self._last_position)[:, -input_ids.shape[1] :]
+        if self.way == "recompute":
+            inputs = {**self._forward.kind.inputs(input_ids, self._mask, self._columns)}
+            positions = inputs.pop("position_ids", None)
+        else:
+            inputs, positions = {}, self._mask.cumsum(dim=1)[:, -input_ids.shape[1] :] - 1
         logits, cache = self._forward(
             input_ids,
-            position_ids=positions,
+            position_ids=None if positions is None else positions.clamp(0, self._last_position),
             attention_mask=self._mask if self.way == "padded" else None,
             cache=self._cache,
             use_cache=self.way != "recompute",
+            inputs=inputs,
         )
         if self.way != "recompute":
             self._cache = cache
@@ -89,7 +100,7 @@ class LockstepBatch:
 
     def has_room_for(self, row: Row) -> bool:
         """Whether it may `join`."""
-        return True
+        return self._model.way == "recompute" or not row.request.inputs
 
     def join(self, rows: Sequence[Row]) -> None:
         """Decode these too, after those that wait already."""
@@ -114,7 +125,8 @@ class LockstepBatch:
             self.num_steps += 1
         else:
             self._batch, self._age = self._waiting.popleft(), 0
-            logits = self._model.start([row.prompt_ids for row in self._batch])
+            rows = self._batch
+            logits = self._model.start([row.prompt_ids for row in rows], [row.request.inputs for row in rows])
         going = [index for index, row in enumerate(self._batch) if row.finish_reason is None]
         finished = sample(logits[torch.tensor(going, device=logits.device)], [self._batch[index] for index in going])
         if all(row.finish_reason is not None for row in self._batch):
@@ -127,11 +139,15 @@ class LockstepBatch:
 
 
 def _plan_batches(rows: Sequence[Row], max_batch_size: int, *, same_length: bool) -> list[list[Row]]:
-    """Rows by prompt length, cut into batches."""
+    """Rows by prompt length, cut into batches. Those with inputs for the model are recomputed, at the same length."""
+
+    def shapes(row: Row) -> list[tuple[str, tuple[int, ...]]]:
+        return sorted((name, tuple(values.shape)) for name, values in row.request.inputs.items())
+
     batches: list[list[Row]] = []
-    for row in sorted(rows, key=lambda row: len(row.prompt_ids)):
+    for row in sorted(rows, key=lambda row: (len(row.prompt_ids), shapes(row))):
         last = batches[-1] if batches else []
-        fits = 0 < len(last) < max_batch_size
+        fits = 0 < len(last) < max_batch_size and shapes(last[0]) == shapes(row)
         if fits and (not same_length or len(last[0].prompt_ids) == len(row.prompt_ids)):
             last.append(row)
         else:

@@ -12,4 +12,5 @@ hf = Component(
     build="rlhf_hf.engine:build",
     requires=("torch", "transformers"),
     in_flight=True,
+    model_inputs=True,
 )

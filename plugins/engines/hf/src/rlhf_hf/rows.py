@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import DataError
@@ -25,6 +26,8 @@ class Row:
     """Most tokens this row may sample, at least 1."""
     prompt_key: int
     """Equal for rows of one `make_rows` call exactly where their prompts are equal."""
+    temperature: float | None = None
+    """Its own, in place of the sampling parameters'."""
     decoder: Decoder = field(init=False)
     """Set once it is known what is generated together."""
     token_ids: list[int] = field(default_factory=list)
@@ -62,6 +65,7 @@ class Row:
             support_ids=tuple(self.support_ids) if self.support_ids else None,
             branch=self.request.branch,
             num_reused=self.num_reused,
+            columns={} if self.temperature is None else {"temperature": [self.temperature] * len(self.token_ids)},
         )
 
     @property
@@ -85,7 +89,7 @@ def make_rows(
 
     `context_tokens` is the longest sequence the model has positions for, None when it has no such bound. `first_key`:
     prompt keys are this number and those after it.
-    Raises `DataError` for a prompt that is empty or leaves no room for one token.
+    Raises `DataError` for a prompt that is empty or leaves no room for one token, and for an invalid option.
     """
     rows = []
     keys: dict[tuple[int, ...], int] = {}
@@ -108,8 +112,16 @@ def make_rows(
                 where=where,
                 hint="lower prompts.max_prompt_tokens",
             )
-        rows.append(Row(request, limit, keys.setdefault(request.prompt_ids, first_key + len(keys))))
+        key = keys.setdefault(request.prompt_ids, first_key + len(keys))
+        rows.append(Row(request, limit, key, None if sampling.greedy else _own_temperature(request, where)))
     return rows
+
+
+def _own_temperature(request: GenerationRequest, where: str) -> float | None:
+    value = request.options.get("temperature")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf):
+        raise DataError(f"the option temperature is {value!r}", where=where, hint="use a number above 0")
+    return value
 
 
 class StopRule:

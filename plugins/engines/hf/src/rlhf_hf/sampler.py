@@ -27,7 +27,7 @@ class Sampler:
         self._sampling = sampling
 
     def draw(self, logits: Tensor, rows: Sequence[Row]) -> None:
-        """Append one token to each row. `logits` [n, V].
+        """Append one token to each row. `logits` [n, V]. All rows have their own temperature, or none has.
 
         Raises `DivergenceError` when the logits are not finite.
         """
@@ -50,7 +50,10 @@ class Sampler:
         self._draw_noise([row for row in rows if len(row.noise) == len(row.token_ids)])
         noise = torch.tensor([row.noise[len(row.token_ids)] for row in rows], dtype=torch.float64)
         sampling = self._sampling
-        return inverse_cdf_sample(logits, noise.to(logits.device), sampling.temperature, sampling.top_k, sampling.top_p)
+        temperature: float | Tensor = sampling.temperature
+        if rows[0].temperature is not None:
+            temperature = torch.tensor([[row.temperature] for row in rows], device=logits.device)
+        return inverse_cdf_sample(logits, noise.to(logits.device), temperature, sampling.top_k, sampling.top_p)
 
     def _draw_noise(self, rows: Sequence[Row]) -> None:
         """Continue the noise of `rows` by a block; a row's noise depends on nothing but its own counter."""
@@ -80,12 +83,13 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[Row]:
 
     Raises `DivergenceError` when the logits are not finite.
     """
-    decoders = {id(row.decoder): row.decoder for row in rows}
-    for decoder in decoders.values():
-        if len(decoders) == 1:
+    alike: dict[tuple[Decoder, bool], list[int]] = {}
+    for place, row in enumerate(rows):
+        alike.setdefault((row.decoder, row.temperature is None), []).append(place)
+    for (decoder, _), places in alike.items():
+        if len(alike) == 1:
             decoder.sampler.draw(logits, rows)
             break
-        places = [place for place, row in enumerate(rows) if row.decoder is decoder]
         decoder.sampler.draw(logits[torch.tensor(places, device=logits.device)], [rows[place] for place in places])
     finished = []
     for row in rows:

@@ -56,8 +56,8 @@ class SlotBatch:
         return bool(self._active or self._waiting)
 
     def has_room_for(self, row: Row) -> bool:
-        """Whether it may `join`: the slots cannot grow beyond the bound on the cache."""
-        return self._model.cache.may_hold(len(row.prompt_ids) + row.limit)
+        """Whether it may `join`: the slots cannot grow beyond the bound on the cache, nor take a model's inputs."""
+        return not row.request.inputs and self._model.cache.may_hold(len(row.prompt_ids) + row.limit)
 
     def join(self, rows: Sequence[Row]) -> None:
         """Decode these too, after those that wait already. Their prompt keys are new."""

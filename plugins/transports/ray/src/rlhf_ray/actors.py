@@ -15,7 +15,6 @@ from typing import Any
 
 import ray
 
-from rlhf_core.build import build_curriculum
 from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.training import RunRequest
 
@@ -310,7 +309,7 @@ class Actors:
             max_staleness=config.max_staleness,
             lease_seconds=config.lease_seconds,
             heartbeat_seconds=config.heartbeat_seconds,
-            sampler=build_curriculum(resolved, self.request.inputs.prompts) if resolved.rolls_out else None,
+            sampler=self.request.inputs.curriculum() if resolved.rolls_out else None,
         )
 
     def _spec(self, index: int = 0) -> ActorSpec:

@@ -19,7 +19,7 @@ from rlhf_core.errors import DeadlineError
 from rlhf_core.rollout import EvaluationRow, RolloutCoordinator, Sampler
 from rlhf_core.types import PhaseTimes
 
-from .coordinator_parts import EvaluationJobs, MakerRegistry, RewardStates, TrainerRegistry, Waiters
+from .coordinator_parts import EvaluationJobs, MakerRegistry, MakerStates, TrainerRegistry, Waiters
 from .event_relay import EventInbox
 from .messages import (
     EvaluationWork,
@@ -92,7 +92,7 @@ class Coordinator:
         self._compared: dict[str, int] = {}
         """Maker -> the newest version whose canary answers it has compared."""
         self._events = EventInbox()
-        self._reward_states = RewardStates()
+        self._maker_states = MakerStates()
 
     # Called by makers.
 
@@ -142,13 +142,13 @@ class Coordinator:
             self._waiters.wake("samples")
         return wanted
 
-    async def keep_reward_state(self, number: int, state: Mapping[str, Any]) -> None:
-        """Take what the rewards of maker `number` keep, as it is after the samples that it sends next."""
-        self._reward_states.keep(number, state)
+    async def keep_maker_state(self, number: int, state: Mapping[str, Any]) -> None:
+        """Take the state of rewards and players of maker `number`, as it is after the samples that it sends next."""
+        self._maker_states.keep(number, state)
 
-    async def reward_state_of(self, number: int) -> Mapping[str, Any]:
-        """State from which the rewards of maker `number` go on; empty where they start anew."""
-        return self._reward_states.of(number)
+    async def maker_state_of(self, number: int) -> Mapping[str, Any]:
+        """State from which maker `number` continues; empty if it starts without one."""
+        return self._maker_states.of(number)
 
     async def submit_evaluation(self, maker: str, work: EvaluationWork, rows: Sequence[EvaluationRow]) -> None:
         self._makers.seen(maker)
@@ -262,13 +262,13 @@ class Coordinator:
         canary = state.get("canary", {})  # the checkpoint may be another transport's
         self._canary_gap, self._compared = canary.get("gap", 0.0), dict(canary.get("compared", {}))
 
-    async def reward_states(self) -> list[Mapping[str, Any]]:
-        """State of the makers' rewards, in the order of the makers."""
-        return self._reward_states.all()
+    async def maker_states(self) -> list[Mapping[str, Any]]:
+        """State of the makers' rewards and players, in the order of the makers."""
+        return self._maker_states.all()
 
-    async def give_reward_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Have the makers' rewards go on from `states`, after `load`."""
-        self._reward_states.restore(states, self._num_makers)
+    async def give_maker_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Have the makers continue from `states`, after `load`."""
+        self._maker_states.restore(states, self._num_makers)
 
     async def alive(self, trainer: str) -> None:
         """Heartbeat of a trainer."""

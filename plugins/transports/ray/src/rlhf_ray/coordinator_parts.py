@@ -90,12 +90,12 @@ class EvaluationJobs:
         return f"{len(self._waiting)} parts wait for a maker, in the making: {sorted(set(self._held.values()))}"
 
 
-class RewardStates:
-    """State of the makers' rewards, kept over a resume."""
+class MakerStates:
+    """State of the makers' rewards and players, kept over a resume."""
 
     def __init__(self) -> None:
         self._states: dict[int, Mapping[str, Any]] = {}
-        """Number of a maker -> its rewards' state."""
+        """Number of a maker -> its state."""
         self._restored: Sequence[Mapping[str, Any]] = ()
 
     def keep(self, number: int, state: Mapping[str, Any]) -> None:

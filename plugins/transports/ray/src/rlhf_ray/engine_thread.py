@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from rlhf_core import Column
 from rlhf_core.errors import RlhfError
 from rlhf_core.protocols import Asked, InFlightEngine, WeightReceiver
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
@@ -46,6 +47,8 @@ class EngineThread:
     def __init__(self, engine: InFlightEngine, weights: StagedWeights) -> None:
         """weights: of `engine`, and of the models that are used in `run`."""
         self._engine = engine
+        self.request_options: Mapping[str, str] = getattr(engine, "request_options", {})
+        self.columns: Mapping[str, Column] = getattr(engine, "columns", {})
         self._weights = weights
         self._changed = threading.Condition()
         self._asked: deque[_Open] = deque()

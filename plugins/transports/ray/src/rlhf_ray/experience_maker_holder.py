@@ -18,8 +18,9 @@ from rlhf_core.types import Prompt
 from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
 from .calls import NamedActors, node_address, own_name
 from .direct_link import DirectChunk, LinkOffer, MakerEnd
+from .id_tokenizer import IdTokenizer
 from .maker_feed import LoaderFeed, MakerFeed, RunFeed
-from .maker_parts import IdTokenizer, MakerWorker, make_models, make_place, make_worker
+from .maker_parts import MakerWorker, make_models, make_place, make_worker
 from .messages import Canary
 from .wire import unpack
 

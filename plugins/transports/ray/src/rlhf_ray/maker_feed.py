@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -231,6 +232,7 @@ class RunFeed(MakerFeed):
             num_lanes=config.num_lanes(context.resolved.run.train.prompts_per_episode),
             sync_timeout_seconds=config.sync_timeout_seconds,
             cache_folder=context.cache_folder,
+            run_folder=Path(context.spec.folder),
         )
         with ExitStack() as stack:
             stack.callback(context.sender.flush)
@@ -274,18 +276,18 @@ class RunFeed(MakerFeed):
                 self._evaluate(work)
 
     def send(self, era: int, groups: Sequence[RolloutGroup], times: PhaseTimes) -> None:
-        """Send the rewards' state, too, where they keep one."""
-        if state := self.worker.scorer.state_dict():
-            ask(self._coordinator, "keep_reward_state", self.number, state)
+        """Send the state of rewards and players, too, if they keep any."""
+        if state := self.worker.state_dict():
+            ask(self._coordinator, "keep_maker_state", self.number, state)
         super().send(era, groups, times)
 
     def _begin_era(self, era: int) -> None:
-        """At the start, after a resume and a rollback: have the rewards go on from where they were."""
+        """At the start, after a resume and a rollback: have rewards and players continue from their state then."""
         if era == self._era:
             return
         self._era = era
-        if state := ask(self._coordinator, "reward_state_of", self.number):
-            self.worker.scorer.load_state_dict(state)
+        if state := ask(self._coordinator, "maker_state_of", self.number):
+            self.worker.load_state_dict(state)
 
     def keep(self, group: RolloutGroup) -> bool:
         return super().keep(group) and self._parts.keep(group)

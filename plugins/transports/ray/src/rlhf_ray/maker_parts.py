@@ -11,20 +11,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rlhf_core.algorithm import RolloutAlgorithm
-from rlhf_core.build import (
-    build_algorithm,
-    build_engine,
-    build_evaluator,
-    build_passes,
-    build_player,
-    build_run_prompts,
-    build_scorer,
-    build_strategy,
-    model_dtype,
-)
 from rlhf_core.components import EngineContext
 from rlhf_core.config import ResolvedRun, RewardCallOptions
 from rlhf_core.errors import UserInputError
@@ -35,30 +24,30 @@ from rlhf_core.models import (
     adapter_off,
     disable_dropout,
     is_lora,
-    load_policy,
-    load_tokenizer,
 )
+from rlhf_core.place import LocalPlace, Place
 from rlhf_core.plugins import load, resolve_build
 from rlhf_core.protocols import InFlightEngine, RolloutEngine
 from rlhf_core.rewards import RewardScorer, RewardSpec
 from rlhf_core.rollout import (
     ModuleReceiver,
+    Passes,
     PolicyEvaluator,
     PolicyExperienceMaker,
     SingleAnswers,
     success_of,
 )
 from rlhf_core.seed import seed_reward, strategy_by_name
-from rlhf_core.strategies import autocast_for
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
+from rlhf_core.wiring import RunInputs, RunParts, build_strategy, load_models
 
 from .engine_thread import EngineThread
 from .holder_weights import StagedWeights, WeightTarget
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
 
 class MakerWorker:
@@ -102,6 +91,19 @@ class MakerWorker:
         """Context for computing with the engine; weights change in it only as the engine's thread lets them."""
         return nullcontext() if isinstance(self.engine, EngineThread) else self.weights.making()
 
+    def state_dict(self) -> dict[str, Any]:
+        """State of the rewards, and of each lane's players; empty if none keeps any."""
+        players = [maker.state_dict() for maker in self._makers]
+        parts = {"rewards": self.scorer.state_dict(), "players": players if any(players) else []}
+        return {name: part for name, part in parts.items() if part}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, which may be of another number of lanes."""
+        self.scorer.load_state_dict(state.get("rewards", {}))
+        players = state.get("players") or [{}]
+        for lane, maker in enumerate(self._makers):
+            maker.load_state_dict(players[lane % len(players)])
+
     def close(self) -> None:
         """Free the engine, and end the processes of the environment and the rewards' threads and processes."""
         self.weights.close()
@@ -133,7 +135,7 @@ def staged_weights(
 class _BetweenSteps:
     """The passes over finished groups, on the engine's thread."""
 
-    def __init__(self, plain: GroupPasses, engine: EngineThread) -> None:
+    def __init__(self, plain: Passes, engine: EngineThread) -> None:
         self._plain = plain
         self._engine = engine
 
@@ -154,7 +156,7 @@ def trained_names(model: nn.Module) -> frozenset[str]:
     return trained if len(trained) < len(parameters) else frozenset()
 
 
-def _placed(models: Mapping[str, nn.Module], place: Any) -> dict[str, frozenset[str]]:
+def _placed(models: Mapping[str, nn.Module], place: Place) -> dict[str, frozenset[str]]:
     """Freeze and place the models; returns by role the names of an adapter-only version (see `trained_names`)."""
     adapters = {role: trained_names(model) for role, model in models.items()}
     for model in models.values():
@@ -176,101 +178,48 @@ class MakerParts:
     evaluator: PolicyEvaluator | None
 
 
-ValueT = TypeVar("ValueT")
-
-
-class InferencePlace:
-    """A process that only runs models forward: the trainers' device type, precision and nothing else of theirs.
-
-    Stands where core asks a strategy for these; alone, it has nobody to gather from.
-    """
-
-    rank = 0
-    world_size = 1
-    shards_parameters = False
-
-    def __init__(self, strategy: Strategy) -> None:
-        self.device = strategy.device
-        self.parameter_dtype = strategy.parameter_dtype
-        self.compute_dtype = strategy.compute_dtype
-
-    def agreed(self, value: ValueT) -> ValueT:
-        return value
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The trainers' precision, over whole weights also where theirs are cast or sharded."""
-        return autocast_for(self.compute_dtype, self.device)
-
-    def model_init_context(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def prepare_inference(self, model: nn.Module) -> nn.Module:
-        return model.to(self.device).eval().requires_grad_(False)
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        return tensor.clone()
-
-    def all_gather_objects(self, value: Any) -> list[Any]:
-        return [value]
-
-
 def build_maker(
-    resolved: ResolvedRun, hooks: HookRelay, *, num_lanes: int | None, sync_timeout_seconds: float, cache_folder: Path
+    resolved: ResolvedRun,
+    hooks: HookRelay,
+    *,
+    num_lanes: int | None,
+    sync_timeout_seconds: float,
+    cache_folder: Path,
+    run_folder: Path,
 ) -> MakerParts:
     """Load tokenizer, models, prompts and rewards of a run; nothing is shared with a trainer.
 
     `num_lanes`: batches at a time, with weights in flight; None: one after the other. `cache_folder`: of the rewards'
-    cache, which the makers of one machine share.
+    cache, which the makers of one machine share. `run_folder`: may not exist on this machine.
     """
-    place: Any = InferencePlace(build_strategy(resolved))
-    run = resolved.run
-    tokenizer = load_tokenizer(run.model)
-    algorithm = build_algorithm(resolved, tokenizer)
-    policy = load_policy(run.model, dtype=model_dtype(resolved, place), seed=run.train.seed, tokenizer=tokenizer)
-    models: dict[str, nn.Module] = {"policy": policy}
-    if "critic" in algorithm.roles:
-        models["critic"] = algorithm.build_critic(policy)
+    place, inputs = LocalPlace.like(build_strategy(resolved)), RunInputs(resolved)
+    models = load_models(inputs, place)
     adapters = _placed(models, place)
+    run = RunParts(inputs, place, models, cache_folder=cache_folder, run_folder=run_folder)
     # One that learns from a dataset has its makers answer held-out prompts, and nothing else.
-    rollouts = algorithm if isinstance(algorithm, RolloutAlgorithm) else None
-    scoring = None if rollouts is None else build_passes(resolved, rollouts, place, models)
-    engine = build_engine(resolved, policy, tokenizer, place)
+    passes, engine = run.passes, run.engine
     weights = staged_weights(
         engine,
         models,
         adapters,
         idle_seconds=sync_timeout_seconds,
-        published=(lambda version: None) if scoring is None else scoring.published,
+        published=(lambda version: None) if passes is None else passes.published,
     )
-    complete: GroupPasses | _BetweenSteps | None = scoring
     if num_lanes is not None:
         assert isinstance(engine, InFlightEngine)
-        engine = thread = EngineThread(engine, weights)
-        complete = None if scoring is None else _BetweenSteps(scoring, thread)
-    scorer = build_scorer(resolved, place.device, cache_folder=cache_folder)
-    player = partial(build_player, resolved, engine, tokenizer)
-    makers = [
-        PolicyExperienceMaker(
-            player=player(),
-            greedy_player=player(greedy=True) if rollouts is not None and rollouts.needs_greedy_answer else None,
-            samples_per_prompt=run.train.samples_per_prompt,
-            scorer=scorer,
-            hooks=hooks,
-            passes=complete,
-        )
-        for _ in range(num_lanes or 1)
-    ]
-    worker = MakerWorker(makers, engine, scorer, weights, place.device)
-    prompts = build_run_prompts(resolved, tokenizer)
-    evaluator = None
-    if resolved.evaluates:
-        evaluator = build_evaluator(resolved, engine, tokenizer, scorer, prompts, place)
-    keep = _keep_all if rollouts is None else rollouts.keep
-    success = success_of(resolved.section("prompts.curriculum"))
-    return MakerParts(worker, hooks, prompts.prompt, keep, success, evaluator)
+        run.engine = thread = EngineThread(engine, weights)
+        run.passes = None if passes is None else _BetweenSteps(passes, thread)
+    makers = [run.maker(hooks) for _ in range(num_lanes or 1)]
+    worker = MakerWorker(makers, run.engine, run.scorer, weights, place.device)
+    algorithm = inputs.algorithm
+    return MakerParts(
+        worker,
+        hooks,
+        prompt=inputs.prompts.prompt,
+        keep=algorithm.keep if isinstance(algorithm, RolloutAlgorithm) else _keep_all,
+        success=success_of(resolved.section("prompts.curriculum")),
+        evaluator=run.evaluator,
+    )
 
 
 def _keep_all(group: RolloutGroup) -> bool:
@@ -290,28 +239,15 @@ class HolderModels:
     """By role, the names of an adapter-only version."""
 
 
-class IdTokenizer:
-    """Stands in where a maker is given token ids only: texts are the ids, with spaces between."""
-
-    pad_token_id: int | None = None
-    chat_template: str | None = None
-
-    def __init__(self, eos_token_id: int | Sequence[int] | None) -> None:
-        self.eos_token_id = eos_token_id
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The ids; the EOS is left out where special tokens are not wanted."""
-        special = self.eos_token_id if isinstance(self.eos_token_id, Sequence) else (self.eos_token_id,)
-        return " ".join(str(i) for i in ids if not (skip_special_tokens and i in special))
-
-
-def make_place(strategy_fn: Callable[[], Any]) -> InferencePlace:
+def make_place(strategy_fn: Callable[[], Any]) -> LocalPlace:
     """Where the factory's strategy computes. A ColossalAI booster trains only: a maker then computes as `single`."""
     strategy = strategy_fn()
-    return InferencePlace(strategy if isinstance(strategy, Strategy) else strategy_by_name("single"))
+    return LocalPlace.like(strategy if isinstance(strategy, Strategy) else strategy_by_name("single"))
 
 
-def make_models(model_fn: Callable[[], tuple[Any, ...]], place: Any, *, kl_coef: float, seed: int = 0) -> HolderModels:
+def make_models(
+    model_fn: Callable[[], tuple[Any, ...]], place: Place, *, kl_coef: float, seed: int = 0
+) -> HolderModels:
     """Build and place the models; `seed` is for an installed reward.
 
     Raises `UserInputError` when the factory returned something else.
@@ -339,7 +275,7 @@ def make_models(model_fn: Callable[[], tuple[Any, ...]], place: Any, *, kl_coef:
 
 
 def _reference(
-    actor: nn.Module, initial: nn.Module | None, place: Any, kl_coef: float
+    actor: nn.Module, initial: nn.Module | None, place: Place, kl_coef: float
 ) -> tuple[nn.Module | None, Callable[[], AbstractContextManager[Any]]]:
     """The initial model, or the actor with its adapter off; none where no KL is used."""
     if kl_coef == 0:
@@ -358,7 +294,7 @@ def _reference(
 
 def make_worker(
     models: HolderModels,
-    place: Any,
+    place: Place,
     tokenizer: Any,
     sampling: SamplingParams,
     hooks: HookRelay,

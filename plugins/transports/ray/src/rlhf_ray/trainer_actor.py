@@ -13,11 +13,8 @@ from typing import Any
 
 import ray
 
-from rlhf_core.algorithm import Algorithm, RolloutAlgorithm
-from rlhf_core.build import TrainerModels, build_algorithm, build_run_prompts, build_strategy, build_trained_models
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import TrainerHooks
-from rlhf_core.models import load_tokenizer
 from rlhf_core.prompts import PromptStream
 from rlhf_core.protocols import WeightSync
 from rlhf_core.rollout import (
@@ -32,6 +29,7 @@ from rlhf_core.runfolder import RunFolder
 from rlhf_core.strategy import Strategy
 from rlhf_core.training import FitResult, SessionParts, TrainerSession
 from rlhf_core.types import MadeEpisode, PhaseTimes, RolloutGroup
+from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
 
 from .actor_context import ActorContext, ActorSpec, Heartbeat, settle
 from .calls import ask, node_address
@@ -70,50 +68,42 @@ class TrainerActor:
             stack.callback(self._context.sender.flush)
             stack.callback(strategy.teardown)
             strategy.setup()
-            tokenizer = load_tokenizer(resolved.run.model)
-            algorithm = build_algorithm(resolved, tokenizer)
-            models = build_trained_models(resolved, algorithm, strategy, tokenizer)
-            prompts = build_run_prompts(resolved, tokenizer)
+            run = TrainerParts(RunInputs(resolved), strategy)
+            prompts = run.inputs.prompts  # read while the makers load
             if strategy.is_main:
                 wait = self._config.start_timeout_seconds
                 ask(self._coordinator, "wait_for_makers", wait, wait_seconds=wait)
             session = TrainerSession(
-                resolved,
+                run,
                 RunFolder(Path(self._context.spec.folder)),
-                strategy=strategy,
-                algorithm=algorithm,
-                models=models,
-                parts=self._parts(strategy, algorithm, models, prompts),
+                parts=self._parts(run, prompts),
                 hooks=self._context.hooks(TrainerHooks) if strategy.is_main else HookRelay(),
             )
             return session.fit(None if resume is None else Path(resume))
 
-    def _parts(
-        self, strategy: Strategy, algorithm: Algorithm[Any, Any], models: TrainerModels, prompts: PromptStream
-    ) -> SessionParts:
-        config, resolved, is_main = self._config, self._context.resolved, strategy.is_main
+    def _parts(self, run: TrainerParts, prompts: PromptStream) -> SessionParts:
+        config, resolved, strategy = self._config, run.resolved, run.strategy
         channel: RayChannel | None = None
         sync: WeightSync = NoReceiver()
         if resolved.generates:
-            trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in models.trained.items()}
+            trained = {role: trained_names(strategy.unwrap(each.model)) for role, each in run.trained.items()}
             # An environment's tasks may have no prompt; any token distinguishes two sets of weights.
             canary = [prompts.prompt(position).prompt_ids or (0,) for position in range(config.canary_prompts)]
-            sync = sent = RunSync(self._coordinator, strategy, models.trained, trained, config, canary)
+            sync = sent = RunSync(self._coordinator, strategy, run.trained, trained, config, canary)
             channel = RayChannel(self._context, strategy, sent.metrics)
         return SessionParts(
-            channel=channel if isinstance(algorithm, RolloutAlgorithm) else None,
-            prompts=prompts,
+            channel=channel if resolved.rolls_out else None,
             sync=sync,
             evaluator=channel if resolved.evaluates else None,
-            interrupted=lambda: is_main and bool(ask(self._coordinator, "interrupted")),
-            rewards=channel,
+            interrupted=lambda: strategy.is_main and bool(ask(self._coordinator, "interrupted")),
+            states=channel,
         )
 
 
 class RayChannel:
     """Episodes and evaluations; every rank fetches the episodes itself, rank 0 makes all other calls.
 
-    It is an `ExperienceChannel`, an `Evaluator`, and keeps the state of the makers' rewards over a resume.
+    It is an `ExperienceChannel`, an `Evaluator`, and keeps the state of the makers over a resume.
     """
 
     def __init__(self, context: ActorContext, strategy: Strategy, metrics: Callable[[], Mapping[str, float]]) -> None:
@@ -184,14 +174,14 @@ class RayChannel:
         return shared
 
     def states(self) -> list[dict[str, Any]]:
-        """What each maker's rewards keep, as it came with the maker's samples; on rank 0, the only one that saves."""
+        """State of each maker, as it came with its samples; on rank 0, the only one that saves."""
         found: list[dict[str, Any]] = []
-        self._strategy.run_on_main(lambda: found.extend(ask(self._coordinator, "reward_states")))
+        self._strategy.run_on_main(lambda: found.extend(ask(self._coordinator, "maker_states")))
         return found
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Each maker takes its state before its next prompts; with another number of makers some share one."""
-        self._strategy.run_on_main(lambda: ask(self._coordinator, "give_reward_states", list(states)))
+        self._strategy.run_on_main(lambda: ask(self._coordinator, "give_maker_states", list(states)))
 
     def close(self) -> None:
         """Do nothing: the driver ends the coordinator."""

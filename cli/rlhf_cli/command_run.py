@@ -1,0 +1,92 @@
+"""The run that a command line describes, for commands of plugins: their parameter `run`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .run_arguments import RunArguments, run_options, tell_dropped, tell_unread
+
+if TYPE_CHECKING:
+    from rlhf_core.config.resolve import ResolvedRun
+    from rlhf_core.protocols import CommandRun
+    from rlhf_core.wiring import RunInputs
+
+_PARAMETER = "run"
+
+
+def with_run(command: click.Command) -> click.Command:
+    """The command with RUN.yaml and the flags of `rlhf train` if its function has a parameter `run` without an option.
+
+    The function gets a `rlhf_core.protocols.CommandRun`. Any other command is returned as it is.
+    """
+    function = command.callback
+    has_own = any(param.name == _PARAMETER for param in command.params)
+    if function is None or has_own or _PARAMETER not in inspect.signature(function).parameters:
+        return command
+
+    def call(*, request: RunArguments, **values: Any) -> Any:
+        run: CommandRun = DescribedRun(request, f"rlhf {command.name}")
+        return function(run=run, **values)
+
+    described = click.command(command.name)(run_options(call))
+    changed = copy.copy(command)
+    changed.params = [*described.params, *command.params]
+    changed.callback = described.callback
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedRun:
+    """Implements `rlhf_core.protocols.CommandRun`."""
+
+    request: RunArguments
+    command: str
+    """The command's name, for errors."""
+
+    def check(self, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
+        """Check the run without running code from files, and report on stderr what was not read."""
+        from rlhf_core.config.named_functions import NamesFunctions, without_files
+        from rlhf_core.config.processes import check_groups, check_processes
+        from rlhf_core.config.resolve import resolve
+        from rlhf_core.entry.train import check_run
+        from rlhf_core.errors import ConfigError
+        from rlhf_core.plugins.trust import NO_FILE
+
+        mapping, dropped = self.request.mapping()
+        tell_dropped(dropped)
+        resolved = resolve(mapping, where=self.request.where, trust=NO_FILE)
+        tell_unread(resolved)
+        if resolved.run.model.trust_remote_code:
+            message = f"is set, but {self.command} runs no code that comes with a model"
+            raise ConfigError(message, where="model.trust_remote_code")
+        self._refuse_files(resolved)
+        if isinstance(resolved.algorithm.config, NamesFunctions):
+            config = without_files(resolved.algorithm.config)
+            resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config))
+        check_processes(resolved, num_processes)
+        check_groups(resolved, num_processes)
+        return resolved, check_run(resolved)
+
+    def _refuse_files(self, resolved: ResolvedRun) -> None:
+        """Raise `ConfigError` if a file would have to be run: an algorithm, a prompt source, or a source's filter."""
+        from rlhf_core.errors import ConfigError
+        from rlhf_core.plugins.trust import referenced_files
+
+        run = resolved.to_mapping()
+        evaluation = run["eval"] or {"prompts": None, "sets": {}}
+        sections = {"algorithm": run["algorithm"]["name"], "prompts": run["prompts"]}
+        sections["eval.prompts"] = evaluation["prompts"]
+        sections |= {f"eval.sets.{name}.prompts": each["prompts"] for name, each in evaluation["sets"].items()}
+        for place, section in sections.items():
+            if files := sorted(map(str, referenced_files(section))):
+                raise ConfigError(
+                    f"{self.command} runs no code from files, and the run names {files[0]}",
+                    where=place,
+                    hint=f"use one that is installed and needs as much: --set {place}=NAME; without a filter: "
+                    f"--set {place}.filter=null",
+                )

@@ -1,0 +1,56 @@
+"""The algorithm: its own model as a role, its pass, and a loss that reads the pass's column."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from rlhf_core import EpisodeOutput, Experience, LossOutput, LossTerm, RolloutAlgorithm
+from rlhf_core.algorithm import FrozenModel, GroupPass, Mean, PassContext
+from rlhf_core.components import AlgorithmContext
+from rlhf_core.functional import masked_mean, masked_sum
+from rlhf_core.models import policy_forward
+
+from .config import NovelConfig
+from .witness import NOVELTY, WitnessPass
+
+
+class Novel(RolloutAlgorithm):
+    """REINFORCE that weighs each token by 1 + bonus * min(novelty / goal, 1)."""
+
+    roles = frozenset({"policy", "witness"})
+    terms = {"policy": LossTerm("policy")}  # noqa: RUF012 - core only reads it
+
+    def __init__(self, config: NovelConfig, context: AlgorithmContext) -> None:
+        self.config = config
+        self.temperature = context.sampling.temperature
+
+    @property
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """Core loads, places, offloads and plans for it."""
+        witness = self.config.witness
+        return {"witness": FrozenModel(witness.path, offload=witness.offload)}
+
+    def passes(self, context: PassContext) -> Sequence[GroupPass]:
+        return [*super().passes(context), WitnessPass(context)]
+
+    def advantages(self, episode: Experience) -> EpisodeOutput:
+        """The whole episode, on every rank."""
+        mask = episode.action_mask
+        advantages = mask * (episode.scores - episode.scores.mean())[:, None]
+        mean = float(masked_mean(episode.columns[NOVELTY], mask))
+        return EpisodeOutput(replace(episode, advantages=advantages), {"novelty/mean": mean})
+
+    def counts(self, batch: Experience) -> Mapping[str, float]:
+        return {"policy": float(batch.action_mask.sum())}
+
+    def loss(self, models: Mapping[str, nn.Module], batch: Experience) -> LossOutput:
+        mask, log_probs = batch.action_mask, policy_forward(models["policy"], batch, self.temperature).log_probs
+        weights = self.weights(batch.columns[NOVELTY])
+        sums = {"policy": -masked_sum(weights * batch.advantages * log_probs, mask)}
+        metrics = {"novelty/weight": Mean(masked_sum(weights, mask), mask.sum())}
+        return LossOutput(sums, metrics, log_probs.detach())
+
+    def weights(self, novelty: Tensor) -> Tensor:
+        """[B, A] nats -> [B, A]."""
+        return 1.0 + self.config.bonus * (novelty / self.config.goal).clamp(max=1.0)

@@ -1,0 +1,59 @@
+"""Options of the algorithm, the hook, the optimizer and the schedule."""
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from rlhf_core import Section
+from rlhf_core.config import Problem, ResolvedRun
+
+
+class FromNovelty(Section):
+    """Base of options that may be null: the section `novelty` then provides them, so a run file states them once."""
+
+    adapt_reasons = {"": "from the section novelty"}  # noqa: RUF012 - core only reads it
+
+    goal: float | None = Field(None, gt=0, description="Nats per token; null is novelty.goal.")
+
+    def check(self, run: ResolvedRun) -> Iterator[Problem]:
+        if self.goal is None and run.section("novelty") is None:
+            yield Problem("goal", "is not set, and the run has no section novelty", "add novelty: {goal: 2.0}")
+
+    def adapt(self, run: ResolvedRun) -> "FromNovelty":
+        section = run.section("novelty")
+        if section is None:
+            return self
+        shared = section.adapt(run)
+        return self.model_copy(update={name: getattr(shared, name) for name, value in self if value is None})
+
+
+class WitnessConfig(Section):
+    """The frozen model that finds tokens likely or not; its tokens must be those of the policy."""
+
+    path: str = Field(min_length=1, description="A model folder, a hub name, or `builtin:NAME`.")
+    offload: bool = Field(False, description="Keep it in host memory between its passes.")
+
+
+class NovelConfig(FromNovelty):
+    """REINFORCE with the episode's mean score as baseline, and a larger weight for tokens that are new."""
+
+    witness: WitnessConfig = Field(description="The model that measures novelty.")
+    bonus: float = Field(1.0, ge=0, description="Additional weight of a token that is as new as the goal, or newer.")
+
+
+class NoveltyGoalConfig(FromNovelty):
+    """Ends the run as done once its answers are as new as the goal."""
+
+    patience: int | None = Field(None, ge=1, description="Episodes in a row; null is novelty.patience.")
+
+
+class SignumConfig(Section):
+    """Signum (Bernstein 2018, arXiv:1802.04434)."""
+
+    momentum: float = Field(0.9, ge=0, lt=1, description="Decay of the mean gradient.")
+
+
+class RestartsConfig(Section):
+    """Cosine annealing with warm restarts (Loshchilov 2016, arXiv:1608.03983)."""
+
+    cycles: int = Field(2, ge=1, description="Number of times that the rate falls from its peak to 0.")

@@ -1,0 +1,19 @@
+"""The schedule `restarts`: `optimizer: {schedule: {name: restarts, cycles: 2}}`."""
+
+import math
+from collections.abc import Callable
+
+from rlhf_core.components import ScheduleContext
+
+from .config import RestartsConfig
+
+
+def build(config: RestartsConfig, context: ScheduleContext) -> Callable[[int], float]:
+    """A function of an update's index. It keeps no state: core calls it in any order."""
+    updates = max(1, context.total_updates - context.warmup_updates)
+
+    def factor(update: int) -> float:
+        done = config.cycles * (update - context.warmup_updates) / updates
+        return 0.5 * (1.0 + math.cos(math.pi * (done % 1.0)))
+
+    return factor

@@ -1,0 +1,152 @@
+"""`rlhf plan`: memory, throughput and time of a run, before it is started."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rlhf_core.config import ResolvedRun
+    from rlhf_core.protocols import CommandRun
+
+    from . import Layout, Plan
+
+
+class Memory(click.ParamType[int]):
+    """A size with its unit, in bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from pydantic import ByteSize, TypeAdapter, ValidationError
+
+        try:
+            size = int(TypeAdapter(ByteSize).validate_python(value))
+        except ValidationError:
+            self.fail(f"{value!r} is no size; say it like 24GB or 80GiB", param, ctx)
+        if size < 1:
+            self.fail(f"{value!r} is not above 0", param, ctx)
+        return size
+
+
+@click.command("plan")
+@click.option("--num-processes", type=click.IntRange(min=1), default=1, show_default=True, help="Training processes.")
+@click.option(
+    "--memory", type=Memory(), help="Memory of one process (24GB, 80GiB): say which is the smallest layout that fits."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(run: CommandRun, num_processes: int, memory: int | None, as_json: bool) -> None:
+    """Estimate what a run will need: memory by part and process, tokens a second, time to the end.
+
+    Only the model's config is read, and this machine's speed measured for a moment; files of code that the run names
+    are read, not run. Answers are taken to be as long as engine.max_new_tokens allows, so that most runs end earlier.
+    On a machine without a GPU, --set model.device=cuda plans the memory of a run on GPUs.
+
+    \b
+    Examples:
+      rlhf plan run.yaml
+      rlhf plan run.yaml --strategy fsdp --num-processes 8 --json
+      rlhf plan run.yaml --strategy fsdp --memory 24GB --set model.device=cuda
+    """
+    from . import plan_run
+
+    resolved, inputs = run.check(num_processes)
+    found = plan_run(resolved, inputs, num_processes, memory_bytes=memory)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+        return
+    is_cpu = found.device == "cpu" and resolved.run.model.device == "auto"
+    other = " (of GPUs: --set model.device=cuda)" if is_cpu else ""
+    _echo(
+        f"{found.num_parameters:,} parameters, {found.num_trainable:,} trained; "
+        f"{found.tokens_per_sample:.0f} tokens a sample; on {found.device}{other}\n"
+    )
+    rows = []
+    for process in found.processes:
+        name = f"{process.kind} x {process.count}"
+        rows += [[name, part, _size(size)] for part, size in process.bytes_by_part.items()]
+        rows.append([name, "together", _size(process.total_bytes)])
+    _print_table(["process", "memory", "peak"], rows)
+    _echo("")
+    if not found.seconds_per_episode:
+        _echo("no times: there is no GPU here to measure")
+    else:
+        _print_times(found)
+    if found.layout is not None:
+        _echo("\n" + _layout(found.layout, resolved))
+
+
+def _print_times(found: Plan) -> None:
+    phases = [[phase, f"{seconds:.2f} s", _rate(found.tokens_per_second.get(phase))]
+              for phase, seconds in found.seconds_per_episode.items()]  # fmt: skip
+    _print_table(["phase", "an episode", "tokens a second"], phases)
+    total = _clock(found.total_seconds) if found.total_seconds >= 1 else "a second"
+    _echo(f"\nat most about {total}, without rewards, evaluation and checkpoints")
+
+
+def _layout(layout: Layout, resolved: ResolvedRun) -> str:
+    """Two lines: what fits, and how to ask for it."""
+    from rlhf_core.config import other_strategies
+
+    largest, memory = layout.largest, _size(layout.memory_bytes)
+    if not layout.fits:
+        part = max(largest.bytes_by_part, key=lambda part: largest.bytes_by_part[part])
+        most = resolved.strategy.component.max_processes
+        hint = (
+            other_strategies(2)
+            if most is not None
+            else "makers of their own (--transport ray) take the policy's copy out of the trainers"
+            if part == "policy copy of the engine"
+            else "docs/memory.md says what makes a run smaller"
+        )
+        return (
+            f"no layout of strategy {resolved.strategy.name} fits {memory} a process: a {largest.kind} of "
+            f"{layout.num_processes} needs {_size(largest.total_bytes)}, most of all {part}\n  {hint}"
+        )
+    own = resolved.own_processes
+    flags = [f"--num-processes {layout.num_processes}"] if own is None else []
+    settings = {} if own is None else {f"transport.{own.option}": layout.num_processes}
+    settings |= {f"strategy.{key}": value for key, value in layout.options.items()}
+    flags += [f"--set {key}={json.dumps(value)}" for key, value in settings.items()]
+    return (
+        f"the smallest layout for {memory} a process: {layout.num_processes} training "
+        f"{'process' if layout.num_processes == 1 else 'processes'}, at most {_size(largest.total_bytes)} each\n"
+        f"  {' '.join(flags)}"
+    )
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}"
+
+
+def _clock(seconds: float) -> str:
+    """`4.2 s`, `2 min 05 s` or `1 h 02 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print uncut lines with columns two spaces apart; on a terminal the header is bold."""
+    is_terminal = sys.stdout.isatty()
+    lines = [headers if is_terminal else [header.upper() for header in headers], *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    for number, line in enumerate(lines):
+        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        _echo(text, bold=is_terminal and number == 0)
+
+
+def _echo(text: str, *, bold: bool = False) -> None:
+    """Print text with control characters escaped: device and option names are not ours."""
+    from rlhf_core.util import printable
+
+    click.echo(click.style(printable(text), bold=True) if bold else printable(text))

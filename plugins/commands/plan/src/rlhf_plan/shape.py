@@ -1,0 +1,69 @@
+"""Model sizes from the config alone, read off the model without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.config import ModelConfig
+from rlhf_core.models import meta_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes that memory and time depend on."""
+
+    num_parameters: int
+    num_trainable: int
+    head_parameters: int
+    """Parameters of the output layer, which a value model lacks; 0 where it is tied to the embedding."""
+    num_layers: int
+    hidden_size: int
+    feed_forward_size: int
+    vocabulary: int
+    kv_values_per_token: int
+    """Values in the key-value cache per token, over all layers."""
+
+
+def model_shape(config: ModelConfig, model: nn.Module | None = None) -> ModelShape:
+    """The shape of `model.path` with its LoRA adapter. Raises `UserInputError` where its config cannot be read.
+
+    model: the result of `meta_model`, if at hand.
+    """
+    model = meta_model(config) if model is None else model
+    inner: Any = model.config
+    parameters = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    total = sum(parameters.values())
+    adapter = _lora_parameters(model, config)
+    heads = int(inner.num_attention_heads)
+    head_size = int(getattr(inner, "head_dim", None) or inner.hidden_size // heads)
+    kv_heads = int(getattr(inner, "num_key_value_heads", None) or heads)
+    layers = int(inner.num_hidden_layers)
+    return ModelShape(
+        num_parameters=total + adapter,
+        num_trainable=adapter if config.lora is not None else total,
+        head_parameters=sum(count for name, count in parameters.items() if name.startswith("lm_head")),
+        num_layers=layers,
+        hidden_size=int(inner.hidden_size),
+        feed_forward_size=int(getattr(inner, "intermediate_size", None) or 4 * inner.hidden_size),
+        vocabulary=int(inner.vocab_size),
+        kv_values_per_token=2 * layers * kv_heads * head_size,
+    )
+
+
+def _lora_parameters(model: nn.Module, config: ModelConfig) -> int:
+    from torch import nn
+
+    lora = config.lora
+    if lora is None:
+        return 0
+    return sum(
+        lora.r * (module.in_features + module.out_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and not name.startswith("lm_head")
+        and (lora.target_modules is None or name.rpartition(".")[2] in lora.target_modules)
+    )

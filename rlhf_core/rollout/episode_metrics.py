@@ -1,0 +1,40 @@
+"""Metrics of the environment's episodes of one iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+ENVIRONMENT: Final = "environment"
+"""Name of the environment's reward, and of the column of its metrics, which are with the first row of an episode."""
+OWN: Final = "own/"
+"""Begins the names of what an environment measures itself."""
+RESERVED: Final = frozenset({"num_turns_mean", "truncated_fraction", "failed_fraction", "bad_tool_calls"})
+"""Names under `environment/` that are core's."""
+
+
+def environment_metrics(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """`environment/*` and `response/observation_fraction` of samples; nothing if none is from an environment.
+
+    Means are over episodes, those of an environment's own metrics over the episodes that report them;
+    `environment/bad_tool_calls` is their number.
+    """
+    episodes = [each for each in found if each]
+    if not episodes:
+        return {}
+    response = _total(episodes, "response_tokens")
+    metrics = {
+        "environment/num_turns_mean": _total(episodes, "num_turns") / len(episodes),
+        "environment/truncated_fraction": _total(episodes, "truncated") / len(episodes),
+        "environment/failed_fraction": _total(episodes, "failed") / len(episodes),
+        "environment/bad_tool_calls": _total(episodes, "bad_tool_calls"),
+        "response/observation_fraction": _total(episodes, "observation_tokens") / response if response else 0.0,
+    }
+    for key in sorted({key for each in episodes for key in each if key.startswith(OWN)}):
+        values = [each[key] for each in episodes if key in each]
+        metrics[f"environment/{key.removeprefix(OWN)}"] = sum(values) / len(values)
+    return metrics
+
+
+def _total(episodes: Sequence[Mapping[str, float]], key: str) -> float:
+    return sum(each[key] for each in episodes)

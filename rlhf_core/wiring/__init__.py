@@ -1,0 +1,5 @@
+"""From a resolved run to its parts, the same for every transport and in whichever process a part is."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,101 @@
+"""What a run needs before any weights are loaded: tokenizer, algorithm, prompts."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..algorithm import Algorithm, DatasetAlgorithm
+from ..config.resolve import ResolvedRun
+from ..config.resolved import Configured
+from ..config.sections import PromptsConfig
+from ..contexts import algorithm_context, prompts_context
+from ..models.kinds import kind_for
+from ..models.loading import load_tokenizer
+from ..plugins.discovery import resolve_build
+from ..plugins.functions import function_of_file
+from ..prompts.curriculum import Curriculum, make_curriculum
+from ..prompts.records import Check
+from ..prompts.stream import PromptStream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class RunInputs:
+    """Tokenizer, algorithm and prompts of a run; each is built at its first use.
+
+    The process that checks a run hands them to the transport. Other processes build their own.
+    """
+
+    def __init__(self, resolved: ResolvedRun, *, checks_records: bool = False, measured: int | None = None) -> None:
+        """checks_records: the algorithm checks every record. measured: records whose length is measured; None: all."""
+        self.resolved = resolved
+        self._checks_records = checks_records
+        self._measured = measured
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self.resolved.run.model)
+
+    @cached_property
+    def algorithm(self) -> Algorithm[Any, Any]:
+        """The algorithm, which knows how rollouts are sampled."""
+        resolved = self.resolved
+        context = algorithm_context(
+            self.tokenizer,
+            sampling=resolved.sampling,
+            samples_per_prompt=resolved.run.train.samples_per_prompt,
+            weights=resolved.reward_weights,
+            clip=resolved.run.reward_scaling.clip,
+        )
+        return cast("Algorithm[Any, Any]", resolve_build(resolved.algorithm)(resolved.algorithm.config, context))
+
+    @cached_property
+    def prompts(self) -> PromptStream:
+        """The prompts to train on. Those to evaluate on are held out, unless they have a separate source."""
+        options = self.resolved.run.eval
+        holds_out = options is not None and self.resolved.eval_prompts is None
+        return self.stream_of(None, held_out=options.num_prompts if options is not None and holds_out else 0)
+
+    @cached_property
+    def eval_prompts(self) -> dict[str | None, PromptStream]:
+        """Evaluation prompts that have a separate source, by the name of their set; None is the section `eval`."""
+        own = self.resolved.eval_prompts
+        sources: dict[str | None, Configured] = {} if own is None else {None: own}
+        sources.update({each.name: each.prompts for each in self.resolved.eval_sets})
+        checked = {None} if self.resolved.measures_eval_records else set()
+        return {name: self.stream_of(source, is_checked=name in checked) for name, source in sources.items()}
+
+    def curriculum(self) -> Curriculum | None:
+        """A new curriculum, which draws the run's prompts; None if all are drawn in turn."""
+        options = self.resolved.section("prompts.curriculum")
+        return None if options is None else make_curriculum(options, self.prompts.records)
+
+    def stream_of(self, source: Configured | None, *, held_out: int = 0, is_checked: bool = True) -> PromptStream:
+        """The endless stream of prompts of `source`, or of the run's own, with `held_out` records kept apart."""
+        resolved = self.resolved
+        selected = source or resolved.prompts
+        limits = selected.config if isinstance(selected.config, PromptsConfig) else resolved.run.prompts
+        context = prompts_context(seed=resolved.run.train.seed, tokenizer=self.tokenizer)
+        return PromptStream(
+            resolve_build(selected)(selected.config, context),
+            self.tokenizer,
+            seed=resolved.run.train.seed,
+            max_prompt_tokens=limits.max_prompt_tokens,
+            too_long=limits.too_long,
+            held_out=held_out,
+            may_be_empty=resolved.environment is not None,
+            skip_duplicates=limits.duplicates == "skip",
+            keep=None if limits.filter is None else function_of_file(limits.filter, Path(), "prompts.filter"),
+            check=self._record_check() if is_checked and self._checks_records else None,
+            measured=self._measured,
+            kind=kind_for(resolved.run.model),
+        )
+
+    def _record_check(self) -> Check | None:
+        algorithm = self.algorithm
+        if not isinstance(algorithm, DatasetAlgorithm):
+            return None
+        return lambda record, name: algorithm.check_record(record)

@@ -1,0 +1,248 @@
+"""The parts of a run around the models of one process; transports take what they need of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..algorithm import RolloutAlgorithm
+from ..components import EngineContext
+from ..config.resolved import SelectedReward
+from ..contexts import reward_context
+from ..hooks.relay import HookRelay
+from ..models.batched_forward import Reference
+from ..models.frozen import place_frozen
+from ..models.loading import adapter_off, is_lora
+from ..models.passes import GroupPasses, PassModels
+from ..place import Place
+from ..plugins.discovery import resolve_build
+from ..protocols import RolloutEngine, WeightSync
+from ..rewards.scorer import RewardScorer, reward_spec
+from ..rollout.evaluate import EvaluatedSet, PolicyEvaluator
+from ..rollout.maker import Passes, PolicyExperienceMaker
+from ..rollout.run_player import RunPlayer
+from ..rollout.samples import check_columns
+from ..rollout.weight_sync import build_engine_beside
+from ..strategy import Strategy
+from ..types import Role, SamplingParams
+from .inputs import RunInputs
+from .models import load_models, load_start_policy, model_dtype, prepare
+from .players import build_player
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class RunParts:
+    """Engine, rewards, passes, makers and evaluation around models; each is built at its first use.
+
+    So the order of first uses is the order in which models are loaded. `close` ends what was built.
+
+    Example:
+        inputs = RunInputs(resolved)
+        place = LocalPlace.like(build_strategy(resolved))
+        with closing(RunParts(inputs, place, load_models(inputs, place))) as parts:
+            groups = list(parts.maker(hooks).make(prompts))
+    """
+
+    def __init__(
+        self,
+        inputs: RunInputs,
+        place: Place,
+        models: Mapping[Role, nn.Module],
+        *,
+        cache_folder: Path | None = None,
+        run_folder: Path | None = None,
+    ) -> None:
+        """models: policy and critic of this process, at `place`. cache_folder: of the rewards; None remembers none.
+
+        run_folder: for the journals of players; it may not exist on this machine.
+        """
+        self.inputs = inputs
+        self.resolved = inputs.resolved
+        self.place = place
+        self.models = models
+        self._cache_folder = cache_folder
+        self._run_folder = run_folder
+        self._opened = ExitStack()
+
+    @cached_property
+    def engine(self) -> RolloutEngine:
+        """The engine over the policy of this process. A transport may set another one that wraps it."""
+        return self._opened.enter_context(closing(self._engine_over(self.place.unwrap(self.models["policy"]))))
+
+    def _engine_over(self, model: nn.Module) -> RolloutEngine:
+        resolved = self.resolved
+        context = EngineContext(
+            model,
+            self.inputs.tokenizer,
+            device=self.place.device,
+            seed=resolved.run.train.seed,
+            model_path=resolved.run.model.path,
+            compute_dtype=self.place.compute_dtype,
+            in_flight=resolved.updates_in_flight,
+        )
+        return cast(RolloutEngine, resolve_build(resolved.engine)(resolved.engine.config, context))
+
+    @cached_property
+    def scorer(self) -> RewardScorer:
+        """All rewards of the run."""
+        return self._opened.enter_context(closing(self._scorer_of(self.resolved.rewards, self._cache_folder)))
+
+    def _scorer_of(self, rewards: Sequence[SelectedReward], cache_folder: Path | None = None) -> RewardScorer:
+        run = self.resolved.run
+        context = reward_context(self.place.device, seed=run.train.seed, model_path=run.model.path, folder=cache_folder)
+        specs = [
+            reward_spec(
+                r.selected,
+                r.config,
+                context,
+                r.call_options if cache_folder is not None else r.call_options.without_cache(),
+                name=r.name,
+                weight=r.weight,
+            )
+            for r in rewards
+        ]
+        # Whether there have to be some, `resolve` has checked.
+        return RewardScorer(specs, cache_folder=cache_folder, may_be_empty=True)
+
+    def player(self, *, evaluates: SamplingParams | None = None, greedy: bool = False) -> RunPlayer:
+        """A new player of the run's prompts (see `build_player`)."""
+        return build_player(
+            self.resolved,
+            self.engine,
+            self.inputs.tokenizer,
+            evaluates=evaluates,
+            greedy=greedy,
+            run_folder=self._run_folder,
+        )
+
+    @cached_property
+    def reference(self) -> Reference | None:
+        """None if the algorithm needs none; with LoRA the policy with its adapter off; else a frozen copy."""
+        if "reference" not in self.inputs.algorithm.roles:
+            return None
+        policy = self.models["policy"]
+        inner = self.place.unwrap(policy)
+        if is_lora(inner):
+            return Reference(policy, partial(adapter_off, inner))
+        with self.place.model_init_context():
+            model = load_start_policy(self.resolved, self.place)
+        return Reference(self.place.prepare_inference(model), nullcontext)
+
+    @property
+    def offloads_reference(self) -> bool:
+        """Whether a separate, whole reference leaves the device between passes. The policy, under LoRA, must not."""
+        options = self.resolved.run.model
+        return options.offload_reference and options.lora is None and not self.place.shards_parameters
+
+    @cached_property
+    def passes(self) -> Passes | None:
+        """The algorithm's passes over finished samples; None if it learns from a dataset. A transport may wrap them."""
+        resolved, algorithm, place = self.resolved, self.inputs.algorithm, self.place
+        if not isinstance(algorithm, RolloutAlgorithm):
+            return None
+        models = dict(self.models)
+        around, offloaded = {}, set()
+        if (reference := self.reference) is not None:
+            models["reference"], around["reference"] = reference.model, reference.context
+            if self.offloads_reference:
+                offloaded.add("reference")
+        dtype = model_dtype(resolved, place)
+        for role, frozen in algorithm.frozen_models.items():
+            models[role] = place_frozen(role, frozen, place, dtype=dtype, seed=resolved.run.train.seed)
+            if frozen.offload and not place.shards_parameters:
+                offloaded.add(role)
+        context = PassModels(
+            place,
+            models,
+            temperature=resolved.sampling.temperature,
+            batch_tokens=resolved.run.train.micro_batch_tokens,
+            around=around,
+            offloaded=offloaded,
+        )
+        check_columns(resolved, algorithm, passes := algorithm.passes(context))
+        return GroupPasses(place, passes)
+
+    def maker(self, hooks: HookRelay) -> PolicyExperienceMaker:
+        """A new maker of the run's samples; all of them share engine, rewards and passes."""
+        algorithm = self.inputs.algorithm
+        is_greedy = isinstance(algorithm, RolloutAlgorithm) and algorithm.needs_greedy_answer
+        maker = PolicyExperienceMaker(
+            player=self.player(),
+            greedy_player=self.player(greedy=True) if is_greedy else None,
+            samples_per_prompt=self.resolved.run.train.samples_per_prompt,
+            scorer=self.scorer,
+            hooks=hooks,
+            passes=self.passes,
+        )
+        return self._opened.enter_context(closing(maker))
+
+    @cached_property
+    def evaluator(self) -> PolicyEvaluator | None:
+        """Scores the policy on held-out prompts, or on the first ones of separate sources; None if the run does not."""
+        options = self.resolved.run.eval
+        if options is None or not self.resolved.evaluates:
+            return None
+        streams = self.inputs.eval_prompts
+        rewards: dict[str | None, Any] = {each.name: each.rewards for each in self.resolved.eval_sets}
+        sets = []
+        for name, own in self.resolved.evaluation_sets:
+            other, stream = rewards.get(name), streams.get(name)
+            sets.append(
+                EvaluatedSet(
+                    player=lambda sampling: self.player(evaluates=sampling),
+                    scorer=self.scorer if other is None else self._scorer_of(other),
+                    owns_scorer=other is not None,
+                    prompts=(
+                        self.inputs.prompts.evaluation_prompts()
+                        if stream is None
+                        else stream.first_prompts(own.num_prompts)
+                    ),
+                    sampling=self.resolved.sampling,
+                    options=own,
+                    name=name,
+                )
+            )
+        evaluator = PolicyEvaluator(sets, batch_size=options.batch_size, place=self.place)
+        return self._opened.enter_context(closing(evaluator))
+
+    def close(self) -> None:
+        """End what was built, the newest first."""
+        self._opened.close()
+
+
+class TrainerParts(RunParts):
+    """The parts of a process that trains: loads policy and critic, and has the joined strategy prepare them."""
+
+    def __init__(self, inputs: RunInputs, strategy: Strategy, *, run_folder: Path | None = None) -> None:
+        """run_folder: has the rewards' cache and the journals of players."""
+        self.strategy = strategy
+        models = load_models(inputs, strategy, trains=True)
+        self.trained = {role: prepare(inputs.resolved, role, model, strategy) for role, model in models.items()}
+        """By role: prepared model, optimizer and schedule."""
+        models = {role: each.model for role, each in self.trained.items()}
+        cache_folder = None if run_folder is None else run_folder / "reward-cache"
+        super().__init__(inputs, strategy, models, cache_folder=cache_folder, run_folder=run_folder)
+
+    @cached_property
+    def _engine_and_sync(self) -> tuple[RolloutEngine, WeightSync]:
+        engine, sync = build_engine_beside(
+            self.strategy,
+            self.models["policy"],
+            build=self._engine_over,
+            copy=lambda: load_start_policy(self.resolved, self.strategy),
+        )
+        return self._opened.enter_context(closing(engine)), sync
+
+    @cached_property
+    def engine(self) -> RolloutEngine:
+        return self._engine_and_sync[0]
+
+    @property
+    def sync(self) -> WeightSync:
+        """Brings the policy's weights to `engine`."""
+        return self._engine_and_sync[1]

@@ -1,0 +1,27 @@
+"""The source of a small algorithm of a plugin, to which tests add what is wrong with it."""
+
+LEARNER = """
+from dataclasses import replace
+from rlhf_core import Component
+from rlhf_core.algorithm import EpisodeOutput, LossOutput, LossTerm, RolloutAlgorithm
+from rlhf_core.config import Section
+from rlhf_core.functional import masked_sum
+from rlhf_core.models import policy_forward
+
+class Options(Section):
+    "Learn from every answer."
+
+class Fine(RolloutAlgorithm):
+    roles = frozenset({"policy"})
+    terms = {"policy": LossTerm("policy")}
+    def __init__(self, config, context):
+        pass
+    def advantages(self, episode):
+        return EpisodeOutput(replace(episode, advantages=episode.action_mask.float()), {})
+    def counts(self, batch):
+        return {"policy": float(batch.action_mask.sum())}
+    def loss(self, models, batch):
+        log_probs = policy_forward(models["policy"], batch, 1.0).log_probs
+        return LossOutput({"policy": -masked_sum(log_probs * batch.advantages, batch.action_mask)})
+"""
+"""An algorithm `Fine` without options (`Options`) that learns from every answer."""
