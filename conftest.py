@@ -16,6 +16,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["shared_fixtures"]  # of tests/support
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
 

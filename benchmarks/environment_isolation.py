@@ -17,10 +17,10 @@ from dataclasses import replace
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.environments.player import build_environment_player
-from rlhf_core.testing.engine import FakeEngine
-from rlhf_core.testing.episodes import episode_tokenizer
-from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import SamplingParams
+from rlhf_testing.engine import FakeEngine
+from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.samples import make_prompt
 
 CALLS = 6
 """Of one episode: its constructor, `reset`, and `step` four times."""

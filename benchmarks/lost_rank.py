@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 RLHF = str(Path(sys.executable).parent / "rlhf")
 GRACE_SECONDS = 5.0

@@ -26,9 +26,9 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from rlhf_core.strategy import Strategy
-from rlhf_core.testing.strategy_suite import StrategyCase
-from rlhf_core.testing.tiny_training import Training
 from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_testing.strategy_suite import StrategyCase
+from rlhf_testing.tiny_training import Training
 
 TOKENS = (2, 64)
 WARM_UP_STEPS, TIMED_STEPS = 1, 3

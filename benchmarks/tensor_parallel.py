@@ -32,7 +32,7 @@ from rlhf_core.config.sections import ModelConfig
 from rlhf_core.contexts import strategy_context
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.models.loading import load_policy
-from rlhf_core.testing.tiny_training import token_loss
+from rlhf_testing.tiny_training import token_loss
 from rlhf_torch.config import FsdpConfig
 from rlhf_torch.fsdp import build
 

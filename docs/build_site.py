@@ -23,6 +23,7 @@ PATTERNS = (
     "*.md",
     "docs/**/*.md",
     "docs/images/*.png",
+    "libraries/*/README.md",
     "plugins/*/*/README.md",
     "examples/*/README.md",
     "recipes/**/*.md",

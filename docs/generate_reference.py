@@ -12,12 +12,12 @@ import ast
 import inspect
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from public_surface import surface
+from public_surface import library_surface, surface
 from pydantic import BaseModel
 from reference_lists import commands_page, config_page, errors_page, hooks_page, table
 
@@ -123,7 +123,7 @@ def pages() -> dict[Path, str]:
     lists = {"config": config_page, "hook-events": hooks_page, "errors": errors_page, "commands": commands_page}
     return (
         {FOLDER / f"{kind}.md": page(kind) for kind in KINDS}
-        | {FOLDER / "plugin-api.md": api_page()}
+        | {FOLDER / "plugin-api.md": api_page(), FOLDER / "libraries.md": libraries_page()}
         | {FOLDER / f"{name}.md": made(NOTE) for name, made in lists.items()}
     )
 
@@ -136,9 +136,26 @@ def api_page() -> str:
         "These names, from these modules, as they stand here: `from rlhf_core.rollout import ModuleReceiver`, never "
         "from a file in the folder `rollout/`. The rest of core is private and may move in any release.",
     ]
-    for module, names in surface().items():
-        parts += [f"## `{module}`", table(["name", ""], [[f"`{name}`", text] for name, text in names.items()])]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *name_tables(surface())]) + "\n"
+
+
+def libraries_page() -> str:
+    """What a plugin may import of the libraries."""
+    parts = [
+        "# What a plugin may import of the libraries",
+        NOTE,
+        "A library is a distribution that several plugins share. Name it in `dependencies` if you import it.",
+    ]
+    return "\n\n".join([*parts, *name_tables(library_surface())]) + "\n"
+
+
+def name_tables(public: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A heading and a table of names for each module."""
+    return [
+        part
+        for module, names in public.items()
+        for part in (f"## `{module}`", table(["name", ""], [[f"`{name}`", text] for name, text in names.items()]))
+    ]
 
 
 def page(kind: str) -> str:
@@ -147,7 +164,7 @@ def page(kind: str) -> str:
         return sections_page()
     context, results = CONTEXTS[kind], RESULTS[kind]
     guide, suite = _PAGES.get(kind, "plugins.md"), CONTRACTS.get(kind)
-    tested = f"; to test it, subclass `{suite}` of `rlhf_core.testing.contracts`" if suite else ""
+    tested = f"; to test it, subclass `{suite}` of `rlhf_testing.contracts`" if suite else ""
     given = "`run(request)` is given" if kind == "transports" else "`build(config, context)` is given as `context`"
     parts = [
         f"# {TITLES[kind]}",
@@ -216,7 +233,11 @@ def tools_part() -> list[str]:
 
 def installed(kind: str) -> Iterable[Selected]:
     """Those whose distribution lies in this repository, by name."""
-    manifests = [ROOT / "pyproject.toml", *ROOT.glob("plugins/*/*/pyproject.toml")]
+    manifests = [
+        ROOT / "pyproject.toml",
+        *ROOT.glob("libraries/*/pyproject.toml"),
+        *ROOT.glob("plugins/*/*/pyproject.toml"),
+    ]
     ours = {
         line.split('"')[1] for path in manifests for line in path.read_text().splitlines() if line[:8] == 'name = "'
     }

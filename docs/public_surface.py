@@ -1,7 +1,7 @@
-"""What a plugin may import of core, read from the source: docs/reference/plugin-api.md.
+"""What a plugin may import, read from the source.
 
 Three kinds of modules: those of the contract, whose public names all count; the rooms, with the names in the stub of
-their `__init__`; and the modules of `rlhf_core.testing`. Everything else is private and may move.
+their `__init__`; and the modules of `rlhf_testing`. Everything else is private and may move.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-CORE = Path(__file__).resolve().parents[1] / "rlhf_core"
+ROOT = Path(__file__).resolve().parents[1]
+CORE = ROOT / "rlhf_core"
 CONTRACT = (
     "types",
     "errors",
@@ -33,7 +34,10 @@ BUILDING: dict[str, tuple[str, ...]] = {
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
 EAGER = ("loggers", "sandbox")
 """Rooms that import all they have, so their `__init__` needs no stub."""
-TESTING = ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite")
+LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
+    "rlhf_testing": ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite"),
+}
+"""Modules of libraries whose public names count besides those of `__init__`."""
 
 
 def surface() -> dict[str, dict[str, str]]:
@@ -44,15 +48,26 @@ def surface() -> dict[str, dict[str, str]]:
         found[f"rlhf_core.{room.name}"] = _exported(room)
     for name, chosen in BUILDING.items():
         found[f"rlhf_core.{name}"] = {each: _says(CORE / f"{name.replace('.', '/')}.py", each) for each in chosen}
-    for name in TESTING:
-        path = CORE / "testing" / name
-        found[f"rlhf_core.testing.{name}"] = _exported(path) if path.is_dir() else _defined(path.with_suffix(".py"))
+    return found
+
+
+def library_surface() -> dict[str, dict[str, str]]:
+    """Module of a library -> public name -> a few words about it."""
+    found: dict[str, dict[str, str]] = {}
+    for folder in sorted(ROOT.glob("libraries/*/src/*/")):
+        if names := _exported(folder):
+            found[folder.name] = names
+        for name in LIBRARY_MODULES.get(folder.name, ()):
+            path = folder / name
+            found[f"{folder.name}.{name}"] = _exported(path) if path.is_dir() else _defined(path.with_suffix(".py"))
     return found
 
 
 def defined_in(module: str, name: str) -> tuple[ast.stmt, ast.stmt | None]:
     """The statement that defines a public name of a module, wherever it lies, and the one behind it."""
-    base = CORE.parent.joinpath(*module.split("."))
+    top = module.partition(".")[0]
+    roots = [CORE.parent, *sorted(ROOT.glob("libraries/*/src"))]
+    base = next(root for root in roots if (root / top).is_dir()).joinpath(*module.split("."))
     stub = base / "__init__.pyi"
     path = stub if stub.exists() else base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
     return _defining(path, name)

@@ -1,4 +1,4 @@
-"""Pages about the public names of core, one a module: what a class holds, what a function takes, from their docstrings.
+"""Pages about the public names of core and the libraries, one for each module, from their docstrings.
 
 Read from the source, so that nothing has to be imported. `docs/public_surface.py` says which names are public.
 """
@@ -11,14 +11,14 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 
-from public_surface import defined_in, surface
+from public_surface import defined_in, library_surface, surface
 
 _SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes|Example|Examples):$")
 
 
 def api_pages(note: str) -> dict[str, str]:
     """File name -> text of each module's page."""
-    return {f"{module}.md": _page(module, names, note) for module, names in surface().items()}
+    return {f"{module}.md": _page(module, names, note) for module, names in (surface() | library_surface()).items()}
 
 
 def _page(module: str, names: Mapping[str, str], note: str) -> str:

@@ -137,7 +137,7 @@ def error_classes() -> Iterator[tuple[str, str, str, int, str]]:
 
 
 def _error_definitions() -> Iterator[tuple[str, ast.ClassDef]]:
-    roots = [ROOT, ROOT / "cli", *sorted(ROOT.glob("plugins/*/*/src"))]
+    roots = [ROOT, ROOT / "cli", *sorted(ROOT.glob("libraries/*/src")), *sorted(ROOT.glob("plugins/*/*/src"))]
     for root in roots:
         packages = [root / "rlhf_core"] if root == ROOT else [root]
         for path in (path for package in packages for path in sorted(package.rglob("*.py"))):

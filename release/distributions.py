@@ -1,4 +1,4 @@
-"""The distributions of this repository: the core at the root, and one in each plugin's folder."""
+"""The distributions of this repository: the core at the root, and one in each folder of a library or plugin."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+GLOBS = ("libraries/*/pyproject.toml", "plugins/*/*/pyproject.toml")
 VERSION_FILE = ROOT / "VERSION"
 _NAME = re.compile(r'^name = "([^"]+)"$', re.MULTILINE)
 
 
 def folders() -> list[Path]:
     """Where a `pyproject.toml` of a distribution lies; the root is first."""
-    return [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
+    return [ROOT, *(path.parent for glob in GLOBS for path in sorted(ROOT.glob(glob)))]
 
 
 def name_of(folder: Path) -> str:

@@ -19,7 +19,15 @@ from click.testing import CliRunner
 from rlhf_cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PATTERNS = ("*.md", "docs/*.md", "docs/algorithms/*.md", "docs/kinds/*.md", "plugins/*/*/README.md", "recipes/**/*.md")
+PATTERNS = (
+    "*.md",
+    "docs/*.md",
+    "docs/algorithms/*.md",
+    "docs/kinds/*.md",
+    "libraries/*/README.md",
+    "plugins/*/*/README.md",
+    "recipes/**/*.md",
+)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL = {"", "bash", "sh"}
 RUN_FILE = {"model": {"path": "builtin:tiny-digits"}, "prompts": {"name": "jsonl", "path": "prompts.jsonl"}}

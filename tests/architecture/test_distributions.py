@@ -15,7 +15,10 @@ from running import PATIENCE_SECONDS
 from rlhf_core.plugins.known import KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/*/pyproject.toml"))]
+FOLDERS = [
+    ROOT,
+    *(path.parent for kind in ("libraries/*", "plugins/*/*") for path in sorted(ROOT.glob(f"{kind}/pyproject.toml"))),
+]
 
 
 def manifest(folder: Path) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_every_rule_of_a_contract_is_told_in_words() -> None:
     told = names_on(*DOCS.glob("kinds/*.md"))
     missing = [
         f"{path.stem}: {node.name}"
-        for path in sorted((ROOT / "rlhf_core" / "testing" / "contracts").glob("*.py"))
+        for path in sorted((ROOT / "libraries/testing/src/rlhf_testing/contracts").glob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and node.name not in told
     ]

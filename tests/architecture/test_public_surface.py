@@ -14,13 +14,14 @@ from running import PATIENCE_SECONDS
 
 from rlhf_core.plugins.discovery import discover, load_ref
 
+PAGES = ("plugin-api.md", "libraries.md")
 PROTOCOLS = {"engines": "RolloutEngine", "prompts": "PromptSource", "rewards": "Reward", "transports": "Transport"}
 
 
 @pytest.fixture(scope="module")
 def public(root: Path) -> dict[str, set[str]]:
     """Module -> the names that the page lists."""
-    page = (root / "docs" / "reference" / "plugin-api.md").read_text(encoding="utf-8")
+    page = "\n".join((root / "docs" / "reference" / name).read_text(encoding="utf-8") for name in PAGES)
     sections = re.split(r"^## `(.+)`$", page, flags=re.MULTILINE)[1:]
     rows = zip(sections[::2], sections[1::2], strict=True)
     return {module: set(re.findall(r"^\| `(\w+)` \| [^ |]", text, re.MULTILINE)) for module, text in rows}
@@ -35,31 +36,33 @@ def plugin_sources(root: Path, files: list[Path]) -> list[Path]:
     return [*(path for path in ours if "src" in path.relative_to(root).parts), *templates, *examples]
 
 
-def core_imports(path: Path) -> list[tuple[str, str | None]]:
-    """(module, name) of each import from core in a file; None as the name: the module itself."""
+def shared_imports(path: Path, packages: frozenset[str]) -> list[tuple[str, str | None]]:
+    """(module, name) of each import from core or a library in a file; None as the name: the module itself."""
     text = re.sub(r"\{\{\w+\}\}", "placeholder", path.read_text(encoding="utf-8"))
     found: list[tuple[str, str | None]] = []
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rlhf_core":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in packages:
             found += [(str(node.module), alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
-            found += [(alias.name, None) for alias in node.names if alias.name.partition(".")[0] == "rlhf_core"]
+            found += [(alias.name, None) for alias in node.names if alias.name.partition(".")[0] in packages]
     return found
 
 
 def test_plugins_import_what_is_public_only(root, public, plugin_sources):
     assert len(plugin_sources) > 100
+    packages = frozenset({"rlhf_core", *(path.name for path in root.glob("libraries/*/src/*"))})
     private = [
         f"{path.relative_to(root)}: {module}{'' if name is None else f'.{name}'}"
         for path in plugin_sources
-        for module, name in core_imports(path)
+        for module, name in shared_imports(path, packages)
         if module not in public or (name is not None and name not in public[module])
     ]
     assert not private, "not in docs/reference/plugin-api.md:\n" + "\n".join(private)
 
 
 def test_every_public_name_is_there_and_is_told(root, public):
-    listed = re.findall(r"^\| `(\w+)` \|", (root / "docs/reference/plugin-api.md").read_text("utf-8"), re.MULTILINE)
+    pages = "\n".join((root / "docs" / "reference" / name).read_text("utf-8") for name in PAGES)
+    listed = re.findall(r"^\| `(\w+)` \|", pages, re.MULTILINE)
     assert len(listed) == sum(map(len, public.values())), "a name without a docstring"
     # In a process of its own: importing all of core is of no use to the other tests of this one.
     check = """

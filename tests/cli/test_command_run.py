@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_cli.main import run as rlhf
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "kinds" / "commands.md"
 OWN = """

@@ -13,7 +13,7 @@ from rlhf_cli.run_arguments import RunArguments
 from rlhf_core import train
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, PluginError
-from rlhf_core.testing.models import save_tiny_model
+from rlhf_testing.models import save_tiny_model
 
 GAMES = '''
 class Count:

@@ -6,10 +6,10 @@ import pytest
 from learners import LEARNER
 
 from rlhf_cli.main import run
-from rlhf_cli.plugin_probe import probe
-from rlhf_cli.plugin_trial import try_plugin
 from rlhf_core.components import KINDS
 from rlhf_core.plugins.discovery import discover
+from rlhf_testing.probe import probe
+from rlhf_testing.trial import try_plugin
 
 REWARDS = """
 import os, signal, sys, time

@@ -17,8 +17,8 @@ from rlhf_cli.scaffold import TEMPLATES, new_plugin
 from rlhf_core.components import KINDS, EngineContext
 from rlhf_core.errors import UserInputError
 from rlhf_core.protocols import RolloutEngine
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
 from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rlhf_core.entry.run_record import _code_run
 from rlhf_core.entry.seal import seal, sealed
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins.trust import FileTrust
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 REWARD = """
 from pathlib import Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhf_core.plugins.discovery import discover, load_ref
-from rlhf_core.testing.contracts import AlgorithmContract, DatasetAlgorithmContract, contracts_for
+from rlhf_testing.contracts import AlgorithmContract, DatasetAlgorithmContract, contracts_for
 
 FED_BY = {name: load_ref(ref).component.feeds for name, ref in discover("algorithms").items()}
 OTHERS = {feeds: {name: "fed otherwise" for name, by in FED_BY.items() if by != feeds} for feeds in FED_BY.values()}

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from running import PATIENCE_SECONDS
 
-from rlhf_cli.plugin_trial import try_plugin
 from rlhf_core.entry.train import train
 from rlhf_core.plugins.discovery import discover
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
+from rlhf_testing.trial import try_plugin
 
 SPIES = """
 import json, os
@@ -67,7 +67,7 @@ prompts = Component("Spies.", SortDigitsConfig, "spy_plugins:build_prompts")
 reward = Component("Spies.", Nothing, "spy_plugins:build_reward")
 """
 SUITES = """
-from rlhf_core.testing.contracts import (
+from rlhf_testing.contracts import (
     AlgorithmContract, EngineContract, PromptsContract, RewardContract, StrategyContract,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_core.testing.contracts import EngineContract, contracts_for
+from rlhf_testing.contracts import EngineContract, contracts_for
 
 # vLLM takes its time to start: the plugin's own slow tests run the contract.
 globals().update(contracts_for(EngineContract, skip={"vllm": "slow"}))

@@ -8,7 +8,7 @@ import sys
 
 from running import PATIENCE_SECONDS
 
-from rlhf_core.testing.contracts import AdvantageContract, PolicyLossContract, contracts_for
+from rlhf_testing.contracts import AdvantageContract, PolicyLossContract, contracts_for
 
 globals().update({f"{name}Advantage": each for name, each in contracts_for(AdvantageContract).items()})
 globals().update({f"{name}Loss": each for name, each in contracts_for(PolicyLossContract).items()})

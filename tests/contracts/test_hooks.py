@@ -1,6 +1,6 @@
 """The hook plugins with options of this repository, where they do not have tests of their own."""
 
-from rlhf_core.testing.contracts import HooksContract
+from rlhf_testing.contracts import HooksContract
 
 
 class TestEarlyStop(HooksContract):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rlhf_core.testing.contracts import PromptsContract, contracts_for
+from rlhf_testing.contracts import PromptsContract, contracts_for
 
 LINES = [
     {"prompt": "2 + 2 = ", "answer": "4"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_core.testing.contracts import RewardContract, contracts_for
+from rlhf_testing.contracts import RewardContract, contracts_for
 
 IN_THEIR_OWN_TESTS = {
     "model": "needs a reward model's folder",

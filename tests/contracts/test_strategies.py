@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.plugins.discovery import load
-from rlhf_core.testing.contracts import StrategyContract
-from rlhf_core.testing.contracts.strategy import strategy_case
-from rlhf_core.testing.strategy_suite import run_strategies
+from rlhf_testing.contracts import StrategyContract
+from rlhf_testing.contracts.strategy import strategy_case
+from rlhf_testing.strategy_suite import run_strategies
 
 SHARED_OUT = ("ddp", "fsdp", "low-level-zero", "gemini")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.testing.contracts import TransportContract
+from rlhf_testing.contracts import TransportContract
 
 
 class TestLocal(TransportContract):

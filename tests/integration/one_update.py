@@ -21,12 +21,12 @@ from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import made_episode
 from rlhf_core.rollout.samples import COLUMNS, GREEDY_REWARDS
 from rlhf_core.strategy import Strategy
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
-from rlhf_core.testing.samples import make_item
-from rlhf_core.testing.thread_ranks import Ranks
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import BufferItem, PhaseTimes, SamplingParams
+from rlhf_testing.models import tiny_model, tiny_tokenizer
+from rlhf_testing.samples import make_item
+from rlhf_testing.thread_ranks import Ranks
 
 Update = tuple[dict[str, float], torch.Tensor, dict[str, float]]
 """Terms, each over its count; their gradient as one vector; metrics of the episode."""

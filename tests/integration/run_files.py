@@ -8,7 +8,7 @@ import yaml
 from running import run_rlhf
 
 from rlhf_core import train
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 RLHF = str(Path(sys.executable).parent / "rlhf")
 TIMES = ("time/", "memory/", "tokens_per_second/", "reward_calls/")

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_core import train
 from rlhf_core.errors import EpisodeError
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 GAME = """
 from pathlib import Path

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rlhf_core import train
-from rlhf_core.testing.contracts import AlgorithmContract
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.contracts import AlgorithmContract
+from rlhf_testing.runs import tiny_run
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "algorithm"
 ENTRY_POINTS = {"rlhf.algorithms": {"best-of": "rlhf_example_best_of:best_of"}}

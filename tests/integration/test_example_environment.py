@@ -15,7 +15,7 @@ from running import PATIENCE_SECONDS
 
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
-from rlhf_core.testing.episodes import PlayedEpisodes, episode_tokenizer, play_episodes
+from rlhf_testing.episodes import PlayedEpisodes, episode_tokenizer, play_episodes
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "environment"
 

@@ -14,7 +14,7 @@ from running import PATIENCE_SECONDS
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "reward-plugin"
 TRAIN = """
 from rlhf_core import train
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 rewards = [{"name": "exact-match"}, {"name": "no-filler", "weight": 0.1}, {"name": "keyword-coverage"}]
 result = train(tiny_run({"rewards": rewards, "train": {"episodes": 1}}), output="run")
 assert all(f"reward/{each['name']}" in line for each in rewards for line in result.metrics)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_cli.main import run as rlhf
 from rlhf_core.errors import CheckpointError
-from rlhf_core.testing.models import save_tiny_model
+from rlhf_testing.models import save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 PROMPTS = ["312>", "5>", "0987>"]

@@ -7,7 +7,7 @@ from run_files import samples, start, write_run
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError, UserInputError
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -17,7 +17,7 @@ from running import PATIENCE_SECONDS
 from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.errors import RlhfError, UserInputError
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 EACH = {"checkpoint": {"every_episodes": 1, "keep": 10}}

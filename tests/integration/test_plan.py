@@ -6,7 +6,7 @@ import pytest
 from run_files import command, write_run
 
 from rlhf_core.models.builtin import build_character_tokenizer, build_llama
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 TRAIN = {"episodes": 1, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}
 

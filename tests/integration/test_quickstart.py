@@ -15,7 +15,7 @@ from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.entry.resume import own_config
 from rlhf_core.errors import InterruptedRun, RlhfError, UserInputError
 from rlhf_core.runfolder.control_box import ControlBox, parse_command
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 WARM_START = tiny_run({"algorithm": {"name": "sft"}, "rewards": None, "train": {"samples_per_prompt": 1}})

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.testing.contracts import AdvantageContract, EnvironmentContract
-from rlhf_core.testing.models import save_tiny_model
 from rlhf_core.whole import EpisodeScalars
+from rlhf_testing.contracts import AdvantageContract, EnvironmentContract
+from rlhf_testing.models import save_tiny_model
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 RAY = {"name": "ray"}
 NUMBER = "guess-number"

@@ -11,9 +11,9 @@ from running import PATIENCE_SECONDS, Forked, ranks, run_all
 
 from rlhf_core.batching import masked
 from rlhf_core.plugins.discovery import load, resolve_build
-from rlhf_core.testing.models import tiny_model
-from rlhf_core.testing.samples import make_item
 from rlhf_core.training.updater import Updater
+from rlhf_testing.models import tiny_model
+from rlhf_testing.samples import make_item
 
 STRATEGIES = ["ddp", "fsdp", "low-level-zero", "gemini"]
 

@@ -10,8 +10,8 @@ from run_files import lines, metrics, samples, start, tree, write_run
 from rlhf_cli.main import run as rlhf
 from rlhf_core.entry.quickstart import run_quickstart
 from rlhf_core.errors import CheckpointError, RlhfError, UserInputError
-from rlhf_core.testing.models import save_tiny_model
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.models import save_tiny_model
+from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots", "own_logger")
 TRAIN = {"episodes": 2, "prompts_per_episode": 4, "samples_per_prompt": 2, "train_batch_size": 4}

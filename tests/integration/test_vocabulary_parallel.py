@@ -16,9 +16,9 @@ from rlhf_core.models import lean_head
 from rlhf_core.models.fast_passes import FastPasses
 from rlhf_core.models.forward import policy_forward
 from rlhf_core.models.forward_passes import applying
-from rlhf_core.testing.models import tiny_model
-from rlhf_core.testing.samples import make_item
 from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_testing.models import tiny_model
+from rlhf_testing.samples import make_item
 from rlhf_torch.config import FsdpConfig
 from rlhf_torch.fsdp import build
 

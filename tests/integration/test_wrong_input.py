@@ -10,8 +10,8 @@ from run_files import start, tree, write_run
 
 from rlhf_cli.main import run as rlhf
 from rlhf_core.errors import DataError
-from rlhf_core.testing.models import save_tiny_model, tiny_model, tiny_tokenizer
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.models import save_tiny_model, tiny_model, tiny_tokenizer
+from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 STEPS = 12
 SAMPLES = 48

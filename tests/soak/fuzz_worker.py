@@ -81,7 +81,7 @@ def try_command(arguments: Sequence[str], place: Path) -> str | None:
 
 
 def _run_file(place: Path, folder: Path, chance: random.Random) -> str | None:
-    from rlhf_core.testing.runs import tiny_run
+    from rlhf_testing.runs import tiny_run
 
     path = place / "run.yaml"
     path.write_bytes(text_of(changed(tiny_run(), _schema(), chance), chance))
@@ -90,7 +90,7 @@ def _run_file(place: Path, folder: Path, chance: random.Random) -> str | None:
 
 
 def _prompts(place: Path, folder: Path, chance: random.Random) -> str | None:
-    from rlhf_core.testing.runs import tiny_run
+    from rlhf_testing.runs import tiny_run
 
     data, run = place / "data.jsonl", place / "run.yaml"
     data.write_bytes(spoilt("".join(chance.choices(_RECORDS, k=4)).encode(), chance))
@@ -117,7 +117,7 @@ def _run_folder(place: Path, folder: Path, chance: random.Random) -> str | None:
 
 
 def _model(place: Path, folder: Path, chance: random.Random) -> str | None:
-    from rlhf_core.testing.runs import tiny_run
+    from rlhf_testing.runs import tiny_run
 
     model = place / "model"
     shutil.copytree(folder / "done/model", model)
@@ -129,7 +129,7 @@ def _model(place: Path, folder: Path, chance: random.Random) -> str | None:
 
 
 def _reward(place: Path, folder: Path, chance: random.Random) -> str | None:
-    from rlhf_core.testing.runs import tiny_run
+    from rlhf_testing.runs import tiny_run
 
     reward, run = place / "reward.py", place / "run.yaml"
     source = b"import os\n\n\ndef good(rollouts, *, word: str = 'a', few: int = 1) -> list[float]:\n    return [1.0]\n"
@@ -142,7 +142,7 @@ def _answers(place: Path, folder: Path, chance: random.Random) -> str | None:
     """Rules that score what a model wrote, in this process: none of them may hang or break."""
     from rlhf_core.errors import RlhfError
     from rlhf_core.rewards.values import RewardFault, read_scores
-    from rlhf_core.testing.rollouts import make_rollout
+    from rlhf_testing.rollouts import make_rollout
 
     if chance.random() < 0.3:  # what somebody's reward gives back
         given = chance.choice(HOSTILE)

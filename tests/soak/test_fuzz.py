@@ -19,7 +19,7 @@ from fuzz_worker import try_command, work
 from running import Forked, ended
 
 from rlhf_core import train
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*"))

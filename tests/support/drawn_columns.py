@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 
 from rlhf_core.columns import Column, Columns, Dtype
-from rlhf_core.testing.samples import make_item
 from rlhf_core.types import BufferItem
+from rlhf_testing.samples import make_item
 
 NAMES = st.sampled_from(["novelty", "level", "of a judge", "$odd", "columns", "values"])
 NUMBERS = st.floats(allow_nan=False)

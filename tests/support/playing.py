@@ -14,10 +14,10 @@ from rlhf_core.environments.shapes import new_environment
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.rollout.row import Played
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
-from rlhf_core.testing.engine import FakeEngine
-from rlhf_core.testing.models import tiny_tokenizer
-from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import BufferItem, PhaseTimes, Rollout, SamplingParams
+from rlhf_testing.engine import FakeEngine
+from rlhf_testing.models import tiny_tokenizer
+from rlhf_testing.samples import make_prompt
 
 EOS = 2
 

@@ -9,8 +9,8 @@ import torch
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.components import StrategyContext
 from rlhf_core.strategy import Strategy, Trained
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
-from rlhf_core.testing.samples import make_item
+from rlhf_testing.models import tiny_model, tiny_tokenizer
+from rlhf_testing.samples import make_item
 
 
 @dataclass

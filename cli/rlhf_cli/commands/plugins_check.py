@@ -29,7 +29,10 @@ def check(name: str | None) -> int:
     """
     from rlhf_core.plugins.discovery import strays
 
-    from ..plugin_probe import probe
+    try:
+        from rlhf_testing.probe import probe
+    except ModuleNotFoundError as missing:
+        raise PluginError("`rlhf plugins check` needs rlhf-testing", hint="pip install rlhf-core[testing]") from missing
 
     refs = _chosen(name)
     verdicts = probe(refs)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from rlhf_example_games.account import Account
 from rlhf_example_games.corridor import Corridor
 
-from rlhf_core.testing.contracts import EnvironmentContract
+from rlhf_testing.contracts import EnvironmentContract
 
 
 class TestCorridor(EnvironmentContract):

@@ -9,7 +9,7 @@ from rlhf_example_novelty.algorithm import Novel
 from rlhf_example_novelty.config import NovelConfig, RestartsConfig, SignumConfig
 
 from rlhf_core.components import ScheduleContext
-from rlhf_core.testing.contracts import AlgorithmContract, HooksContract
+from rlhf_testing.contracts import AlgorithmContract, HooksContract
 
 WITNESS = {"path": "builtin:tiny-digits"}
 

@@ -4,8 +4,8 @@ from rlhf_example_style.config import KeywordCoverageConfig
 from rlhf_example_style.keyword_coverage import KeywordCoverage
 from rlhf_example_style.no_filler import no_filler
 
-from rlhf_core.testing.contracts import RewardContract
-from rlhf_core.testing.rollouts import make_rollout
+from rlhf_testing.contracts import RewardContract
+from rlhf_testing.rollouts import make_rollout
 
 
 class TestNoFiller(RewardContract):

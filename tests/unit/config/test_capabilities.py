@@ -6,8 +6,8 @@ from rlhf_core.config.processes import check_processes
 from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.runs import tiny_run
 from rlhf_plan import plan_run
+from rlhf_testing.runs import tiny_run
 
 ACME = """
 from pydantic import Field

@@ -4,8 +4,8 @@ import pytest
 import transformers
 
 from rlhf_core import train
-from rlhf_core.testing.models import save_tiny_model
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.models import save_tiny_model
+from rlhf_testing.runs import tiny_run
 
 COUNTED = """
 from importlib import import_module

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlhf_core.environments.chat import ChatFormat
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_core.testing.models import tiny_tokenizer
+from rlhf_testing.models import tiny_tokenizer
 
 KEEPS_HISTORY = [name for name in FAMILIES if name != "qwen3-no-thinking"]
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"

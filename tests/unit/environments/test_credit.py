@@ -19,8 +19,8 @@ from rlhf_core.functional import (
     token_rewards,
 )
 from rlhf_core.rewards.combiner import RewardCombiner
-from rlhf_core.testing.samples import make_item
 from rlhf_core.training.batches import BatchPlan, rows_of_samples
+from rlhf_testing.samples import make_item
 
 # Two turns of two tokens with one observation token between.
 MASK = torch.tensor([[True, True, False, True, True]])

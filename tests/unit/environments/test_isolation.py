@@ -21,10 +21,10 @@ from rlhf_core.environments import play as play_module
 from rlhf_core.environments.isolation import process as process_module
 from rlhf_core.environments.player import build_environment_player
 from rlhf_core.errors import EpisodeError, PluginError
-from rlhf_core.testing.engine import FakeEngine
-from rlhf_core.testing.episodes import episode_tokenizer
-from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import SamplingParams
+from rlhf_testing.engine import FakeEngine
+from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.samples import make_prompt
 
 FILE = Path(lonely_environments.__file__)
 START = 30.0

@@ -12,7 +12,7 @@ from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve, resolve_environment, resolve_reward
 from rlhf_core.plugins.discovery import resolve_build
 from rlhf_core.rollout.samples import rollout_of
-from rlhf_core.testing.episodes import episode_tokenizer, play_episodes
+from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "environments.md"
 

@@ -14,10 +14,10 @@ from rlhf_core.errors import EpisodeError
 from rlhf_core.prompts.stream import PromptEncoder
 from rlhf_core.rewards.values import TurnScores
 from rlhf_core.rollout.row import Played
-from rlhf_core.testing.engine import FakeEngine
-from rlhf_core.testing.models import tiny_tokenizer
-from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import Prompt
+from rlhf_testing.engine import FakeEngine
+from rlhf_testing.models import tiny_tokenizer
+from rlhf_testing.samples import make_prompt
 
 PROMPT = (7, 5, 14)
 """The ids of "31>"; digit d has id 4 + d."""

@@ -10,7 +10,7 @@ from playing import EOS, Echo, Says, driven, items, play_one, rollouts, three_di
 
 from rlhf_core.environments.contract import EpisodeTruncated, Outcome
 from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_core.testing.engine import FakeEngine
+from rlhf_testing.engine import FakeEngine
 
 
 def test_after_the_last_turn_the_step_counts_and_its_observation_is_dropped():

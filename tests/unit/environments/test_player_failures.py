@@ -14,7 +14,7 @@ from playing import Driven, Echo, Says, driven, play, play_one, rollouts, three_
 from rlhf_core.environments import play as play_module
 from rlhf_core.environments.contract import Outcome
 from rlhf_core.errors import EpisodeError, PluginError
-from rlhf_core.testing.engine import FakeEngine
+from rlhf_testing.engine import FakeEngine
 
 
 def episode_of(sample, fault):

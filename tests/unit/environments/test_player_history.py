@@ -7,7 +7,7 @@ from playing import branches, driven, play_one
 
 from rlhf_core.environments.contract import Outcome
 from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_core.testing.engine import FakeEngine
+from rlhf_testing.engine import FakeEngine
 
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 

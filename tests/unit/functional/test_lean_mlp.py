@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from rlhf_core.models.fast_passes import fast_passes
 from rlhf_core.models.lean_blocks import GATED_MLPS, lean_mlps
-from rlhf_core.testing.models import tiny_model
+from rlhf_testing.models import tiny_model
 
 HIDDEN, INTERMEDIATE, TOKENS = 16, 40, 30
 MODEL_TYPES = {

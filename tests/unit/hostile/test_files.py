@@ -19,9 +19,9 @@ from rlhf_core.prompts.config import HfDatasetConfig
 from rlhf_core.prompts.hf_dataset import build
 from rlhf_core.prompts.jsonl import JsonlSource
 from rlhf_core.runfolder.checkpoints import find_damage
-from rlhf_core.testing.models import save_tiny_model
-from rlhf_core.testing.runs import tiny_run
 from rlhf_core.util.yaml12 import parse_yaml
+from rlhf_testing.models import save_tiny_model
+from rlhf_testing.runs import tiny_run
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)

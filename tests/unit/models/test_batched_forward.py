@@ -12,8 +12,8 @@ from rlhf_core.batching import collate, masked
 from rlhf_core.models.batched_forward import forward_rows, with_trainer_log_probs
 from rlhf_core.models.forward import policy_forward
 from rlhf_core.strategy import Strategy
-from rlhf_core.testing.models import tiny_model
-from rlhf_core.testing.samples import make_item
+from rlhf_testing.models import tiny_model
+from rlhf_testing.samples import make_item
 
 
 class TwoRanks:

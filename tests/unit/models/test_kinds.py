@@ -17,9 +17,9 @@ from rlhf_core.models.packing import PackedRows
 from rlhf_core.models.rows import PaddedRows, model_rows
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
-from rlhf_core.testing.runs import tiny_run
-from rlhf_core.testing.samples import make_item
+from rlhf_testing.models import tiny_model, tiny_tokenizer
+from rlhf_testing.runs import tiny_run
+from rlhf_testing.samples import make_item
 
 SOURCE = """
     from rlhf_core import Component, Section

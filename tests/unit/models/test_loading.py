@@ -20,7 +20,7 @@ from rlhf_core.models.loading import (
 )
 from rlhf_core.models.meta import meta_model
 from rlhf_core.models.pretrained import add_lora
-from rlhf_core.testing.models import save_tiny_model, tiny_model, tiny_tokenizer
+from rlhf_testing.models import save_tiny_model, tiny_model, tiny_tokenizer
 
 IDS = torch.arange(4, 14)[None]
 

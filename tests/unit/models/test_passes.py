@@ -10,9 +10,9 @@ from rlhf_core.errors import PluginError
 from rlhf_core.models.batched_forward import forward_rows
 from rlhf_core.models.forward import policy_forward, value_forward
 from rlhf_core.models.passes import GroupPasses, PassModels
-from rlhf_core.testing.models import tiny_model
-from rlhf_core.testing.samples import make_group
 from rlhf_core.types import RolloutGroup
+from rlhf_testing.models import tiny_model
+from rlhf_testing.samples import make_group
 
 
 def passes(strategy, models, **options):

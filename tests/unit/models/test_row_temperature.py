@@ -16,9 +16,9 @@ from rlhf_core.columns import ENGINE_COLUMNS
 from rlhf_core.models import lean_head, lean_logits
 from rlhf_core.models.forward import policy_forward
 from rlhf_core.models.packing import packed_attention
-from rlhf_core.testing.models import tiny_model
-from rlhf_core.testing.samples import make_item
 from rlhf_core.types import BufferItem
+from rlhf_testing.models import tiny_model
+from rlhf_testing.samples import make_item
 
 RUN = 0.8
 OWN: list[list[float] | None] = [[0.5] * 4, None, [1.0, 1.0], [2.0, 0.0, 1.5]]

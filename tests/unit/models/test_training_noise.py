@@ -14,8 +14,8 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.models.loading import disable_dropout
 from rlhf_core.models.pretrained import add_lora
 from rlhf_core.models.training_noise import disable_training_noise
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
 from rlhf_core.wiring import RunInputs, TrainerParts, build_strategy
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 IDS = torch.arange(4, 14).repeat(8, 1)
 

@@ -10,7 +10,7 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import CheckpointError, PluginError
 from rlhf_core.optimizers.making import make_optimizer
 from rlhf_core.strategies import StrategyBase
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 
 class Counting(torch.optim.Optimizer):

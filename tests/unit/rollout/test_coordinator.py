@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rlhf_core.errors import RlhfError
 from rlhf_core.rollout.coordinator import RolloutCoordinator
 from rlhf_core.rollout.groups import coordinator_from_tree, coordinator_to_tree
-from rlhf_core.testing.samples import make_group
 from rlhf_core.types import RolloutGroup
+from rlhf_testing.samples import make_group
 
 
 class Clock:

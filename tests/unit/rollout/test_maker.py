@@ -11,9 +11,9 @@ from rlhf_core.rewards.scorer import RewardScorer, RewardSpec
 from rlhf_core.rollout.evaluate import FIRST_SAMPLE_ID, EvaluatedSet, PolicyEvaluator
 from rlhf_core.rollout.maker import GREEDY_SAMPLE_ID, PolicyExperienceMaker
 from rlhf_core.rollout.single_answer import SingleAnswers
-from rlhf_core.testing.engine import FakeEngine
-from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import SamplingParams
+from rlhf_testing.engine import FakeEngine
+from rlhf_testing.samples import make_prompt
 
 PROMPTS = [make_prompt(position, token_ids=[4 + position % 9, 14]) for position in (3, 0, 77)]
 

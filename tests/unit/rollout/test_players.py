@@ -11,10 +11,10 @@ from rlhf_core.config.section import Section
 from rlhf_core.errors import PluginError
 from rlhf_core.rollout import Player
 from rlhf_core.rollout.journal import Journal
-from rlhf_core.testing.engine import FakeEngine
-from rlhf_core.testing.runs import tiny_run
-from rlhf_core.testing.samples import make_prompt
 from rlhf_core.wiring.players import build_player
+from rlhf_testing.engine import FakeEngine
+from rlhf_testing.runs import tiny_run
+from rlhf_testing.samples import make_prompt
 
 SAMPLES = [(make_prompt(position), position) for position in range(3)]
 

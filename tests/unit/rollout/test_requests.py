@@ -15,10 +15,10 @@ from rlhf_core.errors import PluginError
 from rlhf_core.rollout.requests import row_columns
 from rlhf_core.rollout.samples import SampleRewards, item_of, rollout_of
 from rlhf_core.rollout.single_answer import SingleAnswers
-from rlhf_core.testing.engine import FakeEngine
-from rlhf_core.testing.models import tiny_tokenizer
-from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, SamplingParams
+from rlhf_testing.engine import FakeEngine
+from rlhf_testing.models import tiny_tokenizer
+from rlhf_testing.samples import make_prompt
 
 RUN = SamplingParams(max_new_tokens=4, options={"bias": 2})
 

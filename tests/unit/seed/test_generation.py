@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.seed.generation import KNOWN, WITHOUT_EFFECT, sampling_params, set_eos
-from rlhf_core.testing.models import tiny_model
 from rlhf_core.types import SamplingParams
+from rlhf_testing.models import tiny_model
 
 
 @pytest.mark.parametrize(

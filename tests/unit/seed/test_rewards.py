@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_core.errors import UserInputError
 from rlhf_core.seed.rewards import NeuralReward, seed_reward
-from rlhf_core.testing.models import tiny_classifier
-from rlhf_core.testing.rollouts import make_rollout
 from rlhf_core.types import Rollout
+from rlhf_testing.models import tiny_classifier
+from rlhf_testing.rollouts import make_rollout
 
 EOS = 2
 

@@ -7,10 +7,10 @@ from rlhf_core.errors import DivergenceError, GuardStop, UserInputError
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import Action, Moment
 from rlhf_core.runfolder.checkpoint_state import RunState
-from rlhf_core.testing.runs import tiny_run
-from rlhf_core.testing.thread_ranks import Ranks
 from rlhf_core.training import decisions
 from rlhf_core.training.decisions import DECISION, ROLLBACK, Decisions, RollBack
+from rlhf_testing.runs import tiny_run
+from rlhf_testing.thread_ranks import Ranks
 
 
 def action(kind, by="mine", **options):

@@ -19,13 +19,13 @@ from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.rollout import made_episode
 from rlhf_core.rollout.samples import COLUMNS, GREEDY_REWARDS
-from rlhf_core.testing.models import tiny_tokenizer
-from rlhf_core.testing.samples import make_item
-from rlhf_core.testing.thread_ranks import Ranks
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates, Estimated
 from rlhf_core.types import BufferItem, Experience, PhaseTimes, SamplingParams
 from rlhf_core.util.rng import permutation
+from rlhf_testing.models import tiny_tokenizer
+from rlhf_testing.samples import make_item
+from rlhf_testing.thread_ranks import Ranks
 
 
 def estimates(algorithm: Any, items: list[BufferItem], plan: BatchPlan, strategy: Any) -> Any:

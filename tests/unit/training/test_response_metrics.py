@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlhf_core.rollout import made_episode
-from rlhf_core.testing.samples import make_group
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import Estimated
 from rlhf_core.training.sources import RolloutSource
 from rlhf_core.types import MadeEpisode, PhaseTimes
+from rlhf_testing.samples import make_group
 
 
 def test_masked_answers_keep_their_length() -> None:

@@ -10,9 +10,9 @@ from rlhf_core.entry.train import check_run
 from rlhf_core.errors import InterruptedRun
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.runfolder.folder import RunFolder
-from rlhf_core.testing.runs import tiny_run
 from rlhf_core.training.request import RunRequest
 from rlhf_core.transports.local import LocalTransport
+from rlhf_testing.runs import tiny_run
 
 EVALUATED = {"eval": {"num_prompts": 4, "every_episodes": 1}}
 

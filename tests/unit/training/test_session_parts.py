@@ -9,9 +9,9 @@ from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.hookspecs import hookimpl
 from rlhf_core.rollout.weight_sync import CopiedWeights, SharedWeights, build_engine_beside
 from rlhf_core.runfolder.metrics import PhaseTimer
-from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.training.evaluation import HeldOutEvaluation
 from rlhf_core.training.publisher import PolicyPublisher
+from rlhf_testing.engine import FakeEngine
 
 
 class Log:

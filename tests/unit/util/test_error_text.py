@@ -7,8 +7,8 @@ import pytest
 from rlhf_core.errors import DataError
 from rlhf_core.plugins.functions import run_file
 from rlhf_core.prompts.stream import PromptStream
-from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.util.error_text import error_text
+from rlhf_testing.models import tiny_tokenizer
 
 FILE = """
 import json

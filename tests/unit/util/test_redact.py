@@ -18,9 +18,9 @@ from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.config.section import options_of
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.runs import tiny_run
 from rlhf_core.util import redact
 from rlhf_core.util.printable import PrintableFormatter
+from rlhf_testing.runs import tiny_run
 
 KEYS = (
     *("api_key", "apikey", "api-key", "key", "auth", "pwd", "password", "passphrase", "secret", "client_secret"),

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.errors import CheckpointError
-from rlhf_core.testing.tiny_training import tiny_model
 from rlhf_core.util.weight_files import (
     group_into_shards,
     load_weights,
@@ -20,6 +19,7 @@ from rlhf_core.util.weight_files import (
     stored_dtype,
     untied_names,
 )
+from rlhf_testing.tiny_training import tiny_model
 
 
 @given(sizes=st.lists(st.integers(0, 9), max_size=12), limit=st.integers(1, 40))

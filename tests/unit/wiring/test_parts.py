@@ -9,8 +9,8 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.hooks.relay import HookRelay
 from rlhf_core.place import LocalPlace
 from rlhf_core.rollout.weight_sync import SharedWeights
-from rlhf_core.testing.runs import tiny_run
 from rlhf_core.wiring import RunInputs, RunParts, TrainerParts, build_strategy, load_models
+from rlhf_testing.runs import tiny_run
 
 
 def parts_of(changes=None):

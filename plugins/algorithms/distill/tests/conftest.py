@@ -10,8 +10,8 @@ import torch
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional import mask_from_lengths
 from rlhf_core.plugins.discovery import load, resolve_build
-from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.types import Experience, SamplingParams
+from rlhf_testing.models import tiny_tokenizer
 
 
 def make_algorithm(options: dict[str, Any] | None = None, *, samples_per_prompt: int = 2) -> Any:

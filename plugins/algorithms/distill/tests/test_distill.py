@@ -16,13 +16,13 @@ from rlhf_core.columns import Columns
 from rlhf_core.errors import ConfigError
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import made_episode
-from rlhf_core.testing.contracts import AlgorithmContract
-from rlhf_core.testing.models import tiny_model
-from rlhf_core.testing.thread_ranks import Ranks
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import PhaseTimes
 from rlhf_distill.teacher import TeacherPass
+from rlhf_testing.contracts import AlgorithmContract
+from rlhf_testing.models import tiny_model
+from rlhf_testing.thread_ranks import Ranks
 
 LENGTHS = [3, 5, 1, 4]
 

@@ -16,8 +16,8 @@ from rlhf_core.entry.train import check_run
 from rlhf_core.errors import ConfigError, UserInputError
 from rlhf_core.models import load_policy
 from rlhf_core.models.builtin import build_builtin
-from rlhf_core.testing.runs import tiny_run
 from rlhf_plan import plan_run
+from rlhf_testing.runs import tiny_run
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from rlhf_core.batching import collate, split
 from rlhf_core.errors import ConfigError
 from rlhf_core.models import GroupPasses, PassModels
 from rlhf_core.place import LocalPlace
-from rlhf_core.testing.models import tiny_model
-from rlhf_core.testing.samples import make_group
 from rlhf_distill.teacher import TeacherPass
+from rlhf_testing.models import tiny_model
+from rlhf_testing.samples import make_group
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.functional.masking import mask_from_lengths
 from rlhf_core.plugins.discovery import load, resolve_build
-from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.types import Experience, SamplingParams
+from rlhf_testing.models import tiny_tokenizer
 
 MAX_NEW_TOKENS = 8
 

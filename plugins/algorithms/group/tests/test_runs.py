@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf_core import train
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 SHORT = {"name": "length", "target_tokens": 1, "shape": "at-most"}
 

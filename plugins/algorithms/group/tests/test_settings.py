@@ -12,8 +12,8 @@ import pytest
 from rlhf_core import train
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, RlhfError
-from rlhf_core.testing.runs import tiny_run
-from rlhf_core.testing.samples import make_group
+from rlhf_testing.runs import tiny_run
+from rlhf_testing.samples import make_group
 
 ALONE = {"train": {"samples_per_prompt": 1}}
 

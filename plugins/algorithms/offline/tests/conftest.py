@@ -12,8 +12,8 @@ import pytest
 
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.plugins.discovery import load, resolve_build
-from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.types import SamplingParams
+from rlhf_testing.models import tiny_tokenizer
 
 
 def make_algorithm(name: str, options: Mapping[str, Any] | None = None, tokenizer: Any = None) -> Any:

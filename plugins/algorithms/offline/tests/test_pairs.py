@@ -10,7 +10,7 @@ import torch
 
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.models.classifier import as_score_model
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 RECORDS = [
     {"prompt": "31>", "chosen": "13", "rejected": "31", "margin": 0.25},

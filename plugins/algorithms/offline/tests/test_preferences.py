@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_core.errors import DataError
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 PAIRS = [
     {"prompt": "31>", "chosen": "13", "rejected": "31"},

@@ -14,8 +14,8 @@ import torch
 from rlhf_core import train
 from rlhf_core.errors import ConfigError, DataError
 from rlhf_core.models.classifier import as_score_model
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.models import tiny_model, tiny_tokenizer
+from rlhf_testing.runs import tiny_run
 
 RECORDS = [
     {"prompt": "31>", "steps": ["1", "33"], "labels": [True, False]},

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, RecurrentGemmaConfig, Re
 
 from rlhf_core.errors import DataError, UserInputError
 from rlhf_core.prompts.stream import PromptEncoder
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
 from rlhf_offline.packing import example_lengths, packed_logits, plan_rows
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789<>/ :\n"
 PLAIN = (

@@ -12,10 +12,10 @@ from torch import nn
 from transformers import LlamaForSequenceClassification
 
 from rlhf_core.seed.rewards import NeuralReward
-from rlhf_core.testing.models import tiny_classifier
-from rlhf_core.testing.rollouts import make_rollout
 from rlhf_core.types import Rollout
 from rlhf_ppo import Critic, PPOTrainer
+from rlhf_testing.models import tiny_classifier
+from rlhf_testing.rollouts import make_rollout
 
 EOS = 2
 

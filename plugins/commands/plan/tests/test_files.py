@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from rlhf_cli.main import run as rlhf
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 FUNCTION = """
 from pathlib import Path

@@ -13,9 +13,9 @@ from rlhf_core.config.resolve import resolve
 from rlhf_core.entry.train import check_run
 from rlhf_core.errors import UserInputError
 from rlhf_core.models.builtin import build_character_tokenizer
-from rlhf_core.testing.runs import tiny_run
 from rlhf_plan import ProcessPlan, plan_run
 from rlhf_plan.layouts import smallest_layout
+from rlhf_testing.runs import tiny_run
 
 FSDP = {"name": "fsdp"}
 GRPO = {"name": "grpo", "kl_coef": 0.0}

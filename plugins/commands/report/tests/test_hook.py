@@ -11,7 +11,7 @@ import pytest
 from rlhf_cli.main import run
 from rlhf_core import train
 from rlhf_core.hooks import HookRelay, load_hook_plugins
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.runs import tiny_run
 
 
 class Late:

@@ -22,7 +22,7 @@ from running import PATIENCE_SECONDS
 
 from rlhf_core.environments import Outcome
 from rlhf_core.errors import EpisodeError, PluginError
-from rlhf_core.testing.models import tiny_tokenizer
+from rlhf_testing.models import tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
-from rlhf_core.testing.episodes import episode_tokenizer, play_episodes
+from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
 
 @pytest.mark.usefixtures("nothing_is_left")

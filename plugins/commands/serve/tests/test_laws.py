@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from tool_models import CALL
 
-from rlhf_core.testing.contracts import EnvironmentContract
+from rlhf_testing.contracts import EnvironmentContract
 
 HERE = Path(__file__).parent
 

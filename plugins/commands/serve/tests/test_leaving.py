@@ -11,7 +11,7 @@ from running import wait_until
 from rlhf_core.entry.serving import ServedModel
 from rlhf_core.environments import Call
 from rlhf_core.protocols import CancelingEngine, InFlightEngine
-from rlhf_core.testing.engine import FakeEngine
+from rlhf_testing.engine import FakeEngine
 
 ENDLESS = 10**9
 

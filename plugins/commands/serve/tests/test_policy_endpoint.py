@@ -21,7 +21,7 @@ from agents import (
 from chat_templates import chat_tokenizer
 from playing import rollouts
 
-from rlhf_core.testing.engine import FakeEngine
+from rlhf_testing.engine import FakeEngine
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

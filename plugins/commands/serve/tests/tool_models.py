@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rlhf_core.testing.episodes import CHARACTERS
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
+from rlhf_testing.episodes import CHARACTERS
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 TEMPLATE = """
 {%- if tools %}{{- 'may: ' }}{% for tool in tools %}{{- tool.function.name + ' ' }}{% endfor %}{{- '\n' }}{% endif %}

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from rlhf_core.components import EngineContext
-from rlhf_core.testing.tiny import contract_policy, contract_tokenizer
 from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+from rlhf_testing.tiny import contract_policy, contract_tokenizer
 from rlhf_vllm.config import VllmEngineConfig
 from rlhf_vllm.engine import VllmEngine, build
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.testing.contracts import EngineContract
+from rlhf_testing.contracts import EngineContract
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import torch
 
 from rlhf_core.errors import DataError, DeadlineError, RlhfError
 from rlhf_core.protocols import Asked, InFlightEngine
-from rlhf_core.testing.contracts.engine import make_requests
 from rlhf_core.types import SamplingParams
+from rlhf_testing.contracts.engine import make_requests
 
 pytestmark = pytest.mark.usefixtures("fake_vllm")
 LONG = SamplingParams(max_new_tokens=40)

@@ -16,8 +16,8 @@ import torch
 from running import wait_until
 
 from rlhf_core.errors import ConfigError, DataError, DeadlineError, EngineLostError, RlhfError, SyncError
-from rlhf_core.testing.contracts.engine import make_requests
 from rlhf_core.types import GenerationRequest, SamplingParams
+from rlhf_testing.contracts.engine import make_requests
 
 THREE = SamplingParams(max_new_tokens=3)
 pytestmark = pytest.mark.usefixtures("fake_vllm")
@@ -177,7 +177,7 @@ import sys, time
 sys.path[:0] = sys.argv[1:]
 import torch
 from rlhf_core.components import EngineContext
-from rlhf_core.testing.tiny import contract_policy, contract_tokenizer
+from rlhf_testing.tiny import contract_policy, contract_tokenizer
 from rlhf_vllm.config import VllmEngineConfig
 from rlhf_vllm.engine import build
 context = EngineContext(model=contract_policy(), tokenizer=contract_tokenizer(), device=torch.device("cpu"), seed=1)

@@ -14,12 +14,12 @@ from rlhf_core.entry.train import train
 from rlhf_core.errors import RlhfError
 from rlhf_core.models.builtin import build_llama
 from rlhf_core.rollout.weight_sync import CopiedWeights
-from rlhf_core.testing.contracts.engine import make_requests
-from rlhf_core.testing.models import tiny_tokenizer
-from rlhf_core.testing.runs import tiny_run
-from rlhf_core.testing.tiny import contract_policy, perturb
 from rlhf_core.types import SamplingParams
 from rlhf_core.util.weight_files import state_dict_shards_of
+from rlhf_testing.contracts.engine import make_requests
+from rlhf_testing.models import tiny_tokenizer
+from rlhf_testing.runs import tiny_run
+from rlhf_testing.tiny import contract_policy, perturb
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup-vllm")
 pytestmark = pytest.mark.slow

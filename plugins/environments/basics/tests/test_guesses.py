@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from rlhf_core.models.builtin import build_builtin
-from rlhf_core.testing.contracts import PromptsContract
 from rlhf_environments.guess_number import direction
 from rlhf_environments.guesses import Guesses
+from rlhf_testing.contracts import PromptsContract
 
 
 class TestGuesses(PromptsContract):

@@ -7,8 +7,8 @@ import pytest
 from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.environments import play as play_module
-from rlhf_core.testing.contracts import EnvironmentContract
-from rlhf_core.testing.episodes import episode_tokenizer, play_episodes
+from rlhf_testing.contracts import EnvironmentContract
+from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
 FILE = '''
 def add(a: int, b: int = 1) -> int:

@@ -8,10 +8,10 @@ from rlhf_core.config.problems import Problems
 from rlhf_core.config.resolve import resolve_environment
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.sandbox import missing
-from rlhf_core.testing.episodes import episode_tokenizer, play_episodes
 from rlhf_environments import python_tool as module
 from rlhf_environments.config import ToolsConfig
 from rlhf_environments.tools import build
+from rlhf_testing.episodes import episode_tokenizer, play_episodes
 
 in_the_sandbox = pytest.mark.skipif(missing() is not None, reason=f"{missing()}")
 

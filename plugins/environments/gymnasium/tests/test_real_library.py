@@ -5,10 +5,10 @@ import json
 import pytest
 
 from rlhf_core import train
-from rlhf_core.testing.contracts import EnvironmentContract
-from rlhf_core.testing.runs import tiny_run
 from rlhf_gymnasium.config import GymnasiumConfig
 from rlhf_gymnasium.game import Game
+from rlhf_testing.contracts import EnvironmentContract
+from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("gymnasium", reason="needs Gymnasium: make setup-gymnasium")
 

@@ -12,11 +12,11 @@ from rlhf_core.components import EnvironmentContext
 from rlhf_core.environments import Reply, Task
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import load
-from rlhf_core.testing.runs import tiny_run
 from rlhf_core.types import Prompt
 from rlhf_gymnasium.config import GymnasiumConfig
 from rlhf_gymnasium.environment import build
 from rlhf_gymnasium.game import Game
+from rlhf_testing.runs import tiny_run
 
 
 def game(tmp_path, **options):

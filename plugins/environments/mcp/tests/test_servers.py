@@ -19,10 +19,10 @@ from rlhf_core.errors import ConfigError, EpisodeError
 from rlhf_core.models.builtin import build_llama
 from rlhf_core.plugins.trust import FileTrust
 from rlhf_core.prompts.stream import PromptStream
-from rlhf_core.testing.contracts import EnvironmentContract
-from rlhf_core.testing.episodes import episode_tokenizer
-from rlhf_core.testing.runs import tiny_run
 from rlhf_core.types import SamplingParams
+from rlhf_testing.contracts import EnvironmentContract
+from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("mcp", reason="needs the MCP library: make setup-mcp")
 

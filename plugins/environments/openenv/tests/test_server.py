@@ -17,10 +17,10 @@ from rlhf_core.environments.player import build_environment_player
 from rlhf_core.errors import EpisodeError
 from rlhf_core.plugins.functions import run_file
 from rlhf_core.prompts.stream import PromptStream
-from rlhf_core.testing.contracts import EnvironmentContract
-from rlhf_core.testing.episodes import episode_tokenizer
-from rlhf_core.testing.runs import tiny_run
 from rlhf_core.types import SamplingParams
+from rlhf_testing.contracts import EnvironmentContract
+from rlhf_testing.episodes import episode_tokenizer
+from rlhf_testing.runs import tiny_run
 
 pytest.importorskip("openenv", reason="needs OpenEnv: make setup-openenv")
 

@@ -6,8 +6,8 @@ import pytest
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.contracts import HooksContract
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.contracts import HooksContract
+from rlhf_testing.runs import tiny_run
 
 
 @pytest.mark.usefixtures("no_plots")

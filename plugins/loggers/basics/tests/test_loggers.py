@@ -12,11 +12,11 @@ from rlhf_core import train
 from rlhf_core.components import LoggerContext
 from rlhf_core.errors import ConfigError
 from rlhf_core.plugins import requirements
-from rlhf_core.testing.contracts import LoggerContract
-from rlhf_core.testing.contracts.logger import Logged
-from rlhf_core.testing.runs import tiny_run
 from rlhf_loggers.config import WandbConfig
 from rlhf_loggers.wandb import WandbLogger
+from rlhf_testing.contracts import LoggerContract
+from rlhf_testing.contracts.logger import Logged
+from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from rlhf_core import train
 from rlhf_core.components import LoggerContext
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.contracts import LoggerContract
-from rlhf_core.testing.contracts.logger import Logged
-from rlhf_core.testing.runs import tiny_run
 from rlhf_logger_mlflow.logger import MlflowLogger
 from rlhf_logger_mlflow.plugin import MlflowConfig
+from rlhf_testing.contracts import LoggerContract
+from rlhf_testing.contracts.logger import Logged
+from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 here = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed here: make env-loggers")

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from rlhf_core import train
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.contracts import LoggerContract
-from rlhf_core.testing.contracts.logger import Logged
-from rlhf_core.testing.runs import tiny_run
+from rlhf_testing.contracts import LoggerContract
+from rlhf_testing.contracts.logger import Logged
+from rlhf_testing.runs import tiny_run
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 here = pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed here: make env-loggers")

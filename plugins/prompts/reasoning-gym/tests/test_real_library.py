@@ -6,11 +6,11 @@ import pytest
 
 from rlhf_core.components import PromptsContext
 from rlhf_core.sandbox import missing
-from rlhf_core.testing.contracts import PromptsContract
 from rlhf_reasoning_gym.config import ReasoningGymPrompts
 from rlhf_reasoning_gym.library import make_dataset, runs_answers, score
 from rlhf_reasoning_gym.prompts import build
 from rlhf_reasoning_gym.reward import ReasoningGym
+from rlhf_testing.contracts import PromptsContract
 
 pytest.importorskip("reasoning_gym", reason="needs Reasoning Gym: make setup-reasoning-gym")
 

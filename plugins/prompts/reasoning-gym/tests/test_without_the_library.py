@@ -10,11 +10,11 @@ from rlhf_core.components import PromptsContext
 from rlhf_core.contexts import prompts_context
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins import load
-from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_reasoning_gym.config import ReasoningGymPrompts, ReasoningGymReward
 from rlhf_reasoning_gym.library import _runs_text
 from rlhf_reasoning_gym.prompts import build
 from rlhf_reasoning_gym.reward import ReasoningGym
+from rlhf_testing.models import tiny_tokenizer
 
 
 def source(tmp_path, *, has_chat_template=False, task="sum", **options):

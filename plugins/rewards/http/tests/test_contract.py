@@ -3,7 +3,7 @@
 import pytest
 from http_rewards import serving, url_of
 
-from rlhf_core.testing.contracts import RewardContract
+from rlhf_testing.contracts import RewardContract
 
 
 def seen_by_the_server(rollouts):

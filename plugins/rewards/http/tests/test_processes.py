@@ -92,7 +92,7 @@ def test_a_failing_reward_reaches_the_client_by_name(serve):
 
 def test_a_run_is_scored_by_a_served_reward(serve, tmp_path):
     from rlhf_core import train
-    from rlhf_core.testing.runs import tiny_run
+    from rlhf_testing.runs import tiny_run
 
     served = serve("length", "--port", "0", "--option", "target_tokens=4", "--option", "shape=at-least")
     here = {"name": "length", "target_tokens": 4, "shape": "at-least"}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.testing.contracts import RewardContract
-from rlhf_core.testing.models import tiny_model, tiny_tokenizer
+from rlhf_testing.contracts import RewardContract
+from rlhf_testing.models import tiny_model, tiny_tokenizer
 
 
 class TestJudge(RewardContract):

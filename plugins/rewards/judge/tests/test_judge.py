@@ -16,9 +16,9 @@ from rlhf_core import train
 from rlhf_core.components import RewardContext
 from rlhf_core.errors import UserInputError
 from rlhf_core.plugins.discovery import load, resolve_build
-from rlhf_core.testing.rollouts import make_rollout
-from rlhf_core.testing.runs import tiny_run
 from rlhf_reward_judge.remote import JudgeError
+from rlhf_testing.rollouts import make_rollout
+from rlhf_testing.runs import tiny_run
 
 FAST = {"attempts": 1}
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.testing.rollouts import make_rollout
 from rlhf_core.types import Rollout
 from rlhf_reward_judge.pairs import comparisons
 from rlhf_reward_judge.remote import Breaker, CircuitOpen
@@ -21,6 +20,7 @@ from rlhf_reward_judge.verdicts import (
     read_points,
     rubric_messages,
 )
+from rlhf_testing.rollouts import make_rollout
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import torch
 from tiny_reward_models import make_tokenizer
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from rlhf_core.testing.contracts import RewardContract
+from rlhf_testing.contracts import RewardContract
 
 
 class TestModel(RewardContract):

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from rlhf_colossalai.config import DdpConfig, GeminiConfig, LowLevelZeroConfig
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.strategy_suite import StrategyCase
-from rlhf_core.testing.tiny_training import Training, largest_difference, tiny_model, train_alone
+from rlhf_testing.strategy_suite import StrategyCase
+from rlhf_testing.tiny_training import Training, largest_difference, tiny_model, train_alone
 
 NAMES = {"ddp": "DdpConfig", "low_level_zero": "LowLevelZeroConfig", "gemini": "GeminiConfig"}
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlhf_core.testing.strategy_suite import StrategyCase, observe
-from rlhf_core.testing.tiny_training import change_cosine, largest_difference, tiny_model, train_alone
+from rlhf_testing.strategy_suite import StrategyCase, observe
+from rlhf_testing.tiny_training import change_cosine, largest_difference, tiny_model, train_alone
 
 pytestmark = [
     pytest.mark.gpu,

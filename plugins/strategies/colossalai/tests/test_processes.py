@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from rlhf_core.testing.strategy_suite import StrategyCase, run_strategies
-from rlhf_core.testing.tiny_training import (
+from rlhf_testing.strategy_suite import StrategyCase, run_strategies
+from rlhf_testing.tiny_training import (
     SHARD_BYTES,
     TINY_RATE,
     change_cosine,

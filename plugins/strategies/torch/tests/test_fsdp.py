@@ -6,8 +6,8 @@ import pytest
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import ConfigError
-from rlhf_core.testing.strategy_suite import StrategyCase, run_strategies
-from rlhf_core.testing.tiny_training import (
+from rlhf_testing.strategy_suite import StrategyCase, run_strategies
+from rlhf_testing.tiny_training import (
     SHARD_BYTES,
     TINY_RATE,
     Training,

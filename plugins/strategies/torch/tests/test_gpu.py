@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_core.testing.strategy_suite import StrategyCase, observe
-from rlhf_core.testing.tiny_training import change_cosine, tiny_model, train_alone
+from rlhf_testing.strategy_suite import StrategyCase, observe
+from rlhf_testing.tiny_training import change_cosine, tiny_model, train_alone
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 

@@ -11,16 +11,9 @@ from pydantic import ValidationError
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.strategies.parts import make_adamw
-from rlhf_core.testing.strategy_suite import StrategyCase, observe
-from rlhf_core.testing.tiny_training import (
-    TINY_RATE,
-    Training,
-    largest_difference,
-    moved_fraction,
-    tiny_model,
-    train_alone,
-)
 from rlhf_core.util.tensor_trees import load_tree
+from rlhf_testing.strategy_suite import StrategyCase, observe
+from rlhf_testing.tiny_training import TINY_RATE, Training, largest_difference, moved_fraction, tiny_model, train_alone
 from rlhf_torch.config import SingleConfig
 from rlhf_torch.single import build
 

@@ -11,9 +11,9 @@ from rlhf_core.config.processes import check_groups
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import ConfigError, UserInputError
 from rlhf_core.strategy import StateBytes
-from rlhf_core.testing.runs import tiny_run
-from rlhf_core.testing.strategy_suite import StrategyCase, run_strategies
-from rlhf_core.testing.tiny_training import largest_difference, tiny_model, train_alone
+from rlhf_testing.runs import tiny_run
+from rlhf_testing.strategy_suite import StrategyCase, run_strategies
+from rlhf_testing.tiny_training import largest_difference, tiny_model, train_alone
 from rlhf_torch.config import FsdpConfig
 from rlhf_torch.fsdp import FsdpStrategy, check_processes
 from rlhf_torch.tensor_parallel_plan import plan_of

@@ -19,9 +19,6 @@ from rlhf_core.errors import ConfigError, RlhfError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.rollout import ModuleReceiver, PolicyExperienceMaker, SingleAnswers
 from rlhf_core.rollout.weight_sync import named_weights
-from rlhf_core.testing.engine import EOS, FakeEngine
-from rlhf_core.testing.models import tiny_tokenizer
-from rlhf_core.testing.samples import make_prompt
 from rlhf_core.types import GenerationRequest, PhaseTimes, RolloutGroup, SamplingParams
 from rlhf_ray.config import RayConfig
 from rlhf_ray.coordinator_parts import MakerRegistry
@@ -30,6 +27,9 @@ from rlhf_ray.experience_maker_holder import Lanes
 from rlhf_ray.holder_weights import StagedWeights, WeightTarget
 from rlhf_ray.maker_parts import MakerWorker
 from rlhf_ray.messages import RolloutWork
+from rlhf_testing.engine import EOS, FakeEngine
+from rlhf_testing.models import tiny_tokenizer
+from rlhf_testing.samples import make_prompt
 
 SAMPLING = SamplingParams(max_new_tokens=64)
 

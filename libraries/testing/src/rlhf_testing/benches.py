@@ -1,0 +1,254 @@
+"""Algorithms with tiny models and items to learn from, as a run would make them; needs no pytest."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.algorithm import Algorithm, DatasetAlgorithm, EpisodeOutput, LossOutput, RolloutAlgorithm
+from rlhf_core.place import LocalPlace
+from rlhf_core.types import BufferItem, Experience, RolloutGroup
+
+from .tiny import EOS_ID, NUM_SPECIAL, contract_policy, contract_tokenizer, perturb
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+NUM_PROMPTS = 3
+
+RECORDS: Sequence[Mapping[str, Any]] = [
+    {
+        "prompt": prompt,
+        "completion": good,
+        "chosen": good,
+        "rejected": bad,
+        "steps": [good, bad],
+        "labels": [True, False],
+    }
+    for prompt, good, bad in (
+        ("one and one =", " two", " three, or so"),
+        ("2 + 2 =", " 4", " 5"),
+        ("say a", " a", " no"),
+        ("the end?", " the end.", " why"),
+        ("x", " yes!", " zzz"),
+    )
+]
+"""Records for supervised fine-tuning, preferences and judged steps alike."""
+
+
+def trained_models(algorithm: Algorithm[Any, Any], policy: nn.Module, device: str) -> dict[str, nn.Module]:
+    """The models that the trainer passes to `loss`."""
+    models = {"policy": policy.to(device)}
+    if "critic" in algorithm.roles:
+        models["critic"] = algorithm.build_critic(policy).to(device)
+    return models
+
+
+@dataclass
+class LossBench(ABC):
+    """An algorithm with its models, and the trainer's objective: each term's sum over its count, batch by batch."""
+
+    make: Callable[[], Algorithm[Any, Any]]
+    algorithm: Algorithm[Any, Any]
+    models: dict[str, nn.Module]
+    device: torch.device
+
+    @abstractmethod
+    def items(self) -> Sequence[Any]:
+        """Five or more, ready for updates."""
+
+    def output(self, items: Sequence[Any]) -> LossOutput:
+        batch = self.algorithm.to_device(self.algorithm.collate(items), self.device)
+        return self.algorithm.loss(self.models, batch)
+
+    def counts(self, items: Sequence[Any]) -> dict[str, float]:
+        return dict(self.algorithm.counts(self.algorithm.collate(items)))
+
+    def total(self, batches: Sequence[Sequence[Any]]) -> Tensor:
+        """The loss over all batches together, with gradient."""
+        import torch
+
+        counts = [self.counts(batch) for batch in batches]
+        outputs = [self.output(batch) for batch in batches]
+        total = torch.zeros((), device=self.device)
+        for name, term in self.algorithm.terms.items():
+            divisor = max(math.fsum(count[name] for count in counts), 1.0)
+            total = total + sum(term.coefficient * output.sums[name] / divisor for output in outputs)
+        return total
+
+    def gradient(self, batches: Sequence[Sequence[Any]]) -> Tensor:
+        """Gradient of all trained models' parameters as one vector; 0 where there is none."""
+        import torch
+
+        parameters = [p for model in self.models.values() for p in model.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(self.total(batches), parameters, allow_unused=True)
+        parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        return torch.cat([part.flatten() for part in parts])
+
+    def first_update(self) -> None:
+        """The losses and gradient of an update in three micro-batches, one of them masked.
+
+        Raises `ValueError` for a result that a trainer could not use, and whatever the algorithm raises.
+        """
+        import torch
+
+        items, names = self.items(), set(self.algorithm.terms)
+        for kind, found in (("sums", self.output(items).sums), ("counts", self.counts(items))):
+            if not set(found) >= names:
+                raise ValueError(f"it gives {kind} of {sorted(found)}, but its terms are {sorted(names)}")
+        if not torch.isfinite(self.gradient([items[:1], items[1:], [self.algorithm.masked(items[0])]])).all():
+            raise ValueError("its gradient is not finite")
+        self.algorithm.end_episode()
+
+    def descend(self, items: Sequence[Any], *, steps: int, lr: float) -> list[float]:
+        """Train on one batch; the loss before each step, and after the last."""
+        import torch
+
+        optimizer = torch.optim.Adam([p for model in self.models.values() for p in model.parameters()], lr=lr)
+        seen = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = self.total([items])
+            torch.autograd.backward(loss)
+            optimizer.step()
+            seen.append(float(loss.detach()))
+        with torch.no_grad():
+            seen.append(float(self.total([items])))
+        return seen
+
+
+@dataclass
+class RolloutBench(LossBench):
+    """An episode in which half of each prompt's answers are good."""
+
+    make: Callable[[], RolloutAlgorithm]
+    algorithm: RolloutAlgorithm
+    episode: Experience
+
+    def advantages(self) -> EpisodeOutput:
+        return self.algorithm.advantages(self.episode)
+
+    def items(self) -> list[BufferItem]:
+        from rlhf_core.batching import split
+
+        return split(self.advantages().experience)
+
+    def log_probs(self) -> Tensor:
+        """[B] log-prob of each whole answer under the current policy."""
+        import torch
+
+        from rlhf_core.batching import to_device
+        from rlhf_core.models.forward import policy_forward
+
+        with torch.no_grad():
+            batch = to_device(self.episode, self.device)
+            return policy_forward(self.models["policy"], batch, 1.0).log_probs.sum(-1).cpu()
+
+
+@dataclass
+class DatasetBench(LossBench):
+    """The lines as items."""
+
+    make: Callable[[], DatasetAlgorithm[Any, Any]]
+    algorithm: DatasetAlgorithm[Any, Any]
+    prepared: Sequence[Any]
+
+    def items(self) -> Sequence[Any]:
+        return self.prepared
+
+
+def rollout_bench(make: Callable[[], RolloutAlgorithm], *, samples_per_prompt: int, device: str) -> RolloutBench:
+    """The algorithm with its models and an episode of made-up answers."""
+    import torch
+
+    algorithm = make()
+    models = trained_models(algorithm, contract_policy(), device)
+    episode = _episode(algorithm, models, samples_per_prompt, device)
+    return RolloutBench(make, algorithm, models, torch.device(device), episode)
+
+
+def dataset_bench(
+    make: Callable[[], DatasetAlgorithm[Any, Any]], records: Sequence[Mapping[str, Any]], *, device: str
+) -> DatasetBench:
+    """The algorithm with its models and `records`, encoded and prepared. Wrong records raise `DataError`."""
+    import torch
+
+    algorithm, tokenizer, place = make(), contract_tokenizer(), torch.device(device)
+    models = trained_models(algorithm, _policy(algorithm), device)
+    encoded = [algorithm.encode(record, tokenizer) for record in records]
+    assert all(item is not None for item in encoded), "short lines are left out as too long"
+    start = copy.deepcopy(models["policy"]).eval().requires_grad_(False)
+
+    def reference(items: Sequence[Any]) -> list[Tensor]:
+        batch = algorithm.to_device(algorithm.collate(items), place)
+        with torch.no_grad():
+            return list(algorithm.reference_forward(start, batch).cpu())
+
+    items = algorithm.prepare_items(encoded, reference)
+    assert len(items) == len(encoded), "prepare_items keeps every item, in order"
+    return DatasetBench(make, algorithm, models, place, items)
+
+
+def _episode(algorithm: RolloutAlgorithm, models: dict[str, nn.Module], per_prompt: int, device: str) -> Experience:
+    """Random answers with the log-probs, values and reference log-probs they would have in a run."""
+    import torch
+
+    from rlhf_core.batching import collate, to_device
+    from rlhf_core.models.forward import policy_forward
+    from rlhf_core.models.passes import GroupPasses, PassModels
+
+    place, here = LocalPlace(torch.device(device), torch.float32), dict(models)
+    for seed, role in enumerate(sorted(algorithm.roles - models.keys()), start=4):
+        here[role] = copy.deepcopy(models["policy"])
+        perturb(here[role], seed=seed, scale=0.01)
+    passes = algorithm.passes(PassModels(place, here, temperature=1.0))
+    group = RolloutGroup(position=0, rollouts=(), items=tuple(_random_items(per_prompt)))
+    items = GroupPasses(place, passes).run([group])[0].items
+    batch = to_device(collate(items), torch.device(device))
+    with torch.no_grad():
+        filled: dict[str, Any] = {"action_log_probs": policy_forward(models["policy"], batch, 1.0).log_probs}
+    if algorithm.needs_trainer_log_probs:
+        filled["trainer_log_probs"] = filled["action_log_probs"]
+    on_cpu = to_device(replace(batch, **filled), torch.device("cpu"))
+    return replace(on_cpu, scores=on_cpu.rewards["it"].clone())
+
+
+def _random_items(per_prompt: int) -> list[BufferItem]:
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    items = []
+    for sample_id in range(NUM_PROMPTS * per_prompt):
+        group, k = divmod(sample_id, per_prompt)
+        length = 2 + (sample_id * 3 + k) % 5
+        answer = torch.randint(NUM_SPECIAL, NUM_SPECIAL + 40, (length,), generator=generator)
+        truncated = k == 1
+        if not truncated:
+            answer[-1] = EOS_ID
+        items.append(
+            BufferItem(
+                sample_id=sample_id,
+                group_id=group,
+                policy_version=0,
+                prompt_ids=torch.arange(NUM_SPECIAL + group, NUM_SPECIAL + 2 * group + 3),
+                response_ids=answer,
+                action_mask=torch.ones(length, dtype=torch.bool),
+                action_log_probs=torch.zeros(length),
+                rewards={"it": float(k % 2 == 0)},
+                truncated=truncated,
+            )
+        )
+    return items
+
+
+def _policy(algorithm: DatasetAlgorithm[Any, Any]) -> nn.Module:
+    """The tiny model in the kind that the algorithm trains: a language model or a score model."""
+    from rlhf_core.models.classifier import as_score_model
+
+    model = contract_policy()
+    return model if algorithm.model_kind == "causal-lm" else as_score_model(model, contract_tokenizer())

@@ -1,0 +1,146 @@
+"""Contract of plugins of any kind: discoverable, with a strict options schema, and cheap to list."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from rlhf_core.components import Component, Kind
+from rlhf_core.config.select import check_options
+from rlhf_core.plugins.discovery import Selected, discover, find, load
+from rlhf_core.plugins.requirements import unmet
+from rlhf_core.plugins.rules import UNKNOWN_UNSEEN, accepts_unknown, summary_problems, undescribed
+from rlhf_core.plugins.trust import is_file_reference
+
+_HEAVY = ("torch", "transformers", "ray", "vllm", "colossalai", "peft")
+_LOADED_BY = """
+import json, sys
+from rlhf_core.plugins.discovery import find, load_ref
+load_ref(find(sys.argv[1], sys.argv[2]))
+print(json.dumps([name for name in sys.argv[3:] if name in sys.modules]))
+"""
+_IMPORT_SECONDS = 120
+
+
+class ComponentContract:
+    """Subclass the contract of your plugin's kind, name the class `Test…`, and set `plugin`."""
+
+    kind: ClassVar[Kind]
+    plugin: ClassVar[str]
+    """Its entry point's name, or `FILE.py:NAME`."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Options it is built with, as a run file gives them."""
+
+    @classmethod
+    def make_options(cls, folder: Path) -> Mapping[str, Any]:
+        """The options; override it where they name files or servers; files may be put into the empty `folder`.
+
+        Relative paths of prompt sources start there; other plugins need absolute paths.
+        """
+        return cls.options
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """An empty folder of the class."""
+        return tmp_path_factory.mktemp("contract")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def given(cls, folder: Path) -> dict[str, Any]:
+        """The options from `make_options`."""
+        return dict(cls.make_options(folder))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def selected(cls) -> Selected:
+        """The plugin, imported as a run would; skips where an optional dependency is missing."""
+        assert getattr(cls, "plugin", None), f'{cls.__name__}: say which plugin is tested: plugin = "its-name"'
+        selected = load(cls.kind, cls.plugin, check_requires=False)
+        if (lack := unmet(selected)) is not None:
+            pytest.skip(f"{selected.label} {': '.join(lack)}")
+        return selected
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def config(cls, selected: Selected, given: dict[str, Any]) -> BaseModel:
+        """Its checked options."""
+        try:
+            return selected.component.config.model_validate(given)
+        except ValidationError as error:
+            pytest.fail(f"{selected.label} does not take the options {given}; set `options` in the test class\n{error}")
+
+    def test_one_distribution_gives_the_name(self, selected: Selected) -> None:
+        if not is_file_reference(self.plugin):
+            find(self.kind, self.plugin)
+
+    def test_summary_is_one_line(self, selected: Selected) -> None:
+        for problem in summary_problems(selected):
+            pytest.fail(f"{selected.label}: {problem}")
+
+    def test_unknown_options_are_refused(self, selected: Selected, given: dict[str, Any]) -> None:
+        if accepts_unknown(selected, given):
+            pytest.fail(f"{selected.label}: {UNKNOWN_UNSEEN}")
+
+    def test_options_leave_cores_names_alone(self, selected: Selected) -> None:
+        check_options(selected)
+
+    def test_options_are_described(self, selected: Selected) -> None:
+        for problem in undescribed(selected):
+            pytest.fail(f"{selected.label}: {problem}")
+
+    def test_options_come_back_from_a_run_folder(self, selected: Selected, config: BaseModel) -> None:
+        """`config.yaml` of a run holds the resolved options; a resume reads them again."""
+        written = json.loads(json.dumps(config.model_dump(mode="json")))
+        again = type(config).model_validate(written)
+        assert again == config, f"{selected.label}: options change when written and read: {config!r} -> {again!r}"
+
+    def test_importing_it_is_light(self, selected: Selected) -> None:
+        """`plugins show`, `config check` and `--dry-run` import the component, so it may not import torch."""
+        if selected.function is not None:
+            return  # a function's module may import what the function needs
+        command = [sys.executable, "-c", _LOADED_BY, self.kind, self.plugin, *_HEAVY]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
+        assert done.returncode == 0, f"{selected.label} cannot be imported in a fresh process:\n{done.stderr}"
+        loaded = json.loads(done.stdout.splitlines()[-1])
+        assert not loaded, (
+            f"{selected.label}: importing its component imports {', '.join(loaded)}; keep the component beside its "
+            'config in a module that imports pydantic and rlhf_core only, and name the rest by build="module:attr"'
+        )
+
+    def test_component_is_whole(self, selected: Selected) -> None:
+        component: Component = selected.component
+        if selected.function is None:
+            module, _, attribute = component.build.partition(":")
+            assert module and attribute, f'{selected.label}: build is "module:attr", not {component.build!r}'
+
+
+ContractT = TypeVar("ContractT")
+
+
+def contracts_for(
+    contract: type[ContractT],
+    *,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    skip: Mapping[str, str] | None = None,
+) -> dict[str, type[ContractT]]:
+    """A test class for every installed plugin of the contract's kind: `globals().update(contracts_for(…))`.
+
+    options: plugin name -> attributes of its class (`options`, `plugin` and others that the contract reads);
+    skip: plugin name -> why it is left out.
+    """
+    classes: dict[str, type[ContractT]] = {}
+    for name, ref in discover(getattr(contract, "kind")).items():  # noqa: B009  # both bases of contracts have it
+        if name in (skip or {}):
+            continue
+        attributes = {"plugin": ref.name, "__module__": __name__, **dict((options or {}).get(name, {}))}
+        class_name = "Test" + "".join(part.capitalize() for part in name.replace("+", "-plus").split("-"))
+        classes[class_name] = type(class_name, (contract,), attributes)
+    return classes

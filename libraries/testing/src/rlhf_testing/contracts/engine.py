@@ -1,0 +1,339 @@
+"""The contract of a rollout engine: its samples, their log-probs, and how it takes new weights."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from rlhf_core.components import EngineContext
+from rlhf_core.contexts import own_device
+from rlhf_core.errors import SyncError
+from rlhf_core.plugins.discovery import Selected, resolve_build
+from rlhf_core.protocols import CancelingEngine, InFlightEngine, RolloutEngine
+from rlhf_core.rollout.requests import with_kinds
+from rlhf_core.types import Completion, GenerationRequest, SamplingParams
+
+from ..tiny import EOS_ID, NUM_SPECIAL, as_experience, contract_policy, contract_tokenizer, perturb
+from .base import ComponentContract
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+PLAIN = SamplingParams(max_new_tokens=8)
+WARM = SamplingParams(max_new_tokens=6, temperature=0.7)
+SEED = 11
+
+
+@dataclasses.dataclass
+class Bench:
+    """An engine over the tiny policy, and a copy of the weights it should be using."""
+
+    engine: RolloutEngine
+    module: nn.Module
+    """The module that the engine was built over."""
+    twin: nn.Module
+    """A separate copy of the weights, to compare the engine's log-probs with."""
+    tokenizer: PreTrainedTokenizerBase
+
+    def answers(self, requests: Sequence[GenerationRequest], sampling: SamplingParams = PLAIN) -> dict[int, Completion]:
+        """Sample id -> completion; each request must have exactly one."""
+        found = list(self.engine.generate(requests, sampling))
+        asked, got = sorted(r.sample_id for r in requests), sorted(c.sample_id for c in found)
+        assert asked == got, f"one completion for each request: asked for samples {asked}, got {got}"
+        return {each.sample_id: each for each in found}
+
+    def gap(self, requests: Sequence[GenerationRequest], sampling: SamplingParams) -> float:
+        """Largest difference, in nats, of the engine's log-probs to a plain forward pass of the twin."""
+        return self.gap_of(requests, self.answers(requests, sampling), sampling.temperature)
+
+    def gap_of(self, requests: Sequence[GenerationRequest], found: dict[int, Completion], temperature: float) -> float:
+        import torch
+
+        from rlhf_core.models.forward import policy_forward
+
+        batch = as_experience([(request.prompt_ids, found[request.sample_id]) for request in requests])
+        with torch.no_grad():
+            expected = policy_forward(self.twin, batch, temperature).log_probs
+        return float((expected - batch.action_log_probs).abs().max())
+
+
+def make_requests(count: int, *, same_prompt: bool = False, first_id: int = 100) -> list[GenerationRequest]:
+    """Requests with deterministic prompts of 3 to 9 tokens."""
+    numbers = [0 if same_prompt else index for index in range(count)]
+    prompts = [tuple(NUM_SPECIAL + (n * 7 + 5 * i + i * i) % 40 for i in range(3 + n % 7)) for n in numbers]
+    return [GenerationRequest(sample_id=first_id + i, prompt_ids=ids) for i, ids in enumerate(prompts)]
+
+
+class EngineContract(ComponentContract):
+    """An engine over a tiny policy, in float32."""
+
+    kind = "engines"
+    shares_module: ClassVar[bool] = True
+    """Whether it generates from the given module; False for an engine with its own copy of the weights."""
+    batch_invariant: ClassVar[bool] = True
+    """Whether an answer's tokens are the same alone and in a batch, as `RolloutEngine.generate` promises."""
+    log_prob_tolerance: ClassVar[float] = 1e-4
+    """Largest difference to a plain forward pass, in nats."""
+    option_values: ClassVar[Mapping[str, Any]] = {"temperature": 0.6}
+    """A value of each option that the config class declares as `request_options`."""
+    hidden_size: ClassVar[int] = 32
+    """Hidden size of the tiny policy, over two heads; raise it for kernels that need larger heads."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def bench(
+        cls, selected: Selected, config: BaseModel, rlhf_device: str, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Bench]:
+
+        tokenizer = contract_tokenizer()
+        policy = contract_policy(hidden_size=cls.hidden_size)
+        folder: Path = tmp_path_factory.mktemp("policy")
+        policy.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        twin = copy.deepcopy(policy).eval()
+        module: nn.Module = policy.to(rlhf_device)  # type: ignore[arg-type]
+        context = EngineContext(module, tokenizer, own_device(rlhf_device), SEED, model_path=str(folder))
+        engine = resolve_build(selected)(config, context)
+        assert isinstance(engine, RolloutEngine), f"{selected.label}: build returns no RolloutEngine: {engine!r}"
+        try:
+            yield Bench(engine, module, twin, tokenizer)
+        finally:
+            engine.close()
+
+    @pytest.mark.parametrize("sampling", [PLAIN, WARM], ids=["plain", "warm"])
+    def test_completions_are_well_formed(self, bench: Bench, sampling: SamplingParams) -> None:
+        for done in bench.answers(make_requests(9), sampling).values():
+            who = f"sample {done.sample_id} ({done.token_ids})"
+            assert 1 <= len(done.token_ids) <= sampling.max_new_tokens, f"{who}: 1 to {sampling.max_new_tokens} tokens"
+            assert len(done.logprobs) == len(done.token_ids), f"{who}: one log-prob a token, got {done.logprobs}"
+            assert all(-1e4 < value <= 1e-6 for value in done.logprobs), f"{who}: no log-probs: {done.logprobs}"
+            assert EOS_ID not in done.token_ids[:-1], f"{who}: nothing may follow the first EOS"
+            ended = done.token_ids[-1] == EOS_ID
+            assert done.finish_reason == ("stop" if ended else "length"), f"{who}: finish_reason {done.finish_reason}"
+            assert ended or len(done.token_ids) == sampling.max_new_tokens, f"{who}: ended early without an EOS"
+            assert done.policy_version == bench.engine.policy_version, f"{who}: version {done.policy_version}"
+
+    def test_turns_of_one_sample(self, bench: Bench) -> None:
+        """Requests that share a sample id are distinguished by their branch, draw different noise where branch or
+        offset differ, and keep to their own bound."""
+        prompt = make_requests(1)[0].prompt_ids
+        turns = [
+            GenerationRequest(sample_id=7, prompt_ids=prompt, branch=branch, offset=offset, max_new_tokens=limit)
+            for branch, offset, limit in [(0, 0, None), (1, 0, None), (2, 5, None), (3, 0, 2)]
+        ]
+        found = {each.branch: each for each in bench.engine.generate(turns, SamplingParams(max_new_tokens=16))}
+        assert sorted(found) == [0, 1, 2, 3], f"one completion for each branch, which it names; got {sorted(found)}"
+        texts = {each.token_ids for each in found.values()}
+        assert len(texts) == len(turns), f"every branch draws noise of its own, got {texts}"
+        assert len(found[3].token_ids) <= 2, f"max_new_tokens of the request is 2, got {found[3].token_ids}"
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_log_probs_are_those_sampled_from(self, bench: Bench, temperature: float) -> None:
+        """At the sampling temperature; the trainer compares them with its own."""
+        gap = bench.gap(make_requests(9), SamplingParams(max_new_tokens=8, temperature=temperature))
+        assert gap <= self.log_prob_tolerance, f"log-probs are {gap:.3g} nats off a forward pass of the policy"
+
+    def test_request_options_and_columns_are_those_declared(self, bench: Bench, config: BaseModel) -> None:
+        for name in ("request_options", "columns"):
+            declared, had = getattr(config, name, {}), getattr(bench.engine, name, {})
+            assert had == declared, f"the config declares the {name} {declared}, the engine has {had}"
+        given = {name: self.option_values[name] for name in getattr(config, "request_options", {})}
+        plain = make_requests(8)
+        asked = [*plain[:4], *(dataclasses.replace(each, options=given) for each in plain[4:])]
+        found = {key: with_kinds(done, bench.engine) for key, done in bench.answers(asked).items()}
+        if "temperature" in given:
+            reported = all("temperature" in found[each.sample_id].columns for each in asked[4:])
+            assert reported, "the column `temperature` reports that of the request"
+        gap = bench.gap_of(asked, found, PLAIN.temperature)
+        assert gap <= self.log_prob_tolerance, f"log-probs are {gap:.3g} nats off: of each token's own temperature"
+
+    def test_truncated_sampling_says_what_it_kept(self, bench: Bench) -> None:
+        sampling = SamplingParams(max_new_tokens=6, top_k=3)
+        requests = make_requests(6)
+        found = bench.answers(requests, sampling)
+        for done in found.values():
+            assert done.support_ids is not None, "with top_k the completion needs support_ids"
+            assert len(done.support_ids) == len(done.token_ids), "one set of kept tokens for each token"
+            for token, kept in zip(done.token_ids, done.support_ids, strict=True):
+                assert token in kept and len(kept) >= 3, f"token {token} was sampled from {list(kept)}"
+        gap = bench.gap_of(requests, found, 1.0)
+        assert gap <= self.log_prob_tolerance, f"log-probs under top_k are {gap:.3g} nats off: renormalise what is kept"
+
+    def test_greedy_takes_the_likeliest(self, bench: Bench) -> None:
+        import torch
+
+        from rlhf_core.functional.logprobs import response_logits
+        from rlhf_core.models.forward import causal_lm_logits
+
+        requests = make_requests(4)
+        found = bench.answers(requests, SamplingParams(max_new_tokens=6, greedy=True))
+        for request in requests:
+            batch = as_experience([(request.prompt_ids, found[request.sample_id])])
+            with torch.no_grad():
+                logits = causal_lm_logits(bench.twin, batch.sequences, batch.attention_mask)
+            logits = response_logits(logits, batch.num_actions)[0]
+            taken = logits.gather(-1, batch.sequences[0, batch.prompt_length :, None])[:, 0]
+            short = float((logits.amax(-1) - taken).max())
+            assert short <= 1e-3, f"sample {request.sample_id}: a token {short:.3g} below the likeliest was taken"
+        assert bench.gap_of(requests, found, 1.0) <= self.log_prob_tolerance, "log-probs of greedy are at temperature 1"
+
+    def test_a_sample_is_the_same_alone_and_again(self, bench: Bench) -> None:
+        requests = make_requests(7)
+        together = bench.answers(requests)
+        again = bench.answers(list(reversed(requests)))
+        if self.batch_invariant:
+            alone = {r.sample_id: bench.answers([r])[r.sample_id] for r in requests}
+            for sample_id, done in together.items():
+                assert alone[sample_id].token_ids == done.token_ids, f"sample {sample_id} differs alone and in a batch"
+                assert again[sample_id].token_ids == done.token_ids, f"sample {sample_id} differs in another order"
+
+    def test_samples_of_one_prompt_differ(self, bench: Bench) -> None:
+        found = bench.answers(make_requests(8, same_prompt=True))
+        assert len({done.token_ids for done in found.values()}) > 1, "eight samples of one prompt are all the same"
+
+    def test_a_stop_text_ends_an_answer_and_stays_in_it(self, bench: Bench) -> None:
+        (request,) = make_requests(1)
+        whole = bench.answers([request], SamplingParams(max_new_tokens=8, greedy=True))[request.sample_id]
+        stop = str(bench.tokenizer.decode([whole.token_ids[1]]))
+        sampling = SamplingParams(max_new_tokens=8, greedy=True, stop=(stop,))
+        done = bench.answers([request], sampling)[request.sample_id]
+        cut = next(i for i, token in enumerate(whole.token_ids) if token == whole.token_ids[1]) + 1
+        assert (done.token_ids, done.finish_reason) == (whole.token_ids[:cut], "stop"), (
+            f"stop text {stop!r} in {whole.token_ids}: got {done.token_ids}, {done.finish_reason}"
+        )
+
+    def test_max_length_counts_the_prompt(self, bench: Bench) -> None:
+        requests = make_requests(5)
+        found = bench.answers(requests, SamplingParams(max_new_tokens=8, max_length=11))
+        for request in requests:
+            total = len(request.prompt_ids) + len(found[request.sample_id].token_ids)
+            assert total <= 11, f"prompt and answer have {total} tokens under max_length=11"
+
+    def test_weights_changed_in_place(self, bench: Bench) -> None:
+        if not self.shares_module:
+            return
+        perturb(bench.module, seed=1)
+        bench.twin.load_state_dict({k: v.cpu() for k, v in bench.module.state_dict().items()})
+        bench.engine.weights_updated(5)
+        assert bench.engine.policy_version == 5, "weights_updated(5) did not make the policy's version 5"
+        self._check_weights(bench, 5)
+
+    def test_weights_that_arrive_in_chunks(self, bench: Bench) -> None:
+        weights = _weights(bench, seed=2)
+        receiver = bench.engine.receiver()
+        receiver.begin(8)
+        for chunk in _halves(weights):
+            receiver.stage(8, chunk)
+        assert bench.engine.policy_version != 8, "a version counts from its commit on"
+        receiver.commit(8)
+        bench.twin.load_state_dict(weights, strict=False)
+        self._check_weights(bench, 8)
+
+    def test_requests_join_between_two_steps(self, bench: Bench) -> None:
+        if not isinstance(bench.engine, InFlightEngine):
+            return
+        requests = make_requests(7)
+        expected = bench.answers(requests)
+        coming = [[(each, PLAIN) for each in part] for part in (requests[:3], (), (), requests[3:5], requests[5:])]
+        found = {
+            each.sample_id: each for each in bench.engine.generate_in_flight(lambda: coming.pop(0) if coming else ())
+        }
+        assert sorted(found) == sorted(expected), "one completion for each request, those that came later included"
+        for sample_id, done in found.items():
+            assert not done.policy_versions, f"sample {sample_id} has one version, and no list of them"
+            if self.batch_invariant:
+                assert done.token_ids == expected[sample_id].token_ids, f"sample {sample_id} differs when others join"
+
+    def test_canceled_requests_yield_nothing(self, bench: Bench) -> None:
+        engine = bench.engine
+        if not isinstance(engine, CancelingEngine):
+            return
+        requests, calls = make_requests(4), 0
+        expected = bench.answers(requests)
+        canceled = max(expected.values(), key=lambda each: len(each.token_ids)).sample_id
+
+        def between() -> Sequence[tuple[GenerationRequest, SamplingParams]]:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                engine.cancel(canceled)
+            return [(each, PLAIN) for each in requests] if calls == 1 else ()
+
+        found = {each.sample_id: each.token_ids for each in engine.generate_in_flight(between)}
+        assert sorted(found) == sorted(expected.keys() - {canceled}), "all but the one that was canceled"
+        if self.batch_invariant:
+            for sample_id, token_ids in found.items():
+                assert token_ids == expected[sample_id].token_ids, (
+                    f"sample {sample_id} differs when another is canceled"
+                )
+
+    def test_weights_between_two_steps(self, bench: Bench) -> None:
+        """An answer under way goes on, and says which weights sampled each token; one that begins later has the new."""
+        if not isinstance(bench.engine, InFlightEngine):
+            return
+        before = bench.engine.policy_version
+        requests, later = make_requests(4), make_requests(4, first_id=200)
+        weights, receiver, calls = _weights(bench, seed=4), bench.engine.receiver(), 0
+
+        def between() -> Sequence[tuple[GenerationRequest, SamplingParams]]:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                receiver.begin(before + 1)
+                receiver.stage(before + 1, weights)
+                receiver.commit(before + 1)
+            return [(each, PLAIN) for each in {1: requests, 4: later}.get(calls, ())]
+
+        found = {each.sample_id: each for each in bench.engine.generate_in_flight(between)}
+        assert bench.engine.policy_version == before + 1
+        for done in (done for done in found.values() if done.policy_versions):
+            who = f"sample {done.sample_id} ({done.policy_versions})"
+            assert len(done.policy_versions) == len(done.token_ids), f"{who}: one version for each token"
+            assert set(done.policy_versions) == {before, before + 1}, f"{who}: versions are {before} and {before + 1}"
+            assert list(done.policy_versions) == sorted(done.policy_versions), f"{who}: versions go up"
+            assert done.policy_version == before, f"{who}: policy_version is the oldest"
+        bench.twin.load_state_dict(weights, strict=False)
+        begun_later = {r.sample_id: found[r.sample_id] for r in later}
+        assert {done.policy_version for done in begun_later.values()} == {before + 1}
+        gap = bench.gap_of(later, begun_later, PLAIN.temperature)
+        assert gap <= self.log_prob_tolerance, f"answers begun with the new weights are {gap:.3g} nats off: old state"
+
+    def test_half_a_version_is_refused_whole(self, bench: Bench) -> None:
+        version, before = bench.engine.policy_version, bench.answers(make_requests(4))
+        receiver = bench.engine.receiver()
+        receiver.begin(9)
+        receiver.stage(9, _halves(_weights(bench, seed=3))[0])
+        with pytest.raises(SyncError):
+            receiver.commit(9)
+        assert bench.engine.policy_version == version, "a refused version must leave the engine at its old one"
+        after = bench.answers(make_requests(4))
+        assert {k: v.token_ids for k, v in after.items()} == {k: v.token_ids for k, v in before.items()}
+
+    def _check_weights(self, bench: Bench, version: int) -> None:
+        requests = make_requests(6)
+        found = bench.answers(requests, WARM)
+        assert {done.policy_version for done in found.values()} == {version}
+        gap = bench.gap_of(requests, found, WARM.temperature)
+        assert gap <= self.log_prob_tolerance, f"version {version}: {gap:.3g} nats off: old weights are still in use"
+
+
+def _weights(bench: Bench, *, seed: int) -> dict[str, Any]:
+    """Another policy's weights, by state-dict name, on the CPU."""
+    from rlhf_core.rollout.weight_sync import named_weights
+
+    other = copy.deepcopy(bench.twin)
+    perturb(other, seed=seed)
+    return {name: tensor.detach() for name, tensor in named_weights(other).items()}
+
+
+def _halves(weights: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    names = list(weights)
+    middle = len(names) // 2
+    return {name: weights[name] for name in names[:middle]}, {name: weights[name] for name in names[middle:]}

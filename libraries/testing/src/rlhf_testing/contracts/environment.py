@@ -1,0 +1,162 @@
+"""The contract of an environment: the same task gives the same episode, independent of other episodes."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from rlhf_core.config.resolved import Configured, SelectedEnvironment
+from rlhf_core.config.sections import EnvironmentConfig
+from rlhf_core.errors import EpisodeError
+from rlhf_core.plugins.discovery import Selected
+from rlhf_core.rollout.row import Played, Row
+
+from ..episodes import PlayedEpisodes, episode_tokenizer, play_episodes
+from .base import ComponentContract
+
+
+class EnvironmentContract(ComponentContract):
+    """Override `records` and `replies` where made-up ones do not play the environment meaningfully."""
+
+    kind = "environments"
+    records: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    """Prompts as a source gives them; with none the tasks are empty, as in a run without prompts."""
+    replies: ClassVar[Sequence[str]] = ()
+    """Texts for the policy to write, one in most turns; other turns are random characters."""
+    chat: ClassVar[bool] = True
+    """Whether the model has a chat template; set False for a plain-text environment."""
+    deterministic: ClassVar[bool] = True
+    """Whether task and policy text determine the episode; set False if it uses the network."""
+    max_turns: ClassVar[int] = 4
+    timeout_seconds: ClassVar[float] = 60.0
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def environment(cls, selected: Selected, config: BaseModel) -> SelectedEnvironment:
+        """The environment with the options of this class, as a run has it."""
+        options = EnvironmentConfig(max_turns=cls.max_turns, timeout_seconds=cls.timeout_seconds, isolate=False)
+        configured = Configured.of(selected, config)
+        return SelectedEnvironment(options, configured)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def episodes(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
+        """Two samples of each prompt, all played at once."""
+        return cls._play(environment, folder)
+
+    @classmethod
+    def _play(cls, environment: SelectedEnvironment, folder: Path) -> PlayedEpisodes:
+        """Play through core, which refuses numbers that are not finite, malformed steps and metrics, and hung calls."""
+        try:
+            return play_episodes(
+                environment,
+                episode_tokenizer(chat=cls.chat),
+                records=copy.deepcopy(list(cls.records)),
+                replies=cls.replies,
+                num_prompts=len(cls.records) or 4,
+                folder=folder,
+            )
+        except EpisodeError as error:
+            pytest.fail(f"{environment.selected.label}: an episode fails: {error}")
+
+    def test_episodes_end(self, episodes: PlayedEpisodes) -> None:
+        """Whatever the policy writes: random text, nothing, or truncated turns."""
+        assert all(each.rows and each.rows[0].columns["environment"]["num_turns"] >= 1 for each in episodes.played)
+
+    def test_bounds_are_kept(self, episodes: PlayedEpisodes) -> None:
+        longest = max(each.rows[0].columns["environment"]["num_turns"] for each in episodes.played)
+        assert longest <= self.max_turns, f"an episode has {longest:g} turns of the policy, not {self.max_turns}"
+
+    def test_a_turn_goes_on_where_the_last_one_ended(self, episodes: PlayedEpisodes) -> None:
+        """No id changes from one turn to the next, and the last turn is the end of its row."""
+        rows = {(each.sample_id, row.branch): row for each in episodes.played for row in each.rows}
+        for place, turns in _by_branch(episodes).items():
+            before: tuple[int, ...] = ()
+            for request, completion in turns:
+                assert request.prompt_ids[: len(before)] == before, f"sample, branch {place}: what was there changed"
+                before = (*request.prompt_ids, *completion.token_ids)
+            assert rows[place].sequence == before, f"sample, branch {place}: its row does not end with its last turn"
+
+    def test_what_was_sampled_is_learnt_and_nothing_else(self, episodes: PlayedEpisodes) -> None:
+        for each in episodes.played:
+            for row in each.rows:
+                _check_mask(row, _by_branch(episodes)[each.sample_id, row.branch])
+
+    def test_each_branch_is_there_once(self, episodes: PlayedEpisodes) -> None:
+        places = [(each.sample_id, row.branch) for each in episodes.played for row in each.rows]
+        assert len(places) == len(set(places)) and set(places) == set(_by_branch(episodes))
+
+    def test_the_samples_of_a_prompt_begin_alike(self, episodes: PlayedEpisodes) -> None:
+        """They are compared with each other: `reset` may use `task.seed`, but not `task.sample_seed`."""
+        starts = defaultdict(set)
+        for each in episodes.played:
+            starts[each.prompt.position].add((each.rows[0].text, each.rows[0].prompt_ids))
+        different = [position for position, texts in starts.items() if len(texts) > 1]
+        assert not different, f"the samples of prompt {different[0]} face different tasks: take them from task.seed"
+
+    def test_the_same_seeds_give_the_same_episodes(
+        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+    ) -> None:
+        """An episode that is lost is made again from its seeds."""
+        if self.deterministic:
+            _same(episodes, self._play(environment, folder), "at first", "played again")
+
+    def test_an_episode_does_not_look_at_others(
+        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+    ) -> None:
+        """Played one at a time they equal those played together: state in a class or module would leak between them."""
+        if self.deterministic:
+            options = environment.options.model_copy(update={"concurrency": 1})
+            alone = self._play(SelectedEnvironment(options, environment.selected), folder)
+            _same(episodes, alone, "played at once", "played one at a time")
+
+    def test_it_plays_in_a_process_of_its_own(
+        self, environment: SelectedEnvironment, folder: Path, episodes: PlayedEpisodes
+    ) -> None:
+        """`isolate: true` makes the environment anew in another process, from its name and options alone."""
+        options = environment.options.model_copy(update={"isolate": True})
+        isolated = self._play(SelectedEnvironment(options, environment.selected), folder)
+        if self.deterministic:
+            _same(episodes, isolated, "in this process", "in one of its own")
+
+
+def _by_branch(episodes: PlayedEpisodes) -> dict[tuple[int, int], list[Any]]:
+    turns = defaultdict(list)
+    for request, completion in episodes.sampled:
+        turns[request.sample_id, request.branch].append((request, completion))
+    return dict(turns)
+
+
+def _check_mask(row: Row, turns: Sequence[Any]) -> None:
+    """The mask is True, and the log-probs are the engine's, where this branch was sampled; elsewhere they are 0."""
+    mask, logprobs = [False] * len(row.ids), [0.0] * len(row.ids)
+    for request, completion in turns:
+        start = len(request.prompt_ids) - len(row.prompt_ids)
+        stop = start + len(completion.token_ids)
+        mask[start:stop] = [True] * (stop - start)
+        logprobs[start:stop] = completion.logprobs
+    assert row.mask == mask, f"branch {row.branch}: tokens are learnt that the policy did not sample, or the reverse"
+    assert row.logprobs == logprobs, f"branch {row.branch}: log-probs are not those of the engine"
+
+
+def _same(one: PlayedEpisodes, other: PlayedEpisodes, when: str, otherwise: str) -> None:
+    for left, right in zip(one.played, other.played, strict=True):
+        then = _facts(right)
+        for what, fact in _facts(left).items():
+            assert fact == then[what], (
+                f"sample {left.sample_id}: its {what} {when}: {fact!s:.200}, {otherwise}: {then[what]!s:.200}; "
+                "randomness comes from task.seed or task.sample_seed, and nothing is kept between episodes "
+                "(say deterministic = False of one that asks the network)"
+            )
+
+
+def _facts(played: Played) -> dict[str, Any]:
+    ids = list(chain.from_iterable(row.sequence for row in played.rows))
+    return {"reward": played.reward, "rewards of turns": played.turn_rewards, "tokens": ids}

@@ -1,0 +1,53 @@
+"""The contract of a hook plugin: its hooks exist, and a run with it completes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlhf_core.components import Component, HookContext
+from rlhf_core.entry.train import train
+from rlhf_core.hooks.relay import HookRelay
+from rlhf_core.plugins.discovery import PluginRef, find, import_target, load, resolve_build
+
+from ..runs import tiny_run
+
+
+class HooksContract:
+    """Subclass it, name the class `Test…`, and set `plugin`, and `options` of one that has some."""
+
+    plugin: ClassVar[str]
+    """Its entry point's name."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Options of a `Component`, as a run file gives them."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def ref(cls) -> PluginRef:
+        assert getattr(cls, "plugin", None), f'{cls.__name__}: say which plugin is tested: plugin = "its-name"'
+        return find("hooks", cls.plugin)
+
+    def test_its_hooks_exist(self, ref: PluginRef, tmp_path: Path) -> None:
+        """Unknown names and arguments are refused, with a did-you-mean."""
+        relay = HookRelay()
+        plugin = import_target(ref)
+        if isinstance(plugin, Component):
+            config = plugin.config.model_validate(dict(self.options))
+            plugin = resolve_build(load("hooks", ref.name))(config, HookContext(run_folder=tmp_path))
+        name = relay.register(plugin, name=ref.name, distribution=f"{ref.distribution} {ref.version}")
+        assert any(relay.listens(event) for event in relay.events)
+        relay.unregister(name)
+
+    def test_a_run_with_it_is_done(self, ref: PluginRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An installed hook plugin is enabled in every run, a `Component` where it is listed; its errors end the run
+        and name it."""
+        monkeypatch.chdir(tmp_path)
+        listed = {ref.name: dict(self.options)} if isinstance(import_target(ref), Component) else {}
+        run: dict[str, Any] = tiny_run({"train": {"episodes": 1}, "hooks": listed})
+        result = train(run, output=tmp_path / "run")
+        assert result is not None and result.summary["status"] == "done"
+        log = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+        assert f"hook plugin {ref.name!r}" not in log, f"the run's log complains of it:\n{log}"
