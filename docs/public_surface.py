@@ -32,9 +32,10 @@ BUILDING: dict[str, tuple[str, ...]] = {
     "entry.serving": ("ServedModel", "serve_model"),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
-EAGER = ("loggers", "sandbox")
+EAGER = ("loggers",)
 """Rooms that import all they have, so their `__init__` needs no stub."""
 LIBRARY_MODULES: dict[str, tuple[str, ...]] = {
+    "rlhf_containment": ("sandbox",),
     "rlhf_testing": ("contracts", "engine", "episodes", "models", "rollouts", "runs", "samples", "strategy_suite"),
 }
 """Modules of libraries whose public names count besides those of `__init__`."""

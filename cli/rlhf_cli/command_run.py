@@ -50,9 +50,9 @@ class DescribedRun:
 
     def check(self, num_processes: int = 1) -> tuple[ResolvedRun, RunInputs]:
         """Check the run without running code from files, and report on stderr what was not read."""
-        from rlhf_core.config.named_functions import NamesFunctions, without_files
         from rlhf_core.config.processes import check_groups, check_processes
         from rlhf_core.config.resolve import resolve
+        from rlhf_core.config.section import Section
         from rlhf_core.entry.train import check_run
         from rlhf_core.errors import ConfigError
         from rlhf_core.plugins.trust import NO_FILE
@@ -65,9 +65,9 @@ class DescribedRun:
             message = f"is set, but {self.command} runs no code that comes with a model"
             raise ConfigError(message, where="model.trust_remote_code")
         self._refuse_files(resolved)
-        if isinstance(resolved.algorithm.config, NamesFunctions):
-            config = without_files(resolved.algorithm.config)
-            resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config))
+        config = resolved.algorithm.config
+        if isinstance(config, Section):
+            resolved = replace(resolved, algorithm=replace(resolved.algorithm, config=config.without_files()))
         check_processes(resolved, num_processes)
         check_groups(resolved, num_processes)
         return resolved, check_run(resolved)

@@ -12,9 +12,9 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.seed import strategy_by_name
 from rlhf_ppo import Critic, DetachedPPOTrainer
 from rlhf_ray import ExperienceMakerHolder, local_ray
+from rlhf_seed import strategy_by_name
 
 EOS = 2
 MAKERS = ["maker_0", "maker_1"]

@@ -11,10 +11,10 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.seed import strategy_by_name
 from rlhf_core.types import Experience
 from rlhf_ppo import Critic
 from rlhf_ray import DetachedTrainer, ExperienceMakerHolder, local_ray
+from rlhf_seed import strategy_by_name
 
 EOS = 2
 

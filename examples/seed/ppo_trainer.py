@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from rlhf_core import Rollout
 from rlhf_core.models import build_character_tokenizer, build_llama
-from rlhf_core.seed import strategy_by_name
 from rlhf_ppo import Critic, PPOTrainer
+from rlhf_seed import strategy_by_name
 
 
 def fraction_of_sevens(rollouts: Sequence[Rollout]) -> list[float]:

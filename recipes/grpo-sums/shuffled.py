@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a check of a run file reads the options alone
 @needs("scalars", compares_answers=True)
 def shuffled(episode: EpisodeScalars, *, shuffle_seed: int = 0) -> Tensor:
     """Advantages of GRPO, of rewards that have changed places with others of their episode."""
-    from rlhf_core.functional import group_normalised
+    from rlhf_objective import group_normalised
 
     assert episode.totals is not None
     order = list(range(len(episode.totals)))

@@ -1,10 +1,4 @@
 from .evaluation import score_name as score_name
-from .named_functions import FunctionChoice as FunctionChoice
-from .named_functions import FunctionUse as FunctionUse
-from .named_functions import NamesFunctions as NamesFunctions
-from .named_functions import bind_use as bind_use
-from .policy_objective import PolicyLossSection as PolicyLossSection
-from .policy_objective import PolicyObjectiveSection as PolicyObjectiveSection
 from .problems import Problem as Problem
 from .problems import Problems as Problems
 from .processes import OwnProcesses as OwnProcesses

@@ -65,6 +65,10 @@ class Section(BaseModel):
         """
         return None
 
+    def without_files(self) -> Self:
+        """Return the section with the default for each option that names a file of code, for those who run none."""
+        return self
+
 
 def columns_of(section: Section) -> Mapping[str, Column]:
     """The class variable `columns` of a section. An option may have that name instead, so `Section` has none."""

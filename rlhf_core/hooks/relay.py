@@ -22,7 +22,6 @@ from ..errors import HookError, PluginError, RlhfError
 from ..hookspecs import PREFIX, PROJECT, SPECS, Action
 from ..util.did_you_mean import closest
 from ..util.error_text import error_text
-from .seed_callbacks import adapt_callback
 
 logger = logging.getLogger("rlhf")
 
@@ -107,24 +106,23 @@ class HookRelay:
         shown = name or getattr(plugin, "__name__", None) or type(plugin).__name__
         who = f"hook plugin {shown!r}" + (f" ({distribution})" if distribution else "")
         instance = _instantiate(plugin, who)
-        adapted = adapt_callback(instance)
         unique = self._free_name(shown, instance, named=name is not None)
         try:
-            self._manager.register(adapted, unique)
+            self._manager.register(instance, unique)
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
-            self._remove(adapted)
-            raise PluginError(" ".join(str(error).split()), where=who, hint=self._did_you_mean(adapted)) from error
+            self._remove(instance)
+            raise PluginError(" ".join(str(error).split()), where=who, hint=self._did_you_mean(instance)) from error
         except ValueError as error:
             raise PluginError(str(error), where=who, hint="give each hook plugin its own name") from error
-        callers = self._manager.get_hookcallers(adapted) or []
+        callers = self._manager.get_hookcallers(instance) or []
         if not callers:
-            self._remove(adapted)
+            self._remove(instance)
             hint = f"name a function {PREFIX}episode_end, say; rlhf_core.hookspecs lists them"
             raise PluginError("it has no hook", where=who, hint=hint)
         for caller in callers:
             for impl in caller.get_hookimpls():
-                if impl.plugin is adapted:
+                if impl.plugin is instance:
                     # Final for type checkers, a plain slot in fact: the only place that knows the plugin.
                     setattr(impl, "function", self._guard(impl, caller.name, who))  # noqa: B010
         if distribution is not None:

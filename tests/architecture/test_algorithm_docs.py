@@ -49,8 +49,8 @@ FOLDERS = {
 def test_every_metric_is_on_a_page(folder: str, pages: list[str]) -> None:
     files = [*PLUGINS.glob(f"{folder}/src/*/*.py")]
     if folder == "group":
-        core = PLUGINS.parents[1] / "rlhf_core"
-        files += [core / "functional" / "losses.py", *(core / "objective").glob("*.py")]
+        objective = PLUGINS.parents[1] / "libraries/objective/src/rlhf_objective"
+        files += [objective / "functional" / "losses.py", *objective.glob("*.py")]
     metrics = {name for path in files for name in METRIC.findall(path.read_text("utf-8"))}
     assert metrics and not metrics - quoted(pages)
 

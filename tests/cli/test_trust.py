@@ -119,7 +119,7 @@ def centred(episode, *, scale: float = 1.0):
     return episode.mask * scale * (episode.totals - episode.totals.mean())[:, None]
 
 def unclipped(batch, *, factor: float = 1.0):
-    from rlhf_core.functional import PolicyLoss, importance_ratio
+    from rlhf_objective import PolicyLoss, importance_ratio
     ratio = importance_ratio(batch.log_probs, batch.old_log_probs, batch.mask)
     never = batch.mask & False
     return PolicyLoss(-factor * ratio * batch.advantages, ratio.detach(), never, never)

@@ -15,9 +15,9 @@ from quick_ray import quick_workers
 from running import PATIENCE_SECONDS, without_report
 
 from rlhf_core import train
-from rlhf_core.config.named_functions import KL_ESTIMATORS
 from rlhf_core.models.builtin import build_builtin
 from rlhf_core.plugins.discovery import discover
+from rlhf_objective.named_functions import KL_ESTIMATORS
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {"name": "ppo"},

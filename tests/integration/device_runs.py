@@ -80,7 +80,7 @@ def log_probs_return_to_the_cpu() -> AbstractContextManager[Any]:
         output = policy_forward(*args, **options)
         return replace(output, log_probs=output.log_probs.cpu())
 
-    return mock.patch("rlhf_core.objective.policy.policy_forward", forward)
+    return mock.patch("rlhf_objective.policy.policy_forward", forward)
 
 
 def moments_stay_on_the_cpu() -> AbstractContextManager[Any]:

@@ -17,7 +17,7 @@ from rlhf_testing.runs import tiny_run
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "algorithm"
 ENTRY_POINTS = {"rlhf.algorithms": {"best-of": "rlhf_example_best_of:best_of"}}
 LOSS = '''
-from rlhf_core.functional import PolicyLoss, importance_ratio
+from rlhf_objective import PolicyLoss, importance_ratio
 
 def unclipped(batch, *, factor: float = 1.0):
     """The ratio times the advantage, and nothing else."""

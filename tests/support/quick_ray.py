@@ -34,7 +34,7 @@ _PRELOAD = (
     "peft",
     "transformers.generation.utils",
     "transformers.models.llama.modeling_llama",
-    "rlhf_core.seed",
+    "rlhf_seed",
     "rlhf_core.training.session",
     "rlhf_colossalai.ddp",
 )

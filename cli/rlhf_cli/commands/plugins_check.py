@@ -27,6 +27,7 @@ def check(name: str | None) -> int:
       rlhf plugins check ppo
       rlhf plugins check reward/exact-match
     """
+    from rlhf_core.errors import PluginError
     from rlhf_core.plugins.discovery import strays
 
     try:

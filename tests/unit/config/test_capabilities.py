@@ -12,7 +12,8 @@ from rlhf_testing.runs import tiny_run
 ACME = """
 from pydantic import Field
 from rlhf_core import Component, Section
-from rlhf_core.config import OwnProcesses, PolicyLossSection, TransportConfig
+from rlhf_core.config import OwnProcesses, TransportConfig
+from rlhf_objective import PolicyLossSection
 from rlhf_torch.config import SingleConfig
 
 class Fleet(TransportConfig):

@@ -10,16 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.functional import (
-    AdvantageInput,
-    gae,
-    group_normalised,
-    group_spread,
-    leave_one_out,
-    token_rewards,
-)
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.training.batches import BatchPlan, rows_of_samples
+from rlhf_objective import AdvantageInput, gae, group_normalised, group_spread, leave_one_out, token_rewards
 from rlhf_testing.samples import make_item
 
 # Two turns of two tokens with one observation token between.

@@ -227,8 +227,8 @@ def test_which_models_depend_on_a_rows_length() -> None:
 @pytest.mark.parametrize("kind", ["llama-dynamic", "phi3-longrope"])
 @torch.no_grad()
 def test_score_models_read_each_row_for_itself(kind: str) -> None:
-    from rlhf_core.seed.rewards import NeuralReward
     from rlhf_reward_model.reward import classify
+    from rlhf_seed.rewards import NeuralReward
 
     config = build(kind).config
     config.num_labels = 1

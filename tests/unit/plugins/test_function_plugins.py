@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.config.named_functions import bind_function
 from rlhf_core.errors import ConfigError, PluginError
 from rlhf_core.plugins.discovery import as_kind, discover_all
+from rlhf_objective.named_functions import bind_function
 
 SOURCE = """
 def scaled(batch, *, factor: float = 2.0, power: int = 1):

@@ -25,7 +25,6 @@ from rlhf_core.components import (
     OptimizerContext,
     ScheduleContext,
 )
-from rlhf_core.config.named_functions import bind_function
 from rlhf_core.config.resolved import Configured, SelectedEnvironment
 from rlhf_core.config.sections import EnvironmentConfig, ModelConfig
 from rlhf_core.config.select import check_options
@@ -57,6 +56,7 @@ from rlhf_core.protocols import PromptSource
 from rlhf_core.rewards.values import BadScore, RewardFault, read_scores
 from rlhf_core.types import GenerationRequest, SamplingParams
 from rlhf_core.util.error_text import error_text
+from rlhf_objective.named_functions import bind_function
 
 TrialStatus = Literal["ok", "not run", "not installed", "broken"]
 

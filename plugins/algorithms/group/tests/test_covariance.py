@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.config.named_functions import bind_function
-from rlhf_core.functional import EpisodeTokens, PolicyLossInput, ppo_policy_loss, uniforms
+from rlhf_core.functional import uniforms
 from rlhf_core.functional.masking import mask_from_lengths
 from rlhf_group.covariance import covariances, largest, some_between
+from rlhf_objective import EpisodeTokens, PolicyLossInput, ppo_policy_loss
+from rlhf_objective.named_functions import bind_function
 
 LENGTHS = [3, 1, 4, 0, 2]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.config.named_functions import bind_function
-from rlhf_core.functional import PolicyLoss, PolicyLossInput
 from rlhf_core.functional.masking import mask_from_lengths
+from rlhf_objective import PolicyLoss, PolicyLossInput
+from rlhf_objective.named_functions import bind_function
 
 LENGTHS = [2, 3, 1, 4, 0]
 Row = Sequence[float]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.config import PolicyObjectiveSection
-from rlhf_core.seed.generation import KNOWN
+from rlhf_objective import PolicyObjectiveSection
 from rlhf_ppo import PPOTrainer
 from rlhf_ppo.config import PPOConfig
+from rlhf_seed.generation import KNOWN
 
 PAGE = Path(__file__).parents[4] / "docs" / "algorithms" / "ppo.md"
 SHARED = PAGE.with_name("policy-objective.md")

@@ -1,4 +1,4 @@
-"""`**generate_kwargs` of `PPOTrainer`; what each option means is tested with core's `rlhf_core/seed/`."""
+"""`**generate_kwargs` of `PPOTrainer`; what each option means is tested with `libraries/seed/`."""
 
 from __future__ import annotations
 

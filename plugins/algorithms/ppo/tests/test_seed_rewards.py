@@ -1,4 +1,4 @@
-"""`reward_model` of `PPOTrainer`; what it may be is tested with core's `rlhf_core/seed/`."""
+"""`reward_model` of `PPOTrainer`; what it may be is tested with `libraries/seed/`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from transformers import LlamaForSequenceClassification
 
-from rlhf_core.seed.rewards import NeuralReward
 from rlhf_core.types import Rollout
 from rlhf_ppo import Critic, PPOTrainer
+from rlhf_seed.rewards import NeuralReward
 from rlhf_testing.models import tiny_classifier
 from rlhf_testing.rollouts import make_rollout
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlhf_containment.sandbox import missing
 from rlhf_core.components import PromptsContext
-from rlhf_core.sandbox import missing
 from rlhf_reasoning_gym.config import ReasoningGymPrompts
 from rlhf_reasoning_gym.library import make_dataset, runs_answers, score
 from rlhf_reasoning_gym.prompts import build

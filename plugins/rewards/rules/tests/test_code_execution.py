@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlhf_containment.sandbox import Limits, missing
 from rlhf_core.errors import ConfigError
-from rlhf_core.sandbox import Limits, missing
 from rlhf_reward_rules import code_execution as module
 from rlhf_reward_rules.code_execution import build, code_execution, program_in
 from rlhf_reward_rules.config import CodeExecutionConfig

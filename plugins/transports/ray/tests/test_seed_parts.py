@@ -200,10 +200,10 @@ def test_answers_end_with_the_tokens_that_were_asked_for() -> None:
     from rlhf_core.hooks.relay import HookRelay
     from rlhf_core.models.builtin import build_builtin
     from rlhf_core.plugins.discovery import load, resolve_build
-    from rlhf_core.seed.generation import set_eos
     from rlhf_core.types import Prompt, SamplingParams
     from rlhf_ray.id_tokenizer import IdTokenizer
     from rlhf_ray.maker_parts import make_models, make_worker
+    from rlhf_seed.generation import set_eos
 
     selected = load("strategies", "single")
     strategy = resolve_build(selected)(selected.component.config(), StrategyContext(device="cpu"))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from rlhf_core import functional
+import rlhf_objective as objective
 from rlhf_core.algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
 from rlhf_core.columns import Columns
-from rlhf_core.objective.estimate import ShapedScores, estimated
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout.made import made_episode
 from rlhf_core.rollout.samples import COLUMNS, GREEDY_REWARDS, TURN_REWARDS
@@ -21,6 +20,7 @@ from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
 from rlhf_core.types import BufferItem, Experience, PhaseTimes
 from rlhf_core.whole import whole_of
+from rlhf_objective.estimate import ShapedScores, estimated
 
 from ..samples import make_item
 from ..thread_ranks import Ranks
@@ -138,8 +138,8 @@ def _computed(estimator: Estimator, episode: Experience) -> Tensor:
     assert episode.reference_log_probs is not None
     whole = whole_of(episode)
     shaped = ShapedScores(whole.scalars.scores, None, {})
-    kl = functional.kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
-    rewards = functional.token_rewards(whole.here(shaped.scores), kl, 0.1, episode.action_mask)
+    kl = objective.kl_estimate(episode.action_log_probs, episode.reference_log_probs, "k1")
+    rewards = objective.token_rewards(whole.here(shaped.scores), kl, 0.1, episode.action_mask)
     return estimated(estimator, episode, whole, rewards=rewards, shaped=shaped, kl=kl, penalises_kl=True)
 
 

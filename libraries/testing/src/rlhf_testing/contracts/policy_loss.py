@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from rlhf_core import functional
+import rlhf_core.functional as functional
+import rlhf_objective as objective
 
 from .functions import FunctionContract
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlhf_core.functional import PolicyLoss, PolicyLossInput
+    from rlhf_objective import PolicyLoss, PolicyLossInput
 
     Loss = Callable[[PolicyLossInput], PolicyLoss]
 
@@ -40,7 +41,7 @@ class PolicyLossContract(FunctionContract):
         import torch
 
         found = function(batch)
-        assert isinstance(found, functional.PolicyLoss), f"it returns a {type(found).__name__}, not a PolicyLoss"
+        assert isinstance(found, objective.PolicyLoss), f"it returns a {type(found).__name__}, not a PolicyLoss"
         for name, values in (("losses", found.losses), ("ratio", found.ratio)):
             assert values.shape == batch.mask.shape, f"{name} are {tuple(values.shape)}: [B, A] of the batch"
             assert values.dtype == torch.float32, f"{name} are {values.dtype}, not float32"
@@ -108,7 +109,7 @@ class PolicyLossContract(FunctionContract):
         batch = _batch(60.0)
         found = function(batch)
         assert bool(torch.isfinite(found.losses).all() and torch.isfinite(_gradient(function, batch)).all()), (
-            "log-ratios of some 60 nats overflow: clamp them (rlhf_core.functional.importance_ratio)"
+            "log-ratios of some 60 nats overflow: clamp them (rlhf_objective.importance_ratio)"
         )
 
 
@@ -123,7 +124,7 @@ def _batch(distance: float) -> PolicyLossInput:
     advantages = torch.randn(mask.shape, generator=generator)
     log_probs = (old + moved).clamp(max=-1e-3) if distance < 10 else old + moved
     marked = (torch.rand(mask.shape, generator=generator) < 0.3) & mask if distance else None
-    return functional.PolicyLossInput(log_probs.requires_grad_(), old, advantages, mask, marked)
+    return objective.PolicyLossInput(log_probs.requires_grad_(), old, advantages, mask, marked)
 
 
 def _mapped(batch: PolicyLossInput, change: Callable[[Tensor], Tensor]) -> PolicyLossInput:

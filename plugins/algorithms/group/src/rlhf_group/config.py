@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rlhf_core.config import FunctionChoice as Choice
-from rlhf_core.config import FunctionUse, PolicyObjectiveSection
+from rlhf_objective import FunctionChoice as Choice
+from rlhf_objective import FunctionUse, PolicyObjectiveSection
 
 
 class CriticFreeConfig(PolicyObjectiveSection):

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-import rlhf_core.functional as functional  # loads torch when a loss is computed, not when its options are read
+import rlhf_objective as objective  # loads torch when a loss is computed, not when its options are read
 from rlhf_core.algorithm import marks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlhf_core.functional import EpisodeTokens, PolicyLoss, PolicyLossInput
+    from rlhf_objective import EpisodeTokens, PolicyLoss, PolicyLossInput
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -64,7 +64,7 @@ def clip_cov(
 
     high_eps = clip_eps if clip_eps_high is None else clip_eps_high
     given = (batch.log_probs, batch.old_log_probs, batch.advantages, batch.mask)
-    found = functional.ppo_policy_loss(*given, clip_eps_low=clip_eps, clip_eps_high=high_eps)
+    found = objective.ppo_policy_loss(*given, clip_eps_low=clip_eps, clip_eps_high=high_eps)
     if batch.marked is None:
         return found
     held = batch.marked & batch.mask
@@ -76,11 +76,11 @@ def kl_cov(batch: PolicyLossInput, *, fraction: Fraction = 2e-3, coef: Positive 
     """The ratio times A, and on the tokens of largest covariance a penalty coef |log ratio| (KL-Cov, Cui 2025)."""
     import torch
 
-    ratio = functional.importance_ratio(batch.log_probs, batch.old_log_probs, batch.mask)
+    ratio = objective.importance_ratio(batch.log_probs, batch.old_log_probs, batch.mask)
     losses = -ratio * torch.where(batch.mask, batch.advantages, 0.0)
     nowhere = torch.zeros_like(batch.mask)
     if batch.marked is not None:
         moved = torch.where(batch.mask & batch.marked, batch.log_probs - batch.old_log_probs, 0.0)
         moved = torch.where(moved.detach().abs() > _ROUNDING_NATS, moved, 0.0)
         losses = losses + coef * moved.abs()
-    return functional.PolicyLoss(torch.where(batch.mask, losses, 0.0), ratio.detach(), nowhere, nowhere)
+    return objective.PolicyLoss(torch.where(batch.mask, losses, 0.0), ratio.detach(), nowhere, nowhere)

@@ -18,10 +18,9 @@ from rlhf_core.algorithm import (
 )
 from rlhf_core.components import AlgorithmContext
 from rlhf_core.errors import ConfigError
-from rlhf_core.functional import group_spread, token_rewards
-from rlhf_core.objective import PolicyObjective, check_groups, estimated
 from rlhf_core.types import Experience, Role, RolloutGroup
 from rlhf_core.whole import whole_of
+from rlhf_objective import PolicyObjective, check_groups, estimated, group_spread, token_rewards
 
 from .config import CriticFreeConfig
 from .flat_groups import FlatGroups

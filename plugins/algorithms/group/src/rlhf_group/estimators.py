@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 import rlhf_core.functional as functional  # loads torch when it computes, not when options are read
+import rlhf_objective as objective
 from rlhf_core.algorithm import needs
 from rlhf_core.whole import KL_PENALTY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlhf_core.functional import AdvantageInput
     from rlhf_core.whole import EpisodeScalars
+    from rlhf_objective import AdvantageInput
 
 
 @needs("scalars", compares_answers=True)
 def group_normalised(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: bool = False) -> Tensor:
     """(reward - mean of its group) / deviation of its group, on every token (Shao 2024; Liu 2025 does not divide)."""
     assert episode.totals is not None
-    return functional.group_normalised(
+    return objective.group_normalised(
         episode.totals,
         episode.group_ids,
         sample_ids=episode.row_sample_ids,
@@ -40,7 +41,7 @@ def leave_one_out(episode: EpisodeScalars) -> Tensor:
 def reward_to_go(rows: AdvantageInput, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Tensor:
     """Sum of the rewards from each token on, whitened over all tokens of the episode (Hu 2025)."""
     return functional.masked_whiten(
-        functional.rewards_to_go(rows.rewards, rows.mask, gamma), rows.mask, all_reduce=rows.all_reduce
+        objective.rewards_to_go(rows.rewards, rows.mask, gamma), rows.mask, all_reduce=rows.all_reduce
     )
 
 
@@ -51,7 +52,7 @@ def remax(rows: AdvantageInput) -> Tensor:
     The greedy answer is the current policy's, one more answer a prompt; its score has neither KL nor length penalty.
     """
     assert rows.greedy_scores is not None
-    return (functional.rewards_to_go(rows.rewards, rows.mask) - rows.greedy_scores.unsqueeze(-1)) * rows.mask
+    return (objective.rewards_to_go(rows.rewards, rows.mask) - rows.greedy_scores.unsqueeze(-1)) * rows.mask
 
 
 @needs("scalars", compares_answers=True)
@@ -71,7 +72,7 @@ def gdpo(episode: EpisodeScalars, *, divide_by_std: bool = True, leave_one_out: 
 
     total = torch.zeros_like(episode.scores)
     for name, reward in episode.rewards.items():
-        part = functional.group_normalised(
+        part = objective.group_normalised(
             reward,
             episode.group_ids,
             sample_ids=episode.row_sample_ids,
@@ -103,8 +104,8 @@ def pass_at_k(episode: EpisodeScalars, *, divide_by_std: bool = True) -> Tensor:
     gain = torch.where(is_best & (num_best == 1) & others.isfinite(), reward - others, 0.0)[sample]
     if divide_by_std:
         ids = episode.row_sample_ids
-        centred = functional.group_normalised(episode.totals, episode.group_ids, sample_ids=ids, divide_by_std=False)
-        scaled = functional.group_normalised(
+        centred = objective.group_normalised(episode.totals, episode.group_ids, sample_ids=ids, divide_by_std=False)
+        scaled = objective.group_normalised(
             episode.totals, episode.group_ids, sample_ids=ids
         )  # centred / (deviation + 1e-6)
         gain = torch.where(gain > 0, gain * scaled / centred, 0.0)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlhf_core.functional import group_spread
 from rlhf_core.whole import EpisodeScalars
+from rlhf_objective import group_spread
 
 logger = logging.getLogger("rlhf")
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 import rlhf_core.functional as functional  # loads torch when a loss is computed, not when its options are read
+import rlhf_objective as objective
 
 if TYPE_CHECKING:
-    from rlhf_core.functional import PolicyLoss, PolicyLossInput
+    from rlhf_objective import PolicyLoss, PolicyLossInput
 
 
 def gspo(
@@ -19,7 +20,7 @@ def gspo(
     clip_eps_high: PositiveFloat | None = 4e-4,
 ) -> PolicyLoss:
     """The clip on the length-normalised ratio of the whole sequence (GSPO, Zheng 2025; its bounds, section 5.1)."""
-    return functional.ppo_policy_loss(
+    return objective.ppo_policy_loss(
         batch.log_probs,
         batch.old_log_probs,
         batch.advantages,
@@ -40,7 +41,7 @@ def cispo(
 
     By default the ratio is bounded above only, at 5 (ScaleRL, Khatri 2025).
     """
-    return functional.cispo_policy_loss(
+    return objective.cispo_policy_loss(
         batch.log_probs,
         batch.old_log_probs,
         batch.advantages,
@@ -59,12 +60,12 @@ def sapo(
     """
     import torch
 
-    ratio = functional.importance_ratio(batch.log_probs, batch.old_log_probs, batch.mask)
+    ratio = objective.importance_ratio(batch.log_probs, batch.old_log_probs, batch.mask)
     advantages = torch.where(batch.mask, batch.advantages, 0.0)
     tau = torch.where(advantages > 0, tau_positive, tau_negative)
     losses = -(4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0)) * advantages
     nowhere = torch.zeros_like(batch.mask)
-    return functional.PolicyLoss(torch.where(batch.mask, losses, 0.0), ratio.detach(), nowhere, nowhere)
+    return objective.PolicyLoss(torch.where(batch.mask, losses, 0.0), ratio.detach(), nowhere, nowhere)
 
 
 def gmpo(
@@ -83,9 +84,9 @@ def gmpo(
     inside = log_ratio.clamp(-clip_eps, clip_eps if clip_eps_high is None else clip_eps_high)
     kept = torch.where(advantages > 0, torch.minimum(log_ratio, inside), torch.maximum(log_ratio, inside))
     mean = functional.masked_mean(kept, mask, dim=-1).unsqueeze(-1).detach()
-    ratio = functional.clamp_log_ratio(torch.where(mask, mean + kept - kept.detach(), 0.0)).exp()
+    ratio = objective.clamp_log_ratio(torch.where(mask, mean + kept - kept.detach(), 0.0)).exp()
     clipped = (kept != log_ratio).detach() & mask
-    return functional.PolicyLoss(
+    return objective.PolicyLoss(
         torch.where(mask, -ratio * advantages, 0.0), ratio.detach(), clipped, torch.zeros_like(mask)
     )
 
@@ -116,6 +117,6 @@ def dppo(
         far = before * (old - new.detach()).double() + other_before * (other_before.log() - other.log())
     bound = torch.where(advantages > 0, clip_eps if clip_eps_high is None else clip_eps_high, clip_eps)
     clipped = (far > bound) & (moved * advantages > 0) & mask
-    ratio = functional.importance_ratio(batch.log_probs, batch.old_log_probs, mask).detach()
+    ratio = objective.importance_ratio(batch.log_probs, batch.old_log_probs, mask).detach()
     losses = -ratio.clamp(max=max_ratio) * advantages * new
-    return functional.PolicyLoss(torch.where(mask & ~clipped, losses, 0.0), ratio, clipped, torch.zeros_like(mask))
+    return objective.PolicyLoss(torch.where(mask & ~clipped, losses, 0.0), ratio, clipped, torch.zeros_like(mask))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_core.functional import clamp_log_ratio
+from rlhf_objective import clamp_log_ratio
 
 from .pairs import PairLoss
 

@@ -21,18 +21,19 @@ from rlhf_core.algorithm import (
 )
 from rlhf_core.batching import pinned
 from rlhf_core.components import AlgorithmContext
-from rlhf_core.functional import (
+from rlhf_core.functional import aggregate_count, masked_whiten
+from rlhf_core.types import BufferItem, Experience, Role
+from rlhf_core.whole import Whole, whole_of
+from rlhf_objective import (
     AdaptiveKLController,
     FixedKLController,
     KLController,
-    aggregate_count,
+    PolicyObjective,
+    check_groups,
+    estimated,
     gae,
-    masked_whiten,
     token_rewards,
 )
-from rlhf_core.objective import PolicyObjective, check_groups, estimated
-from rlhf_core.types import BufferItem, Experience, Role
-from rlhf_core.whole import Whole, whole_of
 
 from .config import PPOConfig
 from .critic import Critic, critic_metrics, value_sum

@@ -66,7 +66,7 @@ class BoosterAdapter(GroupStrategy):
                 raise UserInputError(
                     f"a Booster of {name} does not train on a CPU",
                     where="PPOTrainer.actor_booster",
-                    hint=f'strategy_by_name("{ours}") of rlhf_core.seed.strategies does',
+                    hint=f'strategy_by_name("{ours}") of rlhf_seed.strategies does',
                 )
         self._booster = booster
         self._optimizer = optimizer

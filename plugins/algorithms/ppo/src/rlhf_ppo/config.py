@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config import FunctionChoice, FunctionUse, PolicyObjectiveSection
+from rlhf_objective import FunctionChoice, FunctionUse, PolicyObjectiveSection
 
 
 class PPOConfig(PolicyObjectiveSection):

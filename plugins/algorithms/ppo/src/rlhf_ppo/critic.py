@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from rlhf_core.algorithm import Mean, Metric
-from rlhf_core.functional import aggregate_sum, explained_variance, mean_over_ranks, value_loss
+from rlhf_core.functional import aggregate_sum, mean_over_ranks
 from rlhf_core.models import (
     Packing,
     is_lora,
@@ -25,6 +25,7 @@ from rlhf_core.models import (
 )
 from rlhf_core.types import Experience
 from rlhf_core.whole import Whole
+from rlhf_objective import explained_variance, value_loss
 
 PEFT_PREFIX = "base_model.model."
 """Prefix that PEFT adds to the parameter names of a model it wraps."""

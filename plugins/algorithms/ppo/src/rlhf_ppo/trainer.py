@@ -20,10 +20,10 @@ from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import FitInfo
 from rlhf_core.models import disable_dropout
 from rlhf_core.runfolder import RunState
-from rlhf_core.seed import BatchReader, CycledLoader, sampling_params, set_eos
 from rlhf_core.strategy import Trained
 from rlhf_core.training import EpisodeRecord, Estimated
 from rlhf_core.types import BufferItem, Experience, MadeEpisode
+from rlhf_seed import BatchReader, CycledLoader, adapt_callback, sampling_params, set_eos
 
 from .algorithm import PPO
 from .config import PPOConfig
@@ -131,7 +131,7 @@ class PPOTrainer(OLTrainer):
         self._checkpoints = None if save_dir is None else TrainerCheckpoints(Path(save_dir), self._context)
         self.coordinator = coordinator
         for callback in callbacks:
-            self._context.hooks.register(callback)
+            self._context.hooks.register(adapt_callback(callback))
 
     def _begin(
         self,

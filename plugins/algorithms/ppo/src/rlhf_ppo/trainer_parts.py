@@ -20,10 +20,10 @@ from rlhf_core.protocols import RolloutEngine, WeightSync
 from rlhf_core.rewards import RewardCombiner, RewardScorer
 from rlhf_core.rollout import PolicyExperienceMaker, SingleAnswers, build_engine_beside
 from rlhf_core.runfolder import PhaseTimer
-from rlhf_core.seed import NeuralReward, seed_reward
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.training import BatchPlan, PolicyPublisher, Updater, build_rollout_source
 from rlhf_core.types import Experience
+from rlhf_seed import NeuralReward, seed_reward
 
 from .algorithm import PPO
 from .online_trainer import SampleBuffer

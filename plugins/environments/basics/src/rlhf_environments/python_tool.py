@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from rlhf_containment.sandbox import Limits, missing, run_program
 from rlhf_core.errors import ConfigError
-from rlhf_core.sandbox import Limits, missing, run_program
 
 from .config import ToolsConfig
 

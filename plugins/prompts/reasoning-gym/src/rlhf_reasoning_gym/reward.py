@@ -12,9 +12,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from rlhf_containment.sandbox import Limits, Mode, missing, run_program
 from rlhf_core.errors import ConfigError
 from rlhf_core.protocols import Reward
-from rlhf_core.sandbox import Limits, Mode, missing, run_program
 
 from .config import ReasoningGymReward
 from .library import make_dataset, runs_answers, score

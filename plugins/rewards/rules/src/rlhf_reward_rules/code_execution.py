@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from rlhf_containment.sandbox import Limits, Mode, missing, run_program
 from rlhf_core.errors import ConfigError
 from rlhf_core.protocols import Reward
-from rlhf_core.sandbox import Limits, Mode, missing, run_program
 
 from .config import CodeExecutionConfig
 
@@ -48,7 +48,7 @@ def code_execution(
     The tests are in the sample's metadata under `tests_key`: a list of `{"input": …, "output": …}`, each a run
     that must print that output, or Python source with assertions (or a list of such), run after the program in
     its process. Without tests the sample's `answer` is the output to print. A program can detect that assertions
-    test it, and cheat (the plugin's page lists how); input and output are the safer form. `rlhf_core.sandbox`
+    test it, and cheat (the plugin's page lists how); input and output are the safer form. `rlhf_containment.sandbox`
     describes what the sandbox keeps out, and what not.
     """
     if not allow_execution:

@@ -18,6 +18,7 @@ from rlhf_core.hookspecs import FitInfo
 from rlhf_core.runfolder import PhaseTimer
 from rlhf_core.training import Metrics, Trainer
 from rlhf_core.types import BufferItem, Experience, PhaseTimes
+from rlhf_seed import adapt_callback
 
 from .actor_context import show_debug_messages
 from .calls import NamedActors, get_named_actor
@@ -77,7 +78,7 @@ class DetachedTrainer(ABC):
         """Number of weight syncs so far."""
         self.hooks = HookRelay()
         for callback in callbacks:
-            self.hooks.register(callback)
+            self.hooks.register(adapt_callback(callback))
         self._presence = MakerPresence(
             experience_maker_holder_name_list, lambda name: get_named_actor(name) is not None
         )

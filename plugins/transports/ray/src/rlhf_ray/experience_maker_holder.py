@@ -12,8 +12,8 @@ import ray
 
 from rlhf_core.errors import DeadlineError, RlhfError, UserInputError
 from rlhf_core.hooks import HookRelay
-from rlhf_core.seed import BatchReader, batches_of, sampling_params, set_eos
 from rlhf_core.types import Prompt
+from rlhf_seed import BatchReader, adapt_callback, batches_of, sampling_params, set_eos
 
 from .actor_context import ActorContext, ActorSpec, settle, show_debug_messages
 from .calls import NamedActors, node_address, own_name
@@ -107,7 +107,7 @@ class ExperienceMakerHolder:
         hooks = HookRelay()
         self._eval_performance = eval_performance
         for callback in callbacks:
-            hooks.register(callback)
+            hooks.register(adapt_callback(callback))
         self._sampling = sampling_params(generate_kwargs, tokenizer)
         place = make_place(strategy_fn)
         self._models = models = make_models(model_fn, place, kl_coef=kl_coef, seed=seed)

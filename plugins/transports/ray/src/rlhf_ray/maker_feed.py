@@ -23,8 +23,8 @@ from rlhf_core.errors import DataError, SyncError
 from rlhf_core.hooks import HookRelay
 from rlhf_core.hookspecs import MakerHooks
 from rlhf_core.runfolder import PhaseTimer
-from rlhf_core.seed import BatchReader
 from rlhf_core.types import GenerationRequest, PhaseTimes, Prompt, RolloutGroup, SamplingParams
+from rlhf_seed import BatchReader
 
 from .actor_context import HEARTBEAT_SECONDS, ActorContext, Heartbeat, settle
 from .calls import ANSWER_SECONDS, Call, NamedActors, ask, collect

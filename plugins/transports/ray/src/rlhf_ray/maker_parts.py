@@ -37,10 +37,10 @@ from rlhf_core.rollout import (
     SingleAnswers,
     success_of,
 )
-from rlhf_core.seed import seed_reward, strategy_by_name
 from rlhf_core.strategy import Strategy
 from rlhf_core.types import PhaseTimes, Prompt, RolloutGroup, SamplingParams
 from rlhf_core.wiring import RunInputs, RunParts, build_strategy, load_models
+from rlhf_seed import seed_reward, strategy_by_name
 
 from .engine_thread import EngineThread
 from .holder_weights import StagedWeights, WeightTarget

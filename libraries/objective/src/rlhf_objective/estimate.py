@@ -1,0 +1,121 @@
+"""Advantages of the rows a rank has, by an estimator that was named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import rlhf_core.functional as functional
+import rlhf_objective as objective
+from rlhf_core.algorithm import needs_greedy_answer, needs_of
+from rlhf_core.errors import ConfigError, RlhfError
+from rlhf_core.functional.masking import turn_ids
+from rlhf_core.whole import KL_PENALTY, LENGTH_PENALTY, Whole
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlhf_core.types import Experience
+
+    from .section import PolicyObjectiveSection
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedScores:
+    """Scores of all rows of an episode, with the penalty of long answers."""
+
+    scores: Tensor
+    """[B] float32."""
+    penalty: Tensor | None
+    """[B] float32, at most 0; None where it is off."""
+    metrics: dict[str, float]
+
+
+def estimated(
+    estimator: Callable[[Any], Tensor],
+    episode: Experience,
+    whole: Whole,
+    *,
+    rewards: Tensor,
+    shaped: ShapedScores,
+    kl: Tensor | None = None,
+    penalises_kl: bool = False,
+) -> Tensor:
+    """[R, A] float32, what `estimator` makes of what it `needs`. Collective.
+
+    rewards: [R, A] of the rows here, with what is penalised in them; shaped: the scores of all rows; kl: [R, A] nats of
+    the rows here; penalises_kl: whether it is in `rewards`.
+    """
+    import torch
+
+    mask, scores, greedy = episode.action_mask, shaped.scores, whole.scalars.greedy_scores
+    if greedy is None and needs_greedy_answer(estimator):
+        raise RlhfError(
+            f"{getattr(estimator, '__name__', 'it')} compares with a greedy answer to each prompt, and none was made",
+            where="algorithm.advantage",
+            hint="let the algorithm's needs_greedy_answer say so, and the run's makers make one",
+        )
+    given = objective.AdvantageInput(
+        rewards,
+        mask,
+        episode.group_ids,
+        whole.here(scores),
+        sample_ids=episode.row_sample_ids,
+        all_reduce=whole.all_reduce,
+        greedy_scores=None if greedy is None else whole.here(greedy),
+        values=episode.values,
+        log_probs=episode.action_log_probs,
+        trainer_log_probs=episode.trainer_log_probs,
+        reference_log_probs=episode.reference_log_probs,
+        named_rewards=episode.rewards,
+        turn_ids=turn_ids(mask) if "turn_rewards" in episode.columns else None,
+    )
+    if needs_of(estimator) != "scalars":
+        return _checked(estimator(given), mask.shape)
+    totals = whole.of_all(given.totals).float()
+    named = dict(whole.scalars.rewards)
+    if shaped.penalty is not None:
+        named[LENGTH_PENALTY] = shaped.penalty
+    if penalises_kl:
+        named[KL_PENALTY] = torch.where(whole.scalars.lengths > 0, totals - scores, 0.0)
+    scalars = replace(
+        whole.scalars,
+        scores=scores,
+        totals=totals,
+        kl=None if kl is None else whole.of_all(functional.masked_sum(kl.double(), mask, dim=-1)),
+        rewards=named,
+    )
+    return functional.to_tokens(whole.here(_checked(estimator(scalars), scores.shape)), mask)
+
+
+def check_groups(algorithm: str, estimator: Callable[..., Any] | None, samples_per_prompt: int) -> None:
+    """Raise `ConfigError` where the answers to one prompt are to be compared and there is only one."""
+    if samples_per_prompt > 1 or not getattr(estimator, "compares_answers", False):
+        return
+    raise ConfigError(
+        f"is {samples_per_prompt}, but {algorithm} compares the answers to one prompt with each other "
+        f"({getattr(estimator, '__name__', 'its estimator')}): a group of one teaches nothing",
+        where="train.samples_per_prompt",
+        hint="set train.samples_per_prompt to 4 or more (2 at least)",
+    )
+
+
+def check_overlong(config: PolicyObjectiveSection, longest: int | None) -> None:
+    """Raise `ConfigError` for a buffer longer than the longest answer."""
+    buffer = config.overlong_buffer_tokens
+    if buffer is not None and (longest is None or buffer > longest):
+        known = f"the longest answer ({longest} tokens)" if longest is not None else "an answer of unknown length"
+        raise ConfigError(
+            f"is {buffer}, more than {known}",
+            where="algorithm.overlong_buffer_tokens",
+            hint=f"at most engine.max_new_tokens{f' = {longest}' if longest else ''}; DAPO took a fifth of it",
+        )
+
+
+def _checked(advantages: Tensor, shape: torch.Size) -> Tensor:
+    if advantages.shape != shape:
+        axes = "[B, A]" if len(shape) == 2 else "[B]"
+        raise TypeError(f"the advantage estimator gave {tuple(advantages.shape)}, not {tuple(shape)} ({axes})")
+    return advantages

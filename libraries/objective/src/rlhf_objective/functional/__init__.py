@@ -1,0 +1,1 @@
+"""Pure functions of tensors: advantages, losses, KL and off-policy correction."""

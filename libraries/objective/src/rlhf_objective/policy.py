@@ -1,0 +1,179 @@
+"""The policy objective: a loss by name, entropy, KL, and corrections for long and off-policy answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.algorithm import LossTerm, Metric
+from rlhf_core.columns import Column
+from rlhf_core.functional import aggregate_count, aggregate_sum, mean_over_ranks
+from rlhf_core.functional.masking import sum_and_mean_over_ranks
+from rlhf_core.models import policy_forward
+from rlhf_core.types import Experience
+from rlhf_core.whole import EpisodeScalars, Whole
+
+from . import EntropyController, PolicyLoss, PolicyLossInput, bind_use, kl_estimate, overlong_penalty, policy_metrics
+from .correction import importance_weights
+from .estimate import ShapedScores, check_overlong
+from .functional.advantages import sums_of_samples
+from .marks import COLUMNS, MARKS, with_marks
+from .section import PolicyObjectiveSection
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from rlhf_core.models.forward import PolicyOutput
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTerms:
+    """The policy's part of a micro-batch's loss."""
+
+    sums: dict[str, Tensor]
+    """Term -> its sum over the micro-batch: `policy`, and `entropy` and `kl` where they are on."""
+    metrics: dict[str, Metric]
+    output: PolicyOutput
+    loss: PolicyLoss
+
+
+class PolicyObjective:
+    """The options of a `PolicyObjectiveSection` at work: an algorithm has one, and adds what is its own.
+
+    `advantages()` calls `shaped`, `kl` and `corrected`; `loss()` calls `terms_of`; `end_episode()`, `state_dict()` and
+    `load_state_dict()` call the same of it; its `columns` are the algorithm's.
+    """
+
+    columns: Mapping[str, Column] = COLUMNS
+
+    def __init__(self, config: PolicyObjectiveSection, *, temperature: float, max_new_tokens: int | None) -> None:
+        """max_new_tokens: longest answer; None where it is not known.
+
+        Raises `PluginError` and `ConfigError`: a function that is not there, or options that cannot work.
+        """
+        check_overlong(config, max_new_tokens)
+        functions = {key: bind_use(use, where=f"algorithm.{key}") for key, use in config.functions().items()}
+        self.config = config
+        self.functions: Mapping[str, Callable[..., Any]] = functions
+        """Option -> the function it names, bound; those of the section's subclass, too."""
+        own_kl: Any = config.own_kl
+        self._kl = functions["kl_estimator"] if own_kl is None else partial(kl_estimate, estimator=own_kl)
+        self._temperature = temperature
+        self._max_new_tokens = max_new_tokens
+        self._norm_length = config.norm_length or max_new_tokens
+        self._entropy: EntropyController | None = None
+        if config.entropy_target is not None:
+            self._entropy = EntropyController(
+                config.entropy_coef, config.entropy_target, step=config.entropy_coef_step, most=config.entropy_coef_max
+            )
+
+    @property
+    def has_reference(self) -> bool:
+        return self.config.kl_coef > 0
+
+    def set_kl_coef(self, value: float) -> None:
+        """Change the coefficient of a running run."""
+        self.config = self.config.model_copy(update={"kl_coef": value})
+
+    def terms(self, share: float = 1.0) -> dict[str, LossTerm]:
+        """The loss terms of the policy, `share` of each."""
+        config = self.config
+        terms = {"policy": LossTerm("policy", share)}
+        if self._entropy is not None or config.entropy_coef > 0:
+            terms["entropy"] = LossTerm("policy", -self._entropy_coef * share)
+        if config.kl_in == "loss" and config.kl_coef > 0:
+            terms["kl"] = LossTerm("policy", config.kl_coef * share)
+        return terms
+
+    @property
+    def _entropy_coef(self) -> float:
+        return self.config.entropy_coef if self._entropy is None else self._entropy.value
+
+    def count(self, batch: Experience) -> float:
+        """The batch's part of what each of these terms is divided by."""
+        return aggregate_count(batch.action_mask, self.config.aggregation)
+
+    def shaped(self, episode: EpisodeScalars) -> ShapedScores:
+        """The scores less the penalty of long answers."""
+        buffer, longest = self.config.overlong_buffer_tokens, self._max_new_tokens
+        if buffer is None:
+            return ShapedScores(episode.scores, None, {})
+        assert longest is not None
+        lengths = sums_of_samples(episode.lengths, episode.row_sample_ids)
+        penalty = self.config.overlong_penalty * overlong_penalty(lengths, max_tokens=longest, buffer_tokens=buffer)
+        return ShapedScores(episode.scores + penalty, penalty, {"reward/overlong_penalty": float(penalty.mean())})
+
+    def kl(self, episode: Experience, whole: Whole, metrics: dict[str, float]) -> Tensor | None:
+        """[R, A] KL of the policy that sampled to the reference, its means added to `metrics`; None without one."""
+        if episode.reference_log_probs is None:
+            return None
+        kl: Tensor = self._kl(episode.action_log_probs, episode.reference_log_probs)
+        total, mean = sum_and_mean_over_ranks(kl, episode.action_mask, whole.all_reduce)
+        metrics["kl/mean"] = float(mean)
+        metrics["kl/per_sample"] = float(total) / whole.scalars.num_samples
+        return kl
+
+    def corrected(self, episode: Experience, advantages: Tensor, whole: Whole, metrics: dict[str, float]) -> Experience:
+        """The episode with these advantages [R, A] times importance weights, and with a mask of what counts.
+
+        Multiplied into the advantages, as every loss is proportional to them. Collective.
+        """
+        mask = episode.action_mask
+        if self._entropy is not None:
+            self._measure_entropy(self._entropy, episode, whole, metrics)
+        if self.config.corrects_off_policy:
+            weights, mask = importance_weights(self.config, episode, whole, metrics)
+            advantages = advantages * weights
+        if self.config.mask_truncated:
+            mask = mask & ~episode.truncated.unsqueeze(-1)
+        found = replace(episode, advantages=advantages, action_mask=mask)
+        return with_marks(found, self.functions["policy_loss"], whole)
+
+    def _measure_entropy(
+        self, controller: EntropyController, episode: Experience, whole: Whole, metrics: dict[str, float]
+    ) -> None:
+        """Estimate the sampling policy's entropy as the mean of -log p over its own tokens."""
+        entropy = -float(mean_over_ranks(episode.action_log_probs, episode.action_mask, whole.all_reduce))
+        controller.measure(entropy)
+        metrics["policy/sampled_entropy"] = entropy
+        metrics["policy/entropy_coef"] = controller.value
+
+    def end_episode(self) -> None:
+        """Adapt the entropy coefficient to the episode that was trained on."""
+        if self._entropy is not None:
+            self._entropy.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to keep across a resume; nothing where nothing adapts."""
+        return {} if self._entropy is None else {"entropy_coef": self._entropy.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`; a state without an entropy coefficient leaves it where it begins."""
+        if self._entropy is not None and "entropy_coef" in state:
+            self._entropy.coefficient = float(state["entropy_coef"])
+
+    def terms_of(self, policy: nn.Module, batch: Experience) -> PolicyTerms:
+        """Forward a micro-batch through the policy: the sums of `terms`."""
+        assert batch.advantages is not None
+        mask, terms = batch.action_mask, self.terms()
+        learns_entropy = self._entropy_coef > 0
+        output = policy_forward(policy, batch, self._temperature, with_entropy=True, entropy_grad=learns_entropy)
+        assert output.entropy is not None
+        # With importance weights for the engine, the ratio starts from the trainer's own log-probs.
+        old = batch.action_log_probs if batch.trainer_log_probs is None else batch.trainer_log_probs
+        given = PolicyLossInput(output.log_probs, old, batch.advantages, mask, batch.columns.get(MARKS))
+        loss = self.functions["policy_loss"](given)
+        if not isinstance(loss, PolicyLoss):
+            raise TypeError(f"the policy loss returned a {type(loss).__name__}, not a PolicyLoss")
+        sums = {"policy": self._sum(loss.losses, mask)}
+        if "entropy" in terms:
+            sums["entropy"] = self._sum(output.entropy, mask)
+        if "kl" in terms:
+            assert batch.reference_log_probs is not None
+            sums["kl"] = self._sum(self._kl(output.log_probs, batch.reference_log_probs), mask)
+        return PolicyTerms(sums, policy_metrics(loss, output, old, mask), output, loss)
+
+    def _sum(self, values: Tensor, mask: Tensor) -> Tensor:
+        return aggregate_sum(values, mask, self.config.aggregation, self._norm_length)

@@ -1,0 +1,158 @@
+"""Options of algorithms with a policy loss, and of those whose policy loss is chosen by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from rlhf_core.config.processes import TransportConfig
+from rlhf_core.config.section import Section
+
+from .named_functions import KL_ESTIMATORS, FunctionChoice, FunctionUse, NamesFunctions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from rlhf_core.config.resolved import ResolvedRun
+
+Bound = Annotated[float, Field(gt=0)]
+
+LATE_SAMPLES_CAP = 2.0
+"""`importance_cap` of a run whose samples may come from older weights."""
+
+
+class PolicyLossSection(Section):
+    """Options common to all policy losses; base for algorithms that learn from sampled answers."""
+
+    aggregation: Literal[
+        "token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum", "sequence-mean-token-sum-norm"
+    ] = Field("token-mean", description="How token losses become one number, over the global batch.")
+    norm_length: int | None = Field(
+        None, ge=1, description="Divisor of sequence-mean-token-sum-norm, in tokens; null takes engine.max_new_tokens."
+    )
+    entropy_coef: float = Field(0.0, ge=0, description="Factor of the entropy bonus.")
+    kl_coef: float = Field(0.05, ge=0, description="Factor of the KL penalty; 0 builds no reference model.")
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = Field(
+        "k1", description="Estimator of the KL per token."
+    )
+    kl_in: Literal["reward", "loss"] = Field("reward", description="Penalise the KL in the reward or in the loss.")
+    importance_cap: float | None = Field(
+        None,
+        gt=0,
+        description="Weight tokens by min(trainer / engine probability, this), for an engine or version that lags; "
+        "null is off.",
+    )
+
+    adapt_reasons: ClassVar[Mapping[str, str]] = {"importance_cap": "samples may come from older weights"}
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """Set `importance_cap` for samples from older weights, unless the run file sets it."""
+        adapted = super().adapt(run)
+        assert isinstance(run.transport.config, TransportConfig)
+        if "importance_cap" in self.model_fields_set or not run.transport.config.staleness_bound():
+            return adapted
+        return adapted.model_copy(update={"importance_cap": LATE_SAMPLES_CAP})
+
+
+class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
+    """A named policy loss, a named KL, and what is done about long, truncated and off-policy answers.
+
+    `rlhf_objective.PolicyObjective` does what it says.
+    """
+
+    adapt_reasons: ClassVar[Mapping[str, str]] = {**PolicyLossSection.adapt_reasons, **NamesFunctions.adapt_reasons}
+
+    policy_loss: FunctionChoice = Field(
+        "clip",
+        description="Policy loss: clip, an installed one or FILE.py:NAME; {name: …, option: …} sets its options.",
+    )
+    clip_eps: float | None = Field(
+        None, gt=0, description="Ratio may fall to 1 - clip_eps (and rise to 1 + it); null is the loss's own default."
+    )
+    clip_eps_high: float | None = Field(
+        None, gt=0, description="Ratio may rise to 1 + clip_eps_high (DAPO: clip-higher); null takes clip_eps."
+    )
+    kl_estimator: FunctionChoice = Field(  # type: ignore[assignment]  # it may be a file's
+        "k1", description="Estimator of the KL per token: k1, k2, k3, abs, k1+, k3+, or FILE.py:NAME."
+    )
+    overlong_buffer_tokens: int | None = Field(
+        None, ge=1, description="Penalise answers within so many tokens of engine.max_new_tokens (DAPO); null is off."
+    )
+    overlong_penalty: float = Field(1.0, gt=0, description="Taken off the score of an answer of full length.")
+    mask_truncated: bool = Field(False, description="Learn nothing from answers cut by the token limit (DAPO).")
+    importance_level: Literal["token", "sequence"] = Field(
+        "token", description="The weight is of each token, or the product over the answer's tokens."
+    )
+    importance_token_range: tuple[Bound, Bound] | None = Field(
+        None,
+        description="[low, high]: tokens whose trainer / engine ratio lies outside are masked, the others weigh their "
+        "ratio (IcePop); null is off.",
+    )
+    importance_sequence_range: tuple[Bound, Bound] | None = Field(
+        None, description="[low, high]: answers whose geometric mean ratio lies outside are masked; null is off."
+    )
+    importance_outlier_range: tuple[Bound, Bound] | None = Field(
+        None, description="[low, high]: answers with any token whose ratio lies outside are masked; null is off."
+    )
+    divergence_bound: float | None = Field(
+        None, gt=0, description="Mask what diverges from the engine by more, in nats; null is off."
+    )
+    divergence_estimator: Literal["k2", "k3"] = Field(
+        "k3", description="Estimator of the KL from engine to trainer that divergence_bound bounds."
+    )
+    divergence_level: Literal["token", "sequence-mean", "sequence-sum", "sequence-max"] = Field(
+        "sequence-mean", description="divergence_bound is of each token, or of the mean, sum or largest of an answer."
+    )
+    entropy_target: float | None = Field(
+        None,
+        gt=0,
+        description="Steer entropy_coef to this entropy, in nats a token (Skywork-OR1: He 2025); null keeps it.",
+    )
+    entropy_coef_step: float = Field(
+        0.005, gt=0, description="An episode below entropy_target adds it to entropy_coef, one above takes it off."
+    )
+    entropy_coef_max: float = Field(1.0, gt=0, description="Most that entropy_coef is steered to; the least is 0.")
+
+    @field_validator("clip_eps")
+    @classmethod
+    def _below_one(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and value >= 1 and info.data.get("policy_loss") == "clip":
+            raise ValueError("clip_eps must be below 1: the ratio cannot fall to 0 or less")
+        return value
+
+    @model_validator(mode="after")
+    def _ranges(self) -> PolicyObjectiveSection:
+        for key in ("importance_token_range", "importance_sequence_range", "importance_outlier_range"):
+            bounds = getattr(self, key)
+            if bounds is not None and bounds[0] >= bounds[1]:
+                raise ValueError(f"{key} needs low < high, got {list(bounds)}")
+        return self
+
+    def functions(self) -> dict[str, FunctionUse]:
+        bounds = self.given("clip_eps", "clip_eps_high")
+        found = {"policy_loss": FunctionUse("policy_losses", self.policy_loss, bounds)}
+        if self.own_kl is None:
+            found["kl_estimator"] = FunctionUse("kl_estimators", self.kl_estimator)
+        return found
+
+    @property
+    def own_kl(self) -> str | None:
+        """The name of one of core's KL estimators; None where another is chosen."""
+        name = self.kl_estimator
+        return name if isinstance(name, str) and name in KL_ESTIMATORS else None
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """The named options that are not null."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def adapt(self, run: ResolvedRun) -> Self:
+        """As `PolicyLossSection`, unless `importance_token_range` already weights and bounds the ratios."""
+        return super().adapt(run) if self.importance_token_range is None else NamesFunctions.adapt(self, run)
+
+    @property
+    def corrects_off_policy(self) -> bool:
+        """Whether the trainer's own log-probs are needed at the start of an episode."""
+        ranges = ("importance_token_range", "importance_sequence_range", "importance_outlier_range")
+        return bool(self.given("importance_cap", "divergence_bound", *ranges))

@@ -1,0 +1,116 @@
+"""Callbacks in the seed's style, `on_episode_start(episode)` and the like, as hook plugins.
+
+ColossalChat has three interfaces: its trainer's callbacks (`on_learn_epoch_…`, `on_learn_batch_…`), and, for the
+detached pipeline, the trainer's (`on_epoch_…`, `on_batch_…`, `on_update_…`) and the maker's (`on_loop_…`,
+`on_send_…`). The detached trainer's `update` sends weights to the makers, hence `rlhf_sync_…` here. Arguments are
+passed by position, in the seed's order.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.hookspecs import PREFIX, Metrics
+
+if TYPE_CHECKING:
+    from rlhf_core.types import RolloutGroup
+
+_BOTH = ("fit", "episode", "make_experience")
+SEED_METHODS: tuple[str, ...] = tuple(
+    f"on_{event}_{edge}"
+    for event in (*_BOTH, "epoch", "learn_epoch", "batch", "learn_batch", "update", "loop", "send")
+    for edge in ("start", "end")
+)
+
+
+def adapt_callback(plugin: object) -> object:
+    """The plugin itself where it has `rlhf_…` hooks or none at all, else an object that calls its `on_…` methods."""
+    if any(name.startswith(PREFIX) for name in dir(plugin)):
+        return plugin
+    methods = {name: getattr(plugin, name) for name in SEED_METHODS if callable(getattr(plugin, name, None))}
+    return SeedCallback(methods) if methods else plugin
+
+
+class SeedCallback:
+    """Calls a seed-style callback's methods from our hooks; end methods are called after an error too."""
+
+    def __init__(self, methods: dict[str, Callable[..., Any]]) -> None:
+        self._methods = methods
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        method = self._methods.get(name)
+        if method is not None:
+            method(*arguments)
+
+    def rlhf_fit_start(self) -> None:
+        self._call("on_fit_start")
+
+    def rlhf_fit_end(self) -> None:
+        self._call("on_fit_end")
+
+    def rlhf_episode_start(self, episode: int) -> None:
+        self._call("on_episode_start", episode)
+
+    def rlhf_episode_end(self, episode: int) -> None:
+        self._call("on_episode_end", episode)
+
+    def rlhf_epoch_start(self, epoch: int) -> None:
+        self._call("on_epoch_start", epoch)
+        self._call("on_learn_epoch_start", epoch)
+
+    def rlhf_epoch_end(self, epoch: int) -> None:
+        self._call("on_epoch_end", epoch)
+        self._call("on_learn_epoch_end", epoch)
+
+    def rlhf_batch_start(self) -> None:
+        self._call("on_batch_start")
+        self._call("on_learn_batch_start")
+
+    def rlhf_batch_end(self, metrics: Metrics | None, experience: Any) -> None:
+        values = dict(metrics or {})
+        self._call("on_batch_end", values, experience)
+        learn = self._methods.get("on_learn_batch_end")
+        if learn is not None:  # older releases pass the metrics too
+            learn(*((values, experience) if _positional_count(learn) > 1 else (experience,)))
+
+    def rlhf_sync_start(self) -> None:
+        self._call("on_update_start")
+
+    def rlhf_sync_end(self) -> None:
+        self._call("on_update_end")
+
+    def rlhf_maker_loop_start(self) -> None:
+        self._call("on_loop_start")
+
+    def rlhf_maker_loop_end(self) -> None:
+        self._call("on_loop_end")
+
+    def rlhf_make_experience_start(self) -> None:
+        self._call("on_make_experience_start")
+
+    def rlhf_make_experience_end(self, groups: Sequence[RolloutGroup] | None) -> None:
+        if "on_make_experience_end" in self._methods:
+            self._call("on_make_experience_end", _experience(groups))
+
+    def rlhf_send_start(self) -> None:
+        self._call("on_send_start")
+
+    def rlhf_send_end(self) -> None:
+        self._call("on_send_end")
+
+
+def _experience(groups: Sequence[RolloutGroup] | None) -> Any:
+    """The seed's argument: all new experience as one batch; None where making it failed."""
+    items = [item for group in groups or () for item in group.items]
+    if not items:
+        return None
+    from rlhf_core.batching import collate
+
+    return collate(items)
+
+
+def _positional_count(method: Callable[..., Any]) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in kinds for parameter in inspect.signature(method).parameters.values())
