@@ -29,7 +29,6 @@ CONTRACT = (
 )
 BUILDING: dict[str, tuple[str, ...]] = {
     "contexts": ("reward_context",),
-    "entry.serving": ("ServedModel", "serve_model"),
 }
 """Modules of which some names are for transports, which make a run's parts in processes of their own, and commands."""
 EAGER = ("loggers",)

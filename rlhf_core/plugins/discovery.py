@@ -24,6 +24,7 @@ from ..util.error_text import error_text
 from .built import check_built
 from .functions import class_component, function_component, load_function_file
 from .known import KNOWN
+from .moved import moved_hint
 from .requirements import check_required, not_installed
 from .source import read_options
 from .trust import EVERY_FILE, FileTrust, is_file_reference
@@ -240,7 +241,7 @@ def _broken(label: str, target: str, error: BaseException) -> PluginError:
     return PluginError(
         f"cannot import {target}: {error_text(error)}",
         where=label,
-        hint="the plugin is broken: reinstall or remove it, or tell its authors",
+        hint=moved_hint(error) or "the plugin is broken: reinstall or remove it, or tell its authors",
     )
 
 

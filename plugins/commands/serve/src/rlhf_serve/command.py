@@ -49,8 +49,8 @@ def serve(
     """
     from contextlib import closing
 
-    from rlhf_core.entry.serving import serve_model
     from rlhf_core.util import server_key
+    from rlhf_serve.serving import serve_model
 
     from .weights import choose_model
 

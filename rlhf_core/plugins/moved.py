@@ -1,0 +1,35 @@
+"""Names that were once in core, and where they are now: `moved.json` maps an old dotted name to the new one."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+_NAME = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
+
+
+@cache
+def moved_names() -> dict[str, str]:
+    """Old dotted name -> new dotted name, of modules and of the names that a package exported."""
+    found: dict[str, str] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return found
+
+
+def moved_hint(error: BaseException) -> str | None:
+    """What to import in place of an old name, if a failed import names one that moved.
+
+    Example:
+        >>> moved_hint(ModuleNotFoundError("No module named 'rlhf_core.testing'", name="rlhf_core.testing"))
+        'rlhf_core.testing is now rlhf_testing, from the distribution rlhf-testing'
+    """
+    if not isinstance(error, ImportError):
+        return None
+    name = _NAME.match(str(error))
+    old = f"{name[2]}.{name[1]}" if name else str(error.name)
+    new = moved_names().get(old)
+    if new is None:
+        return None
+    distribution = new.partition(".")[0].replace("_", "-")
+    return f"{old} is now {new}, from the distribution {distribution}"
