@@ -18,8 +18,8 @@ from .components import (
     StrategyContext,
 )
 from .distributed.launch_env import read_launch_env
+from .place import resolve_device
 from .rewards.combiner import combined_score
-from .strategies.parts import resolve_device
 from .types import SamplingParams
 
 if TYPE_CHECKING:

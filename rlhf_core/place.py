@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from .errors import UserInputError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -174,3 +176,23 @@ class LocalPlace(Place):
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model
+
+
+def resolve_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto`, `cpu`, `cuda` (this process's own GPU) or `cuda:N` as a device. Raises `UserInputError`."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserInputError(f"there is no GPU for device {name!r}", where="model.device", hint="use `auto` or `cpu`")
+    index = int(name.partition(":")[2]) if ":" in name else local_rank
+    if index >= torch.cuda.device_count():
+        raise UserInputError(
+            f"process {local_rank} of this machine wants GPU {index}, but there are {torch.cuda.device_count()}",
+            where="model.device",
+            hint="start no more processes than GPUs (`--num-processes`), or use `--set model.device=cpu`",
+        )
+    return torch.device("cuda", index)

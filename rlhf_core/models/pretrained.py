@@ -6,8 +6,9 @@ import copy
 import functools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 
 WHERE = "model.path"
 _SHOWN_WEIGHTS = 5
+_loader: ContextVar[Callable[[str, torch.dtype], PreTrainedModel | None] | None] = ContextVar("loader", default=None)
+
+
+@contextmanager
+def loaded_by(load: Callable[[str, torch.dtype], PreTrainedModel | None]) -> Iterator[None]:
+    """Context in which `load(path, dtype)` gives causal LMs; those for which it returns None are loaded as usual."""
+    token = _loader.set(load)
+    try:
+        yield
+    finally:
+        _loader.reset(token)
 
 
 def check_pretrained(config: ModelConfig) -> None:
@@ -94,8 +106,6 @@ def load_pretrained(config: ModelConfig, dtype: torch.dtype, seed: int, *, score
 def _from_files(config: ModelConfig, dtype: torch.dtype, *, scores: bool) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    from ..strategies.stored_weights import load_stored
-
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": config.trust_remote_code}
     try:
         if (Path(config.path) / "adapter_config.json").exists():
@@ -109,8 +119,9 @@ def _from_files(config: ModelConfig, dtype: torch.dtype, *, scores: bool) -> Pre
             options["num_labels"] = 1
         else:
             kinds = AutoModelForCausalLM
-            if not config.trust_remote_code and (left := load_stored(config.path, dtype)) is not None:
-                return left
+            load = None if config.trust_remote_code else _loader.get()
+            if load is not None and (loaded := load(config.path, dtype)) is not None:
+                return loaded
         model, info = kinds.from_pretrained(config.path, output_loading_info=True, **options)
     except Exception as error:  # the class depends on which library reads the broken file
         raise UserInputError(f"cannot load {config.path!r}: {first_line(error)}", where=WHERE) from error

@@ -8,7 +8,7 @@ from typing import Any
 from ..algorithm import Algorithm
 from ..config.sections import OptimizerConfig
 from ..errors import UserInputError
-from ..strategies.lr_schedule import LearningRates
+from ..optimizers.lr_schedule import LearningRates
 from ..strategy import Trained
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CODE_LINES = 20_527
-PUBLIC_NAMES = 381
+CODE_LINES = 19818
+PUBLIC_NAMES = 362
 _NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

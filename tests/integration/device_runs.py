@@ -19,9 +19,9 @@ from rlhf_core import train
 from rlhf_core.algorithm import RolloutAlgorithm
 from rlhf_core.models import policy_forward
 from rlhf_core.models.forward import PolicyOutput
-from rlhf_core.strategies import StrategyBase
 from rlhf_hf import paths
 from rlhf_hf.forward import ModelForward
+from rlhf_strategies import StrategyBase
 from rlhf_testing.models import save_tiny_model, tiny_classifier, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 

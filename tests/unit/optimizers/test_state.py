@@ -9,7 +9,7 @@ from rlhf_core.config.load import load_run
 from rlhf_core.config.resolve import resolve
 from rlhf_core.errors import CheckpointError, PluginError
 from rlhf_core.optimizers.making import make_optimizer
-from rlhf_core.strategies import StrategyBase
+from rlhf_strategies import StrategyBase
 from rlhf_testing.runs import tiny_run
 
 

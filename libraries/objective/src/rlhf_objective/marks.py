@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MARKS = "marks"
 """Column [A], True on the tokens that the policy loss has chosen."""
-COLUMNS = {MARKS: Column(dtype="bool")}
+COLUMNS: Mapping[str, Column] = {MARKS: Column(dtype="bool")}
 _DRAWS = 0x436F76
 """Seed of the noise of `EpisodeTokens`: samples have numbers of their own in a run."""
 

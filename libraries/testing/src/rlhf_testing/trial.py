@@ -273,7 +273,7 @@ def _optimizer(selected: Selected, build: Callable[..., Any], config: BaseModel)
     """Build it and make one step."""
     import torch
 
-    from rlhf_core.strategies import StrategyBase
+    from rlhf_strategies import StrategyBase
 
     strategy = StrategyBase(device=torch.device("cpu"), precision="fp32", timeout_seconds=60.0)
     model = torch.nn.Linear(2, 2)

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.models.loading import load_policy
-from rlhf_core.strategies import stored_parameters
+from rlhf_strategies import stored_parameters
 from rlhf_testing.tiny_training import tiny_model
 from rlhf_torch.config import FsdpConfig
 from rlhf_torch.fsdp import FsdpStrategy

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.errors import CheckpointError, UserInputError
-from rlhf_core.strategies.parts import make_adamw
 from rlhf_core.util.tensor_trees import load_tree
+from rlhf_strategies.parts import make_adamw
 from rlhf_testing.strategy_suite import StrategyCase, observe
 from rlhf_testing.tiny_training import TINY_RATE, Training, largest_difference, moved_fraction, tiny_model, train_alone
 from rlhf_torch.config import SingleConfig
@@ -215,7 +215,7 @@ def test_a_write_that_fails_still_gathers_every_shard(strategy, tmp_path, monkey
             yield {str(index): torch.zeros(2)}
 
     monkeypatch.setattr(strategy, "state_dict_shards", shards)
-    monkeypatch.setattr("rlhf_core.strategies.base.DEFAULT_SHARD_BYTES", 8)
+    monkeypatch.setattr("rlhf_strategies.base.DEFAULT_SHARD_BYTES", 8)
     with pytest.raises(CheckpointError, match="cannot be written"):
         strategy.save_model(tiny_model(), tmp_path / "file" / "model")
     assert gathered == [0, 1, 2]

@@ -18,10 +18,10 @@ from rlhf_core.errors import UserInputError
 from rlhf_core.functional import masked_whiten
 from rlhf_core.models import disable_dropout
 from rlhf_core.rewards import RewardCombiner
-from rlhf_core.strategies import make_adamw
 from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.training import Updater
 from rlhf_core.types import Experience
+from rlhf_strategies import make_adamw
 
 from .algorithm import PPO
 from .booster import BoosterAdapter

@@ -16,7 +16,7 @@ from transformers import (
 from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError, first_line
 from rlhf_core.models import quiet_progress
-from rlhf_core.strategies import resolve_device
+from rlhf_core.place import resolve_device
 
 WHERE = 'reward "model"'
 

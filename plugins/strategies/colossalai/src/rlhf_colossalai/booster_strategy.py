@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rlhf_core.strategies import Prepared, StrategyBase
 from rlhf_core.strategy import Trained
+from rlhf_strategies import Prepared, StrategyBase
 
 from .quiet_import import ignore_deprecations, quietly
 

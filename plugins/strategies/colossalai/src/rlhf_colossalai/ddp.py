@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.distributed import read_launch_env
-from rlhf_core.strategies import resolve_device, resolve_precision
+from rlhf_core.place import resolve_device
+from rlhf_strategies import resolve_precision
 
 from .booster_strategy import BoosterStrategy
 from .config import DdpConfig

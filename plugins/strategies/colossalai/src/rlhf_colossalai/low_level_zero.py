@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from rlhf_core.components import StrategyContext
 from rlhf_core.distributed import read_launch_env
-from rlhf_core.strategies import Prepared, check_offload, resolve_device, resolve_precision, torch_dtype
+from rlhf_core.place import resolve_device
 from rlhf_core.strategy import StateBytes, Trained
+from rlhf_strategies import Prepared, check_offload, resolve_precision, torch_dtype
 
 from .config import LowLevelZeroConfig
 from .quiet_import import quietly

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.strategies import ResolvedPrecision, diverged, torch_dtype
 from rlhf_core.strategy import Trained
+from rlhf_strategies import ResolvedPrecision, diverged, torch_dtype
 
 from .booster_strategy import BoosterStrategy
 from .config import ZeroConfig

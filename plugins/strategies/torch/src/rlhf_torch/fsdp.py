@@ -16,18 +16,18 @@ from rlhf_core.components import StrategyContext
 from rlhf_core.distributed import ProcessGroup, read_launch_env
 from rlhf_core.errors import UserInputError
 from rlhf_core.models import transformer_blocks
-from rlhf_core.strategies import (
+from rlhf_core.place import resolve_device
+from rlhf_core.strategy import ReduceOp, StateBytes, Trained
+from rlhf_strategies import (
     Prepared,
     StrategyBase,
     check_offload,
     grouped_names,
-    resolve_device,
     resolve_precision,
     stored_parameters,
     torch_dtype,
     weights_left_in_files,
 )
-from rlhf_core.strategy import ReduceOp, StateBytes, Trained
 
 from .config import FsdpConfig
 from .parts import part_of, read_part, whole_tensor

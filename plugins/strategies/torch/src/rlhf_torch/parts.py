@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 if TYPE_CHECKING:
-    from rlhf_core.strategies import StoredTensor
+    from rlhf_strategies import StoredTensor
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.components import StrategyContext
 from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategies import StrategyBase, resolve_device, resolve_precision
+from rlhf_core.place import resolve_device
+from rlhf_strategies import StrategyBase, resolve_precision
 
 from .config import SingleConfig
 

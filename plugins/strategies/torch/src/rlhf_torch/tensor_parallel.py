@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from rlhf_core.models import transformer_blocks
-from rlhf_core.strategies import StoredParameter, blank_tensor
+from rlhf_strategies import StoredParameter, blank_tensor
 
 from .tensor_parallel_plan import Style, own_parameters, plan_of
 from .vocabulary_parallel import split_vocabulary

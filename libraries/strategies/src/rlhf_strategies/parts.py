@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import ConfigError, DivergenceError, UserInputError
-from ..util.host_memory import release_freed_memory
+from rlhf_core.errors import ConfigError, DivergenceError, UserInputError
+from rlhf_core.util.host_memory import release_freed_memory
 
 if TYPE_CHECKING:
     import torch
@@ -24,26 +24,6 @@ _STEPS_PER_GROWTH = 1000
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ALIGNED = 16
 """Elements: 64 bytes in float32."""
-
-
-def resolve_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto`, `cpu`, `cuda` (this process's own GPU) or `cuda:N` as a device. Raises `UserInputError`."""
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UserInputError(f"there is no GPU for device {name!r}", where="model.device", hint="use `auto` or `cpu`")
-    index = int(name.partition(":")[2]) if ":" in name else local_rank
-    if index >= torch.cuda.device_count():
-        raise UserInputError(
-            f"process {local_rank} of this machine wants GPU {index}, but there are {torch.cuda.device_count()}",
-            where="model.device",
-            hint="start no more processes than GPUs (`--num-processes`), or use `--set model.device=cpu`",
-        )
-    return torch.device("cuda", index)
 
 
 def check_offload(device: torch.device, asked: Mapping[str, bool]) -> None:

@@ -7,7 +7,6 @@ from .parts import ResolvedPrecision as ResolvedPrecision
 from .parts import check_offload as check_offload
 from .parts import diverged as diverged
 from .parts import make_adamw as make_adamw
-from .parts import resolve_device as resolve_device
 from .parts import resolve_precision as resolve_precision
 from .parts import torch_dtype as torch_dtype
 from .parts import torch_step as torch_step

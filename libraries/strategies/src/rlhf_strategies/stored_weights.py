@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,23 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError
-from ..util.weight_files import weight_files
+from rlhf_core.errors import CheckpointError
+from rlhf_core.models.pretrained import loaded_by
+from rlhf_core.util.weight_files import weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_left = ContextVar("weights_left_in_files", default=False)
 
-
-@contextmanager
-def weights_left_in_files() -> Iterator[None]:
+def weights_left_in_files() -> AbstractContextManager[None]:
     """Context of building a model whose weights the strategy will read, part by part."""
-    token = _left.set(True)
-    try:
-        yield
-    finally:
-        _left.reset(token)
+    return loaded_by(load_stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ def stored_parameters(model: nn.Module) -> dict[str, StoredTensor]:
 
 
 def load_stored(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
-    """The causal LM in the folder `path` with its weights left there, if the context asks for that and it can be done.
+    """The causal LM in the folder `path` with its weights left there, if that can be done.
 
     None: load it whole. That is a folder whose tensors transformers does not take over one by one (it merges or casts
     some of them), one that lacks some, and a hub's name.
@@ -97,7 +90,7 @@ def load_stored(path: str, dtype: torch.dtype) -> PreTrainedModel | None:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     folder = Path(path)
-    if not _left.get() or not folder.is_dir():
+    if not folder.is_dir():
         return None
     blanks: dict[str, Tensor] = {}
     places: dict[int, StoredTensor] = {}

@@ -12,12 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..distributed.process_group import ProcessGroup
-from ..errors import CheckpointError
-from ..strategy import ReduceOp, Strategy, Trained
-from ..util.tensor_trees import load_tree, save_tree
-from ..util.weight_files import DEFAULT_SHARD_BYTES, group_into_shards, load_weights, save_weights, state_dict_shards_of
-from .lr_schedule import load_scheduler, save_scheduler
+from rlhf_core.distributed.process_group import ProcessGroup
+from rlhf_core.errors import CheckpointError
+from rlhf_core.optimizers.lr_schedule import load_scheduler, save_scheduler
+from rlhf_core.strategy import ReduceOp, Strategy, Trained
+from rlhf_core.util.tensor_trees import load_tree, save_tree
+from rlhf_core.util.weight_files import (
+    DEFAULT_SHARD_BYTES,
+    group_into_shards,
+    load_weights,
+    save_weights,
+    state_dict_shards_of,
+)
+
 from .parts import LossScale, ResolvedPrecision, make_adamw, torch_dtype, torch_step
 
 if TYPE_CHECKING:

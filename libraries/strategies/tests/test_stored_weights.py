@@ -13,7 +13,7 @@ from rlhf_core.config.sections import LoraConfig, ModelConfig
 from rlhf_core.errors import CheckpointError, UserInputError
 from rlhf_core.models.builtin import build_character_tokenizer
 from rlhf_core.models.loading import load_policy
-from rlhf_core.strategies import StoredTensor, blank_tensor, stored_parameters, weights_left_in_files
+from rlhf_strategies import StoredTensor, blank_tensor, stored_parameters, weights_left_in_files
 
 
 @pytest.fixture
