@@ -17,6 +17,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from moved_names import with_moved_table
 from public_surface import library_surface, surface
 from pydantic import BaseModel
 from reference_lists import commands_page, config_page, errors_page, hooks_page, table
@@ -51,6 +52,7 @@ from rlhf_core.training.request import RunRequest, Transport
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"
+UPGRADING = ROOT / "docs" / "upgrading.md"
 NOTE = "<!-- Written by docs/generate_reference.py from the code; change the code and run it again. -->"
 
 TITLES = {
@@ -123,6 +125,7 @@ def pages() -> dict[Path, str]:
     lists = {"config": config_page, "hook-events": hooks_page, "errors": errors_page, "commands": commands_page}
     return (
         {FOLDER / f"{kind}.md": page(kind) for kind in KINDS}
+        | {UPGRADING: with_moved_table(UPGRADING.read_text(encoding="utf-8"))}
         | {FOLDER / "plugin-api.md": api_page(), FOLDER / "libraries.md": libraries_page()}
         | {FOLDER / f"{name}.md": made(NOTE) for name, made in lists.items()}
     )

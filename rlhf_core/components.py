@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .strategy import Strategy
 
-API_VERSION = 2
+API_VERSION = 3
 """Version of the plugin API: raised when a plugin made for an older core would break (docs/plugins.md, Upgrading)."""
 
 Kind = Literal[

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .place import Place
-from .place import ReduceOp as ReduceOp
 
 if TYPE_CHECKING:
     from pathlib import Path

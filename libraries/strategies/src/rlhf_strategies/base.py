@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.distributed.process_group import ProcessGroup
 from rlhf_core.errors import CheckpointError
 from rlhf_core.optimizers.lr_schedule import load_scheduler, save_scheduler
-from rlhf_core.strategy import ReduceOp, Strategy, Trained
+from rlhf_core.place import ReduceOp
+from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util.tensor_trees import load_tree, save_tree
 from rlhf_core.util.weight_files import (
     DEFAULT_SHARD_BYTES,

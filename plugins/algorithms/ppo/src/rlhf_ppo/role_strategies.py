@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_core.errors import UserInputError
-from rlhf_core.strategy import ReduceOp, Strategy, Trained
+from rlhf_core.place import ReduceOp
+from rlhf_core.strategy import Strategy, Trained
 from rlhf_core.util import load_tree, save_tree
 
 from .booster import BoosterAdapter, is_booster
