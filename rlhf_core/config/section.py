@@ -10,7 +10,6 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 
-from ..columns import Column
 from ..errors import ConfigError
 from ..util.redact import ENVIRONMENT, learn_secret
 from .problems import Problem
@@ -64,11 +63,6 @@ class Section(BaseModel):
         Called for the sections of plugins and for `environment`, in each process that samples answers.
         """
         return None
-
-
-def columns_of(section: Section) -> Mapping[str, Column]:
-    """The class variable `columns` of a section. An option may have that name instead, so `Section` has none."""
-    return getattr(type(section), "columns", {})
 
 
 class SelectsPlugins(ABC):

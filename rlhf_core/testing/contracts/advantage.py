@@ -13,10 +13,11 @@ import pytest
 from ... import functional
 from ...algorithm import EpisodeOutput, RolloutAlgorithm, needs_of
 from ...columns import Columns
+from ...config.sections import EnvironmentConfig
 from ...objective.estimate import ShapedScores, estimated
 from ...rewards.combiner import RewardCombiner
 from ...rollout.made import made_episode
-from ...rollout.samples import COLUMNS, GREEDY_REWARDS, TURN_REWARDS
+from ...rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS, TURN_REWARDS
 from ...training.batches import BatchPlan
 from ...training.estimates import EpisodeEstimates
 from ...types import BufferItem, Experience, PhaseTimes
@@ -169,7 +170,7 @@ def _items() -> list[BufferItem]:
                             TURN_REWARDS: torch.zeros(length, len(WEIGHTS)),
                             GREEDY_REWARDS: {"score": float(sample // 4 % 2), "environment": 0.5},
                         },
-                        COLUMNS,
+                        {**GREEDY_COLUMNS, **EnvironmentConfig.columns},
                     ),
                 )
             )

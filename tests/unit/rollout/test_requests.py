@@ -18,7 +18,7 @@ from rlhf_core.rollout.single_answer import SingleAnswers
 from rlhf_core.testing.engine import FakeEngine
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_prompt
-from rlhf_core.types import Completion, GenerationRequest, PhaseTimes, SamplingParams
+from rlhf_core.types import Completion, GenerationRequest, SamplingParams
 
 RUN = SamplingParams(max_new_tokens=4, options={"bias": 2})
 
@@ -47,7 +47,7 @@ def biased(answer: Sequence[int] = (5, 6, 2)) -> Biased:
 
 
 def single(engine: FakeEngine, sampling: SamplingParams = RUN) -> Any:
-    play = SingleAnswers(engine, tiny_tokenizer(), sampling).play([(make_prompt(0), 0)], PhaseTimes())
+    play = SingleAnswers(engine, tiny_tokenizer(), sampling).play([(make_prompt(0), 0)])
     (played,) = list(play)
     (row,) = played.rows
     return item_of(row, rollout_of(row, played), SampleRewards.of(played, {}), played, None)
@@ -96,7 +96,7 @@ def test_the_options_of_a_turn_take_precedence():
     engine = biased()
     playing = player(driven(run), engine=engine)
     object.__setattr__(playing.rules, "sampling", RUN)
-    list(playing.play([(make_prompt(0), 0)], PhaseTimes()))
+    list(playing.play([(make_prompt(0), 0)]))
     assert [request.options for (request,) in engine.calls] == [{"bias": 7}, {"bias": 2}]
 
 

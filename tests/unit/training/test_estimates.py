@@ -18,7 +18,7 @@ from rlhf_core.functional import AdvantageInput, group_normalised, to_tokens
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.rollout import made_episode
-from rlhf_core.rollout.samples import COLUMNS, GREEDY_REWARDS
+from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
 from rlhf_core.testing.models import tiny_tokenizer
 from rlhf_core.testing.samples import make_item
 from rlhf_core.testing.thread_ranks import Ranks
@@ -119,7 +119,7 @@ def episodes(draw: st.DrawFn) -> list[BufferItem]:
                         reference_log_probs=item.action_log_probs + drawn[1],
                         trainer_log_probs=item.action_log_probs + drawn[2],
                         truncated=length == 7,
-                        columns=Columns({GREEDY_REWARDS: {"score": greedy}}, COLUMNS),
+                        columns=Columns({GREEDY_REWARDS: {"score": greedy}}, GREEDY_COLUMNS),
                     )
                 )
     return items
