@@ -304,7 +304,10 @@ class RolloutAlgorithm(Algorithm[BufferItem, Experience]):
         return {}
 
     def passes(self, context: PassContext) -> Sequence[GroupPass]:
-        """The passes over finished samples, in order; by default those of the reference and the critic."""
+        """The passes over finished samples, in order; by default those of the reference and the critic.
+
+        Also called before models are loaded, to check the passes' columns: passes read `context.models` in `run`.
+        """
         return context.passes_of(self.roles)
 
     @property

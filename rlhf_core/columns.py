@@ -1,11 +1,12 @@
 """Columns: named values of samples, which core carries from their owner to their reader without knowing them.
 
-An owner (an algorithm, a pass, a player, an engine, a prompt source) declares them in its attribute `columns`.
+An owner (an algorithm, a pass, a section, an environment, an engine, a prompt source) declares them in its attribute
+`columns`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -108,14 +109,18 @@ def _columns(values: dict[str, Any], kinds: dict[str, Column]) -> Columns:
     return made
 
 
-def check_owners(owners: Mapping[str, Mapping[str, Column]]) -> None:
-    """Raise `ConfigError` if two owners declare one name. owners: their columns, by what a user knows them as."""
+def columns_of(owner: Any) -> Mapping[str, Column]:
+    """The class variable `columns` of a class: {} if it has none, or has an option or a method of that name."""
+    found = getattr(owner, "columns", {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def check_owners(owners: Iterable[tuple[str, Mapping[str, Column]]]) -> None:
+    """Raise `ConfigError` if two owners declare one name. owners: what a user calls each, and its columns."""
     found: dict[str, str] = {}
-    for owner, columns in owners.items():
+    for owner, columns in owners:
         for name in columns:
-            if (other := found.setdefault(name, owner)) != owner:
-                raise ConfigError(
-                    f"{other} and {owner} both bring a column {name!r}",
-                    where="columns",
-                    hint="use one of the two; or have its author rename the column",
-                )
+            if name in found:
+                problem = f"{found[name]} and {owner} both bring a column {name!r}"
+                raise ConfigError(problem, where="columns", hint="use one of the two, or have an author rename it")
+            found[name] = owner

@@ -73,8 +73,8 @@ class WeightReceiver(Protocol):
 class RolloutEngine(Protocol):
     """Generates text from the policy.
 
-    An engine whose config class declares `request_options` or `columns` (`EngineConfig`) has them as attributes, too:
-    core refuses a request with an option that is not among them, and a completion with another column.
+    What its config class declares as `request_options` and `columns` (`EngineConfig`), core sets as attributes of the
+    engine. It refuses a request with an option that is not among them, and a completion with another column.
     """
 
     @property

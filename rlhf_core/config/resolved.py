@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel
 
+from ..columns import Column, columns_of
 from ..plugins.discovery import Selected
 from ..plugins.trust import EVERY_FILE, FileTrust
 from ..types import SamplingParams
@@ -101,6 +102,11 @@ class SelectedEnvironment:
         """Short, for errors: `./game.py:Game` is called Game."""
         return self.selected.name.rpartition(":")[2] or self.selected.name
 
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Those of its component's config class, or of its own class if there is no component."""
+        return columns_of(self.selected.function or type(self.selected.config))
+
     def to_mapping(self) -> dict[str, Any]:
         own = self.selected.to_mapping()
         core = {**self.options.model_dump(mode="json"), "isolate": self.isolate}
@@ -165,6 +171,14 @@ class ResolvedRun:
             yield ENVIRONMENT_SECTION, self.environment.options, self.environment.selected.label
         for name, brought in sorted(self.sections.items()):
             yield name, cast(Section, brought.config), brought.label
+
+    @property
+    def row_columns(self) -> Iterator[tuple[str, Mapping[str, Column]]]:
+        """Owner and columns of what adds columns to the rows of answers: sections, and the environment."""
+        if self.environment is not None:
+            yield "the section environment (rlhf-core)", EnvironmentConfig.columns
+            yield self.environment.selected.label, self.environment.columns
+        yield from ((brought.label, columns_of(type(brought.config))) for brought in self.sections.values())
 
     @property
     def reward_weights(self) -> dict[str, float]:

@@ -10,7 +10,6 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints
 
-from ..columns import Column
 from ..errors import ConfigError
 from ..util.redact import ENVIRONMENT, learn_secret
 from .problems import Problem
@@ -68,11 +67,6 @@ class Section(BaseModel):
     def without_files(self) -> Self:
         """Return the section with the default for each option that names a file of code, for those who run none."""
         return self
-
-
-def columns_of(section: Section) -> Mapping[str, Column]:
-    """The class variable `columns` of a section. An option may have that name instead, so `Section` has none."""
-    return getattr(type(section), "columns", {})
 
 
 class SelectsPlugins(ABC):

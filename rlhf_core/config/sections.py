@@ -154,7 +154,7 @@ class RewardCallOptions(Section):
 class EnvironmentConfig(Section):
     """How core plays the episodes of an environment, whoever wrote it."""
 
-    columns: ClassVar[Mapping[str, Column]] = {"environment": Column(per="metrics")}
+    columns: ClassVar[Mapping[str, Column]] = {"environment": Column(per="metrics"), "turn_rewards": Column()}
 
     max_turns: Count = Field(8, description="Most turns of the policy in an episode.")
     max_tokens: Count | None = Field(

@@ -281,6 +281,7 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     """
     from ..environments.chat import chat_format
     from ..models.frozen import check_frozen
+    from ..models.passes import planned_passes
     from ..rollout.samples import check_columns
 
     check_model(resolved.run.model)
@@ -303,7 +304,8 @@ def check_run(resolved: ResolvedRun, *, is_check: bool = False) -> RunInputs:
     check_algorithm(resolved, algorithm)
     check_frozen(getattr(algorithm, "frozen_models", {}), tokenizer)
     stream = inputs.prompts
-    check_columns(resolved, algorithm, of_prompts=stream.columns)
+    passes = planned_passes(algorithm, resolved.algorithm.label, resolved.sampling.temperature)
+    check_columns(resolved, algorithm, passes, stream.columns)
     inputs.eval_prompts  # noqa: B018  # built here, so that what is wrong with them is found
     inputs.curriculum()
     if isinstance(algorithm, DatasetAlgorithm):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from numbers import Real
 from typing import Any, Protocol, get_args
 
-from ..columns import Columns
+from ..columns import Column, Columns
 from ..config.sections import EnvironmentConfig
 from ..errors import DataError, EpisodeError, RlhfError
 from ..rollout.episode_metrics import ENVIRONMENT, OWN, RESERVED
-from ..rollout.row import Played
+from ..rollout.requests import row_columns
+from ..rollout.row import Played, Row
 from ..util.error_text import error_text
 from ..util.printable import printable
 from .clock import CallClock, Clock
@@ -209,6 +211,10 @@ def _checked(found: object, episode: Playable) -> Outcome:
     taken = RESERVED.intersection(found.metrics)
     if taken:
         raise EnvironmentFault(f"measures {min(taken)}, which is the name of a metric of core's")
+    try:
+        columns = json.loads(json.dumps(dict(found.columns), default=lambda value: value.tolist(), allow_nan=False))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EnvironmentFault(f"gave columns that are not finite numbers: {error_text(error)}") from None
     return Outcome(
         reward=_finite("the reward", found.reward),
         turn_rewards={
@@ -217,6 +223,7 @@ def _checked(found: object, episode: Playable) -> Outcome:
         metrics={str(name): _finite(f"the metric {name}", value) for name, value in found.metrics.items()},
         status=found.status,
         bad_tool_calls=int(_finite("the number of bad tool calls", found.bad_tool_calls)),
+        columns=columns,
     )
 
 
@@ -252,7 +259,45 @@ def _played(task: Task, episode: Episode, outcome: Outcome) -> Played:
         "response_tokens": float(response),
         **{OWN + name: value for name, value in outcome.metrics.items()},
     }
+    _check_columns(outcome.columns, episode)
     reward = math.fsum([outcome.reward, *outcome.turn_rewards.values()])
     for row in rows:
         row.columns = Columns({ENVIRONMENT: measured if row is rows[0] else {}}, EnvironmentConfig.columns)
+        row.columns |= _columns(row, outcome.columns, episode.rules.columns)
     return Played(task.prompt, task.sample_id, rows, reward, dict(outcome.turn_rewards))
+
+
+def _check_columns(given: Mapping[str, Any], episode: Episode) -> None:
+    """Raise `EnvironmentFault` for a column that is not declared, or one per token that is not given by turn."""
+    turns = set(map(str, range(episode.num_turns)))
+    for name, value in given.items():
+        if (kind := episode.rules.columns.get(name)) is None:
+            raise EnvironmentFault(f"gave a column {name!r:.100}, which it does not declare in `columns`")
+        if kind.per == "token" and not (isinstance(value, dict) and value.keys() <= turns):
+            raise EnvironmentFault(f"gave, as the column {name!r}, no values of its {len(turns)} turns: {value!r:.100}")
+
+
+def _columns(row: Row, given: Mapping[str, Any], kinds: Mapping[str, Column]) -> Columns:
+    """The environment's columns of a row. Raises `EnvironmentFault` for a turn without a value for each token."""
+    values: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        if name in given and kind.per != "token":
+            values[name] = given[name]
+        elif not kind.optional:
+            values[name] = (
+                {} if kind.per == "metrics" else [kind.fill] * len(row.ids) if kind.per == "token" else kind.fill
+            )
+    parts: list[tuple[int, Columns]] = []
+    for turn, end in row.turn_ends.items():
+        size = len(row.turns[row.own_turns[turn]].token_ids)
+        found = {
+            name: given[name][str(turn)] for name in given if kinds[name].per == "token" and str(turn) in given[name]
+        }
+        found = {name: value if isinstance(value, list) else [value] * size for name, value in found.items()}
+        if wrong := [name for name, value in found.items() if len(value) != size]:
+            problem = (
+                f"gave {len(found[wrong[0]])} values of the column {wrong[0]!r} for the {size} tokens of turn {turn}"
+            )
+            raise EnvironmentFault(problem)
+        parts.append((end + 1 - size, Columns(found, kinds)))
+    return Columns(values, kinds) | row_columns(parts, len(row.ids))

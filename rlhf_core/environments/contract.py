@@ -75,6 +75,12 @@ class Outcome:
     status: Status = "done"
     bad_tool_calls: int = 0
     """Calls with wrong arguments; core counts unreadable ones and those of unknown tools itself."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the columns that the environment declares in its class variable `columns`, or in that of its config.
+
+    Per token `{turn: a number, or one value for each of its tokens}`; else the value, which all branches have. Finite
+    numbers, in lists, arrays or tensors. A column that is left out has `fill`, unless it is `optional`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

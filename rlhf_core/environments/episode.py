@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..columns import Column
 from ..config.sections import EnvironmentConfig
 from ..errors import EpisodeError
 from ..prompts.stream import PromptEncoder
@@ -44,6 +45,8 @@ class Rules:
     """Longest sequence the engine can continue."""
     eos_token_ids: frozenset[int]
     """At which the engine ends a turn."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Those that the environment declares."""
     encoder: PromptEncoder = field(init=False)
     """Encoder of prompts, shared so that each is encoded once."""
     chat: ChatFormat = field(init=False)

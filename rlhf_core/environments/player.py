@@ -63,6 +63,7 @@ def build_environment_player(
             sampling=sampling,
             context_tokens=engine.context_tokens,
             eos_token_ids=engine.eos_token_ids,
+            columns=environment.columns,
         ),
         name=environment.name,
         engine=engine,

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..algorithm import GroupPass, PassContext
+from ..algorithm import Algorithm, GroupPass, PassContext, RolloutAlgorithm
 from ..batching import collate, default_tokens, masked, to_device
 from ..columns import Columns
 from ..errors import PluginError
+from ..place import LocalPlace, Place
+from ..plugins.errors_of import errors_of
 from ..types import BufferItem, Experience, Role, RolloutGroup
 from .batched_forward import forward_rows, on_device
 from .forward import policy_forward, value_forward
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from ..place import Place
 
 _FIELDS = ("reference_log_probs", "values")
 """Fields of an item that a pass gives under their names; all else are columns."""
@@ -67,6 +68,25 @@ class PassModels(PassContext):
     def passes_of(self, roles: frozenset[Role]) -> list[GroupPass]:
         own: dict[Role, type[_OnePass]] = {"reference": ReferencePass, "critic": CriticPass}
         return [each(self) for role, each in own.items() if role in roles]
+
+
+def planned_passes(algorithm: Algorithm[Any, Any], label: str, temperature: float) -> Sequence[GroupPass]:
+    """The algorithm's passes before models are loaded, to know their columns; none if it learns from a dataset."""
+    import torch
+
+    if not isinstance(algorithm, RolloutAlgorithm):
+        return ()
+    context = PassModels(
+        LocalPlace(torch.device("cpu"), torch.float32), defaultdict(_unloaded), temperature=temperature
+    )
+    with errors_of(label, "passes", module=type(algorithm).__module__):
+        return algorithm.passes(context)
+
+
+def _unloaded() -> nn.Module:
+    raise PluginError(
+        "a pass reads `context.models` when it is made", hint="read it in `run`: no model is loaded before"
+    )
 
 
 class _OnePass(GroupPass):

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
+from ..columns import columns_of
 from ..components import API_VERSION, KINDS, Component, Kind
 from ..errors import PluginError, RlhfError
 from ..util.did_you_mean import closest, fold, suggestion
@@ -351,6 +352,10 @@ def resolve_build(selected: Selected) -> Callable[..., Any]:
                 hint="if its options are right, the plugin is broken: tell its authors",
             ) from error
         selected.check_built(built)
+        if selected.kind == "engines":  # the config declares what core reads of the engine
+            declared = {"request_options": getattr(config, "request_options", {}), "columns": columns_of(type(config))}
+            for name in (name for name, value in declared.items() if getattr(built, name, {}) != value):
+                setattr(built, name, declared[name])
         return built
 
     return named

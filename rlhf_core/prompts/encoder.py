@@ -60,7 +60,7 @@ class PromptEncoder:
         self._text_as_chat = text_as_chat
         self._kind = kind or PLAIN
         self._own_columns = columns or {}
-        check_owners({"the source of prompts": self._own_columns, type(self._kind).__name__: self._kind.columns})
+        check_owners([("the source of prompts", self._own_columns), (type(self._kind).__name__, self._kind.columns)])
         self.columns = {**self._own_columns, **self._kind.columns}
         """All columns of a prompt."""
         if wrong := [name for name, column in self.columns.items() if column.per != "prompt"]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config.fitting import named_code
-from ..config.section import columns_of
 from ..errors import PluginError
 from ..types import Prompt
 from ..util.kept_state import load_state_of, state_of
@@ -26,7 +25,7 @@ class RunPlayer(TimedPlayer):
         self.times = context.times
         self.sections: dict[str, Player] = {}
         """The player of each section that brings one, innermost first."""
-        self._columns: set[str] = set()
+        self._columns = {name for _, columns in context.run.row_columns for name in columns}
         self._by = "core's player"
         self._outermost = context.default
         journals = folder / "journal" if folder is not None and folder.is_dir() else None
@@ -39,13 +38,12 @@ class RunPlayer(TimedPlayer):
                 if player is not None:
                     stack.callback(getattr(player, "close", lambda: None))
                     self._outermost = self.sections[name] = player
-                    self._columns |= columns_of(section).keys()
                     self._by = f"the player of the section {name} ({owner})"
             self._closing = stack.pop_all()
 
     def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
         """See `Player`. Raises `PluginError` if a section's player answers a sample twice or not at all, or adds a
-        column that no section declares.
+        column that neither a section nor the environment declares.
         """
         waiting = {sample_id for _, sample_id in samples}
         for played in self._outermost.play(samples):

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners
+from ..columns import ENGINE_COLUMNS, Column, Columns, check_owners, columns_of
 from ..config.load import ENVIRONMENT_SECTION
-from ..config.section import columns_of
+from ..config.sections import EnvironmentConfig
 from ..errors import ConfigError
 from ..rewards.values import TurnScores
 from ..types import BufferItem, Rollout
@@ -25,7 +25,8 @@ GREEDY_REWARDS = "greedy_rewards"
 """Column: the rewards, by name, of the greedy answer to the sample's prompt."""
 TURN_REWARDS = "turn_rewards"
 """Column [A, R], raw: what each of a sample's `rewards` gave to a turn, at its last token; with an environment."""
-COLUMNS = {GREEDY_REWARDS: Column(per="metrics"), TURN_REWARDS: Column()}
+GREEDY_COLUMNS: Mapping[str, Column] = {GREEDY_REWARDS: Column(per="metrics")}
+"""Columns of an algorithm that `needs_greedy_answer`."""
 
 
 def check_columns(
@@ -40,15 +41,17 @@ def check_columns(
     if inputs and resolved.generates and not engine.component.model_inputs:
         problem = f"the engine {engine.name} does not pass {', '.join(inputs)} to the model"
         raise ConfigError(problem, where="engine.name", hint="choose one that does: engine.name: hf")
-    owners = {
-        f"algorithm {resolved.algorithm.name}": algorithm.columns,
-        f"engine {engine.name}": getattr(engine.config, "columns", {}),
-        "prompts": of_prompts or {},
-        "rewards": COLUMNS,
-        "core's sampling": ENGINE_COLUMNS,
-    }
-    owners |= {f"section {name}": columns_of(section) for name, section, _ in resolved.player_sections}
-    check_owners(owners | {f"pass {type(each).__name__}": each.columns for each in passes})
+    label = resolved.algorithm.label
+    greedy = GREEDY_COLUMNS if getattr(algorithm, "needs_greedy_answer", False) else {}
+    owners = [
+        (label, {**algorithm.columns, **greedy}),
+        (engine.label, columns_of(type(engine.config))),
+        (resolved.prompts.label, of_prompts or {}),
+        ("core's sampling", ENGINE_COLUMNS),
+        *resolved.row_columns,
+    ]
+    owners += [(f"the pass {type(e).__module__}.{type(e).__qualname__} of the {label}", e.columns) for e in passes]
+    check_owners(owners)
 
 
 def rollout_of(row: Row, sample: Played) -> Rollout:
@@ -115,9 +118,9 @@ def item_of(
 
     columns = sample.prompt.columns | row.columns | row_columns(row.sampled_columns, len(row.ids))
     if greedy_rewards is not None:
-        columns |= Columns({GREEDY_REWARDS: greedy_rewards}, COLUMNS)
+        columns |= Columns({GREEDY_REWARDS: greedy_rewards}, GREEDY_COLUMNS)
     if sample.reward is not None:
-        columns |= Columns({TURN_REWARDS: _turn_rewards(row, rewards.turns)}, COLUMNS)
+        columns |= Columns({TURN_REWARDS: _turn_rewards(row, rewards.turns)}, EnvironmentConfig.columns)
     return BufferItem(
         sample_id=rollout.sample_id,
         group_id=rollout.group_id,

@@ -19,7 +19,7 @@ from rlhf_core.models import policy_forward
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.combiner import RewardCombiner
 from rlhf_core.rollout import made_episode
-from rlhf_core.rollout.samples import COLUMNS, GREEDY_REWARDS
+from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
 from rlhf_core.strategy import Strategy
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates
@@ -89,7 +89,7 @@ def _items() -> tuple[BufferItem, ...]:
         rewards = {"length": float(sample % 4), "form": float(sample % 2)}
         item = replace(make_item(sample, group_id=sample // 3, num_actions=length), rewards=rewards)
         greedy = {GREEDY_REWARDS: {"length": float(sample // 3 % 2), "form": 0.5}}
-        item = replace(item, columns=Columns(greedy, COLUMNS))
+        item = replace(item, columns=Columns(greedy, GREEDY_COLUMNS))
         plain.append(replace(item, truncated=length == _LONGEST, values=torch.randn(length, generator=generator) / 5))
     batch = collate(plain)
     with torch.no_grad():

@@ -54,3 +54,17 @@ def test_two_processes_train_as_one(tmp_path):
     for mine, theirs in zip(two, one, strict=True):
         assert mine["policy/lr"] == theirs["policy/lr"]
     assert two[0]["policy/grad_norm"] == pytest.approx(one[0]["policy/grad_norm"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_it_trains_over_ray_as_here_and_after_a_resume(tmp_path, ray_worker_source):
+    pytest.importorskip("rlhf_ray", reason="the transport ray is not installed")
+    from quick_ray import quick_workers
+
+    far = {"transport": {"name": "ray", "max_staleness": 0}}
+    local = metrics(start(RUN, tmp_path / "local").run_folder)
+    with quick_workers():
+        start({**HALF, **far}, tmp_path / "ray")
+        remote = metrics(start({**RUN, **far}, tmp_path / "ray", resume="auto").run_folder)
+    for key in ("policy/lr", "policy/grad_norm", "loss/policy"):
+        assert [line[key] for line in remote] == [line[key] for line in local], key

@@ -9,7 +9,8 @@ import yaml
 from quick_ray import quick_workers
 from run_files import command, metrics, start, write_run
 
-from rlhf_core.errors import ConfigError, UserInputError
+from rlhf_core.errors import ConfigError, InterruptedRun, UserInputError
+from rlhf_core.hookspecs import Action
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "requests.md").read_text(encoding="utf-8")
 SOURCES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
@@ -87,6 +88,32 @@ def test_the_column_reaches_the_loss_over_ray(tmp_path, ray_worker_source):
         remote = metrics(start({**RUN, **RAY}, tmp_path / "ray").run_folder)
     assert [line["acme/gap"] for line in remote] == [line["acme/gap"] for line in local]
     assert [line["loss/policy"] for line in remote] == [line["loss/policy"] for line in local]
+
+
+class Interrupts:
+    """Does after the first episode what Ctrl-C does."""
+
+    def rlhf_decide(self, moment):
+        return Action(kind="interrupt", by="test", reason="once") if moment.at == "episode" else None
+
+
+def test_the_column_reaches_the_loss_after_a_resume(tmp_path):
+    run = {**RUN, "train": {**RUN["train"], "episodes": 2}, "checkpoint": {"every_episodes": 1}}
+    straight = metrics(start(run, tmp_path / "straight").run_folder)
+    with pytest.raises(InterruptedRun):
+        start(run, tmp_path / "run", hooks=[Interrupts()])
+    resumed = metrics(start(run, tmp_path / "run", resume="auto").run_folder)
+    assert resumed == straight and len(resumed) == 4
+    assert all(line["acme/gap"] < 1e-6 for line in resumed)
+
+
+def test_the_column_reaches_the_loss_of_two_processes(tmp_path):
+    pytest.importorskip("rlhf_colossalai.ddp", reason="the strategy ddp is not installed")
+    one = metrics(start(RUN, tmp_path / "one").run_folder)
+    two = metrics(start({**RUN, "strategy": "ddp"}, tmp_path / "two", num_processes=2).run_folder)
+    assert len(two) == len(one) == 2
+    assert all(line["acme/gap"] < 1e-6 for line in two)
+    assert two[0]["loss/policy"] == pytest.approx(one[0]["loss/policy"], rel=1e-3, abs=1e-5)
 
 
 def test_turns_at_several_temperatures_train_without_a_gap(tmp_path):

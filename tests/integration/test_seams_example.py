@@ -193,8 +193,14 @@ def test_a_section_of_two_distributions(tmp_path: Path, install: Any, capsys: py
 def test_a_column_of_two_passes(tmp_path: Path, install: Any, capsys: pytest.CaptureFixture[str]) -> None:
     install("acme-rare", {"rlhf.algorithms": {"rare": "acme_rare:rare"}}, {"acme_rare": OTHER})
     file = write_run(tmp_path, {**RUN, "algorithm": {**RUN["algorithm"], "name": "rare"}})
-    assert run(["train", str(file), "--output", str(tmp_path / "run"), "--quiet"]) == 2
-    assert "pass WitnessPass and pass Rarity both bring a column 'novelty'" in said(capsys)
+    algorithm = 'of the algorithm "rare" (acme-rare 1.2.3)'
+    for flags in (["--dry-run"], ["--output", str(tmp_path / "run"), "--quiet"]):
+        assert run(["train", str(file), *flags]) == 2
+        assert (
+            f"the pass rlhf_example_novelty.witness.WitnessPass {algorithm} and the pass acme_rare.Rarity {algorithm} "
+            "both bring a column 'novelty'"
+        ) in said(capsys)
+    assert not (tmp_path / "run").exists(), "nothing ran"
 
 
 @pytest.mark.slow

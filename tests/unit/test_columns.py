@@ -14,7 +14,7 @@ from drawn_columns import assert_same_columns, columns_of, with_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.algorithm import EpisodeOutput
+from rlhf_core.algorithm import EpisodeOutput, GroupPass
 from rlhf_core.batching import collate, select, split, to_device
 from rlhf_core.columns import Column, Columns, check_owners
 from rlhf_core.config.resolve import resolve
@@ -29,6 +29,8 @@ from rlhf_core.util.tensor_trees import load_tree, save_tree
 from rlhf_testing.runs import tiny_run
 from rlhf_testing.samples import make_item
 from rlhf_testing.thread_ranks import Ranks
+
+GAME: dict[str, Any] = {"environment": {"name": "guess-number"}, "prompts": None, "rewards": None}
 
 
 @given(columns_of(), st.data())
@@ -132,9 +134,11 @@ def test_a_kind_that_is_not() -> None:
 
 def test_two_owners_of_one_name() -> None:
     column = {"novelty": Column()}
-    check_owners({"algorithm a": column, "engine b": {}})
+    check_owners([("algorithm a", column), ("engine b", {})])
     with pytest.raises(ConfigError, match="algorithm a and engine b both bring a column 'novelty'"):
-        check_owners({"algorithm a": column, "engine b": column})
+        check_owners([("algorithm a", column), ("engine b", column)])
+    with pytest.raises(ConfigError, match="pass acme.P and pass acme.P both bring a column 'novelty'"):
+        check_owners([("pass acme.P", column)] * 2)
 
 
 def test_values_get_the_type_that_is_declared() -> None:
@@ -145,9 +149,51 @@ def test_values_get_the_type_that_is_declared() -> None:
     assert (dict(changed["told"]), dict(columns["told"])) == ({}, {"a": 1.0})
 
 
-def test_a_run_with_two_owners_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit 2 of `rlhf config check` and `train --dry-run`."""
-    monkeypatch.setattr("rlhf_ppo.algorithm.PPO.columns", {"environment": Column()}, raising=False)
-    resolved = resolve(tiny_run({"environment": {"name": "guess-number"}, "prompts": None, "rewards": None}))
-    with pytest.raises(ConfigError, match="algorithm ppo and section environment both bring a column 'environment'"):
+@pytest.mark.parametrize(
+    ("column", "changes", "owner"),
+    [
+        ("environment", GAME, "the section environment (rlhf-core)"),
+        ("turn_rewards", GAME, "the section environment (rlhf-core)"),
+        ("seen", GAME, 'environment "guess-number" (rlhf-environments'),
+        ("temperature", {}, "core's sampling"),
+        ("score", {}, 'engine "hf" (rlhf-hf'),
+    ],
+)
+def test_a_run_with_two_owners_is_refused_before_it_starts(
+    column: str, changes: dict[str, Any], owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 2 of `rlhf train`, with `--dry-run` or not, before there is a run folder."""
+    monkeypatch.setattr("rlhf_ppo.algorithm.PPO.columns", {column: Column()}, raising=False)
+    monkeypatch.setattr("rlhf_hf.config.HfEngineConfig.columns", {"score": Column()}, raising=False)
+    resolved = resolve(tiny_run(changes))
+    if resolved.environment is not None:
+        monkeypatch.setattr(type(resolved.environment.selected.config), "columns", {"seen": Column()}, raising=False)
+    with pytest.raises(ConfigError) as found:
         check_run(resolved)
+    message = str(found.value)
+    assert 'algorithm "ppo" (rlhf-' in message and owner in message and f"both bring a column {column!r}" in message
+
+
+def test_the_rewards_of_greedy_answers_are_a_column_of_the_algorithm_that_needs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlhf_hf.config.HfEngineConfig.columns", {"greedy_rewards": Column()})
+    check_run(resolve(tiny_run()))
+    monkeypatch.setattr("rlhf_ppo.algorithm.PPO.needs_greedy_answer", True)
+    with pytest.raises(ConfigError, match=r"algorithm .*ppo.* and engine .*hf.* both bring a column 'greedy_rewards'"):
+        check_run(resolve(tiny_run()))
+
+
+class Reads(GroupPass):
+    """Reads its model too early."""
+
+    def __init__(self, context: Any) -> None:
+        self.model = context.models["witness"]
+
+    def run(self, groups: Any) -> Any: ...
+
+
+def test_a_pass_reads_its_model_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_ppo.algorithm.PPO.passes", lambda self, context: [Reads(context)])
+    with pytest.raises(PluginError, match=r"(?s)reads `context.models` when it is made.*algorithm \"ppo\""):
+        check_run(resolve(tiny_run()))

@@ -158,6 +158,7 @@ class Flight:
                         metrics=message.metrics,
                         status=message.status,
                         bad_tool_calls=message.bad_tool_calls,
+                        columns=message.columns,
                     )
                 )
             case Failed():

@@ -130,6 +130,7 @@ class Ended(_Message):
     metrics: dict[str, float]
     status: Status
     bad_tool_calls: int = Field(0, ge=0)
+    columns: dict[str, Any] = Field(default_factory=dict)
 
 
 class Failed(_Message):

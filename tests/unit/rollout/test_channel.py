@@ -1,8 +1,12 @@
 """The in-process channel: every rank makes its share, and all come to the same episode."""
 
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
+from drawn_columns import assert_same_columns, columns_of
+from hypothesis import given, settings
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.rollout.channel import LocalChannel
@@ -10,6 +14,7 @@ from rlhf_core.rollout.coordinator import RolloutCoordinator
 from rlhf_core.types import PhaseTimes, RolloutGroup
 from rlhf_core.util.tensor_trees import load_tree, save_tree
 from rlhf_testing.samples import make_group, make_prompt
+from rlhf_testing.thread_ranks import Ranks as ThreadRanks
 
 SECONDS = 30.0
 
@@ -122,3 +127,53 @@ def test_its_state_goes_through_a_file(tmp_path):
     _, second = channel(Ranks(1).strategy(0))
     second.load_state_dict(load_tree(tmp_path / "channel.safetensors"))
     assert positions(second.episode(1)) == positions(first.episode(1)) == [4, 5, 6, 7]
+
+
+class Given(Maker):
+    """Makes groups of given items."""
+
+    def __init__(self, items):
+        super().__init__()
+        self.items = items
+
+    def make(self, prompts):
+        for prompt in prompts:
+            own = tuple(item for item in self.items if item.group_id == prompt.position)
+            yield RolloutGroup(position=prompt.position, rollouts=(), items=own)
+
+
+@given(columns_of())
+@settings(max_examples=15, deadline=None)
+def test_any_columns_reach_all_ranks_and_survive_a_resume(items):
+    """Three groups, an episode each; all are made in the first one, and two of them go through a file."""
+    options = {"num_episodes": 3, "prompts_per_episode": 1, "max_staleness": 2}
+
+    def channel_of(place):
+        return LocalChannel(
+            coordinator=RolloutCoordinator(**options),
+            prompt=make_prompt,
+            maker=Given(items),
+            place=place,
+            keep=lambda group: True,
+        )
+
+    def rows(channel, index):
+        found = channel.episode(index)
+        channel.published(index + 1)
+        return found.data.load(range(len(found.rows)), [])[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        def work(rank, place):
+            first, file = channel_of(place), Path(folder) / str(rank)
+            found = rows(first, 0)
+            save_tree(file, first.state_dict())
+            resumed = channel_of(place)
+            resumed.load_state_dict(load_tree(file))
+            resumed.maker.items = []  # nothing is made again
+            return [*found, *rows(resumed, 1), *rows(resumed, 2)]
+
+        for found in ThreadRanks(2).run(work):
+            assert [item.sample_id for item in found] == list(range(5))
+            for one, other in zip(items, found, strict=True):
+                assert_same_columns(one, other)

@@ -50,10 +50,9 @@ def player(monkeypatch, tokenizer):
     def make(folder=None, columns=None, greedy=False, **players):
         run = resolve(tiny_run())
         made = [type("Brought", (Plays,), {"make": staticmethod(each)})() for each in players.values()]
-        if columns:
-            type(made[0]).columns = columns
         sections = [(name, section, "acme 1.0") for name, section in zip(players, made, strict=True)]
         monkeypatch.setattr("rlhf_core.config.resolved.ResolvedRun.player_sections", sections)
+        monkeypatch.setattr("rlhf_core.config.resolved.ResolvedRun.row_columns", [("acme 1.0", columns or {})])
         return build_player(run, FakeEngine(), tokenizer, run_folder=folder, greedy=greedy)
 
     return make

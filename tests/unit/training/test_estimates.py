@@ -18,7 +18,7 @@ from rlhf_core.functional import to_tokens
 from rlhf_core.plugins.discovery import load, resolve_build
 from rlhf_core.rewards.scorer import RewardCombiner
 from rlhf_core.rollout import made_episode
-from rlhf_core.rollout.samples import COLUMNS, GREEDY_REWARDS
+from rlhf_core.rollout.samples import GREEDY_COLUMNS, GREEDY_REWARDS
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.estimates import EpisodeEstimates, Estimated
 from rlhf_core.types import BufferItem, Experience, PhaseTimes, SamplingParams
@@ -120,7 +120,7 @@ def episodes(draw: st.DrawFn) -> list[BufferItem]:
                         reference_log_probs=item.action_log_probs + drawn[1],
                         trainer_log_probs=item.action_log_probs + drawn[2],
                         truncated=length == 7,
-                        columns=Columns({GREEDY_REWARDS: {"score": greedy}}, COLUMNS),
+                        columns=Columns({GREEDY_REWARDS: {"score": greedy}}, GREEDY_COLUMNS),
                     )
                 )
     return items

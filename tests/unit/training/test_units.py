@@ -7,13 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from drawn_columns import assert_same_columns, columns_of
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf_core.batching import collate, split
 from rlhf_core.errors import PluginError
 from rlhf_core.models.forward_passes import ForwardPasses
 from rlhf_core.training.batches import BatchPlan
 from rlhf_core.training.units import Units
+from rlhf_core.types import BufferItem
 
 
 def row(unit: int, num_tokens: int = 1) -> Any:
@@ -83,3 +86,20 @@ def test_units_that_are_not_the_items_name_the_algorithm(wrong: Any) -> None:
 
 def test_the_price_of_padded_rows_is_that_of_the_longest() -> None:
     assert ForwardPasses().price([row(0, 3), row(0, 5)]) == 10
+
+
+@given(columns_of(), st.integers(1, 3), st.integers(1, 40))
+@settings(max_examples=25, deadline=None)
+def test_balanced_micro_batches_keep_any_columns(items: list[BufferItem], world_size: int, max_tokens: int) -> None:
+    """Each row comes back once from the micro-batches of the ranks, with the bits that it had."""
+    pairs = Units(lambda rows: [list(pair) for _, pair in itertools.groupby(rows, key=lambda each: each.group_id)])
+    samples = [[item] for item in items]
+    shares = BatchPlan(len(items), 1, 0, world_size, pairs).shares(samples, range(len(items)))
+    found: list[BufferItem] = []
+    for share in shares:
+        rows = [items[index] for index in share]
+        for places in pairs.micro_batches(rows, max_tokens):
+            found += split(collate([rows[place] for place in places]))
+    assert sorted(each.sample_id for each in found) == list(range(len(items)))
+    for each in found:
+        assert_same_columns(items[each.sample_id], each)

@@ -144,6 +144,24 @@ def test_columns_arrive_bit_for_bit(items: list[BufferItem], data: st.DataObject
         assert_same_columns(items[place], item)
 
 
+@given(columns_of(), st.integers(1, 400))
+@settings(max_examples=15, deadline=None)
+def test_columns_are_the_same_from_the_object_store(items: list[BufferItem], object_bytes: int) -> None:
+    """Whole groups, and one row of an object that holds rows of several."""
+    of = [tuple(each for each in items if each.group_id == position) for position in range(3)]
+    groups = [RolloutGroup(position=position, rollouts=(), items=own) for position, own in enumerate(of)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_store, "_OBJECT_BYTES", object_bytes)
+        stored = store_groups(groups, "maker-0", texts=False)
+    found, lost = fetch_groups(stored, timeout_seconds=WAIT)
+    assert not lost and [group.position for group in found] == [0, 1, 2]
+    for one, other in zip(items, [item for group in found for item in group.items], strict=True):
+        assert_same_columns(one, other)
+    one_row, lost_groups = fetch_items(stored, {(1, 1): summaries(stored[1])[1]}, timeout_seconds=WAIT)
+    assert not lost_groups
+    assert_same_columns(items[3], one_row[1, 1])
+
+
 def vars_of(item: BufferItem) -> dict[str, Any]:
     return {name: getattr(item, name) for name in BufferItem.__slots__}
 

@@ -125,6 +125,7 @@ class Worker(asyncio.Protocol):
                 metrics=dict(found.metrics),
                 status=found.status,
                 bad_tool_calls=found.bad_tool_calls,
+                columns=dict(found.columns),
             )
         except RlhfError as error:
             told = Failed(episode=episode.number, error=ErrorTold.of(error))

@@ -38,8 +38,6 @@ class HfEngine:
 
     def __init__(self, config: HfEngineConfig, context: EngineContext) -> None:
         self._config = config
-        self.request_options = config.request_options
-        self.columns = config.columns
         self._tokenizer = context.tokenizer
         self._seed = context.seed
         self._module = context.model
