@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.distributed_c10d import Store
 
-    from ..strategy import ReduceOp
+    from ..place import ReduceOp
 
 _ROLL_CALL_SECONDS = 1.0
 """How long the remaining processes wait for one another to respond after an error."""

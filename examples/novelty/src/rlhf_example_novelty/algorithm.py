@@ -38,8 +38,10 @@ class Novel(RolloutAlgorithm):
         """The whole episode, on every rank."""
         mask = episode.action_mask
         advantages = mask * (episode.scores - episode.scores.mean())[:, None]
-        mean = float(masked_mean(episode.columns[NOVELTY], mask))
-        return EpisodeOutput(replace(episode, advantages=advantages), {"novelty/mean": mean})
+        metrics = {"novelty/mean": float(masked_mean(episode.columns[NOVELTY], mask))}
+        if "draws" in episode.columns:  # in a run with the section `novelty`, whose player adds it
+            metrics["novelty/draws"] = float(episode.columns["draws"].float().mean())
+        return EpisodeOutput(replace(episode, advantages=advantages), metrics)
 
     def counts(self, batch: Experience) -> Mapping[str, float]:
         return {"policy": float(batch.action_mask.sum())}

@@ -1,11 +1,15 @@
-"""Options of the algorithm, the hook, the optimizer and the schedule."""
+"""Options of the algorithm, the hook, the engine, the optimizer and the schedule, and the name of the kind of model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from pydantic import Field
 
 from rlhf_core import Section
-from rlhf_core.config import Problem, ResolvedRun
+from rlhf_core.config import EngineConfig, Problem, ResolvedRun
+
+VARIED_PATH, VARIED_TYPE = "builtin:varied-digits", "rlhf-example-varied"
+"""What the kind of model claims: a path, and the `model_type` in the folder of a saved model."""
 
 
 class FromNovelty(Section):
@@ -45,6 +49,16 @@ class NoveltyGoalConfig(FromNovelty):
     """Ends the run as done once its answers are as new as the goal."""
 
     patience: int | None = Field(None, ge=1, description="Episodes in a row; null is novelty.patience.")
+
+
+class HotStartConfig(EngineConfig):
+    """The engine: it samples the first token of an answer at its own temperature."""
+
+    request_options: ClassVar[Mapping[str, str]] = {
+        "first_temperature": "softmax temperature of the first token of an answer, above 0, unless it is greedy"
+    }
+
+    max_batch_size: int = Field(64, ge=1, description="Answers sampled at once.")
 
 
 class SignumConfig(Section):

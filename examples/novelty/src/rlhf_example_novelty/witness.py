@@ -1,11 +1,12 @@
 """The pass: a small frozen model measures the novelty of each sampled token, which becomes a column."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from rlhf_core import Column, Experience, RolloutGroup
+from rlhf_core import Column, Columns, Experience, RolloutGroup
 from rlhf_core.algorithm import GroupPass, PassContext
 from rlhf_core.models import policy_forward
 
@@ -26,5 +27,5 @@ class WitnessPass(GroupPass):
         return [{NOVELTY: row} for row in self.context.forward("witness", groups, self.surprise)]
 
     def surprise(self, model: nn.Module, batch: Experience) -> Tensor:
-        """[B, A] nats."""
-        return -policy_forward(model, batch, self.context.temperature).log_probs
+        """[B, A] nats. Other parts' columns are left out: inputs of the policy, and its first tokens' temperature."""
+        return -policy_forward(model, replace(batch, columns=Columns()), self.context.temperature).log_probs

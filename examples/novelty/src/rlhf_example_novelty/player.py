@@ -1,0 +1,57 @@
+"""The player: it has core's player answer each sample, and answer again if the answer is not new."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlhf_core import Columns, Prompt
+from rlhf_core.rollout import Played, Player, PlayerContext
+
+from .section import NoveltyConfig
+
+DRAW = 40
+"""Bit of a sample id at which the number of the draw begins: noise depends on the id, so each draw needs its own."""
+
+
+class NewAnswers(Player):
+    """Draws an answer again, up to `tries` times in all, while its prompt is known to have had the same one."""
+
+    def __init__(self, config: NoveltyConfig, context: PlayerContext) -> None:
+        self.default, self.config = context.default, config
+        self.known: dict[tuple[tuple[int, ...], ...], None] = {}
+        """The latest answers, oldest first: prompt and response of each row."""
+
+    def play(self, samples: Sequence[tuple[Prompt, int]]) -> Iterator[Played]:
+        prompts = {sample_id: prompt for prompt, sample_id in samples}
+        left = sorted(prompts)
+        for draw in range(1, self.config.tries + 1):
+            requests = [(prompts[sample_id], sample_id + (draw - 1 << DRAW)) for sample_id in left]
+            found = {played.sample_id - (draw - 1 << DRAW): played for played in self.default.play(requests)}
+            left = []
+            # By sample id, not as they finish: which of two equal answers is the new one depends on nothing else.
+            for sample_id, played in sorted(found.items()):
+                if draw < self.config.tries and self.is_known(played):
+                    left.append(sample_id)
+                else:
+                    yield self.accept(replace(played, sample_id=sample_id), draw)
+
+    def is_known(self, played: Played) -> bool:
+        return tuple(row.sequence for row in played.rows) in self.known
+
+    def accept(self, played: Played, draws: int) -> Played:
+        """Remember the answer, and add the column `draws` to its rows."""
+        answer = tuple(row.sequence for row in played.rows)
+        self.known.pop(answer, None)
+        self.known[answer] = None
+        if len(self.known) > self.config.memory:
+            del self.known[next(iter(self.known))]
+        for row in played.rows:
+            row.columns |= Columns({"draws": draws}, NoveltyConfig.columns)
+        return played
+
+    def state_dict(self) -> dict[str, Any]:
+        """Checkpoints keep it, for each process that samples answers."""
+        return {"known": [[list(row) for row in answer] for answer in self.known]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.known = {tuple(tuple(row) for row in answer): None for answer in state["known"]}
