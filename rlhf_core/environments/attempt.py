@@ -16,7 +16,6 @@ from ..columns import Column, Columns
 from ..config.sections import EnvironmentConfig
 from ..errors import DataError, EpisodeError, RlhfError
 from ..rollout.episode_metrics import ENVIRONMENT, OWN, RESERVED
-from ..rollout.requests import row_columns
 from ..rollout.row import Played, Row
 from ..util.error_text import error_text
 from ..util.printable import printable
@@ -279,25 +278,18 @@ def _check_columns(given: Mapping[str, Any], episode: Episode) -> None:
 
 def _columns(row: Row, given: Mapping[str, Any], kinds: Mapping[str, Column]) -> Columns:
     """The environment's columns of a row. Raises `EnvironmentFault` for a turn without a value for each token."""
-    values: dict[str, Any] = {}
-    for name, kind in kinds.items():
-        if name in given and kind.per != "token":
-            values[name] = given[name]
-        elif not kind.optional:
-            values[name] = (
-                {} if kind.per == "metrics" else [kind.fill] * len(row.ids) if kind.per == "token" else kind.fill
-            )
-    parts: list[tuple[int, Columns]] = []
-    for turn, end in row.turn_ends.items():
-        size = len(row.turns[row.own_turns[turn]].token_ids)
-        found = {
-            name: given[name][str(turn)] for name in given if kinds[name].per == "token" and str(turn) in given[name]
-        }
-        found = {name: value if isinstance(value, list) else [value] * size for name, value in found.items()}
-        if wrong := [name for name, value in found.items() if len(value) != size]:
-            problem = (
-                f"gave {len(found[wrong[0]])} values of the column {wrong[0]!r} for the {size} tokens of turn {turn}"
-            )
-            raise EnvironmentFault(problem)
-        parts.append((end + 1 - size, Columns(found, kinds)))
-    return Columns(values, kinds) | row_columns(parts, len(row.ids))
+    kept = {name: kind for name, kind in kinds.items() if name in given or not kind.optional}
+    values = {
+        name: given.get(name, kind.fill if kind.per in ("sample", "prompt") else {}) for name, kind in kept.items()
+    }
+    for name, kind in kept.items():
+        if kind.per == "token":
+            values[name], turns = [kind.fill] * len(row.ids), values[name]
+            for turn, end in row.turn_ends.items():
+                size = len(row.turns[row.own_turns[turn]].token_ids)
+                own = turns.get(str(turn), kind.fill)
+                if isinstance(own, list) and len(own) != size:
+                    problem = f"gave {len(own)} values of the column {name!r} for the {size} tokens of turn {turn}"
+                    raise EnvironmentFault(problem)
+                values[name][end + 1 - size : end + 1] = own if isinstance(own, list) else [own] * size
+    return Columns(values, kinds)

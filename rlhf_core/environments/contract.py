@@ -78,7 +78,7 @@ class Outcome:
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Values of the columns that the environment declares in its class variable `columns`, or in that of its config.
 
-    Per token `{turn: a number, or one value for each of its tokens}`; else the value, which all branches have. Finite
+    Per token `{turn: a number, or one for each of its tokens}`; else the value, which all branches have. Finite
     numbers, in lists, arrays or tensors. A column that is left out has `fill`, unless it is `optional`.
     """
 
