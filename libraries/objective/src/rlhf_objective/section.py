@@ -139,7 +139,7 @@ class PolicyObjectiveSection(PolicyLossSection, NamesFunctions):
 
     @property
     def own_kl(self) -> str | None:
-        """The name of one of core's KL estimators; None where another is chosen."""
+        """The name of one of this library's KL estimators, or None if another is chosen."""
         name = self.kl_estimator
         return name if isinstance(name, str) and name in KL_ESTIMATORS else None
 

@@ -48,7 +48,7 @@ class ToolsConfig(Section):
     """Options of the environment `tools`."""
 
     functions: list[str] = Field(
-        min_length=1, description="The tools: FILE.py:FUNCTION, or `python`, which runs programs in core's sandbox."
+        min_length=1, description="The tools: FILE.py:FUNCTION, or `python`, which runs programs in the sandbox."
     )
     allow_execution: bool = Field(False, description="Must be true for `python`: it runs programs that a model wrote.")
     python_timeout_seconds: float = Field(5.0, gt=0, description="Wall-clock limit of one program.")

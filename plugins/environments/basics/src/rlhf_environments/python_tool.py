@@ -1,4 +1,4 @@
-"""The tool `python`: runs a program that the policy wrote, in core's sandbox."""
+"""The tool `python`: runs a program that the policy wrote, in the sandbox."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The reward `reasoning-gym`: each problem's own verifier.
 
 Some of the library's verifiers evaluate the answer as Python (`eval`, SymPy's parser), and what a model wrote must
-not be run here: those run in core's sandbox, the others in this process, which serves this reward alone.
+not be run here: those run in the sandbox, the others in this process, which serves this reward alone.
 """
 
 from __future__ import annotations
