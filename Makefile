@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 # What is installed depends on these files alone; the stamp's name holds their checksum.
-MANIFESTS := $(sort $(wildcard pyproject.toml libraries/*/pyproject.toml plugins/*/*/pyproject.toml requirements/*.txt))
+MANIFESTS := $(sort $(wildcard pyproject.toml libraries/*/pyproject.toml plugins/*/*/pyproject.toml start/pyproject.toml requirements/*.txt))
 STAMP := $(VENV)/.setup-$(firstword $(shell cat $(MANIFESTS) | cksum))
 
 # verifiers clashes with what is in .venv, and the loggers mlflow and trackio each bring a web server and a data stack:

@@ -23,6 +23,7 @@ PATTERNS = (
     "*.md",
     "docs/**/*.md",
     "docs/images/*.png",
+    "start/README.md",
     "libraries/*/README.md",
     "plugins/*/*/README.md",
     "examples/*/README.md",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GLOBS = ("libraries/*/pyproject.toml", "plugins/*/*/pyproject.toml")
+GLOBS = ("libraries/*/pyproject.toml", "plugins/*/*/pyproject.toml", "start/pyproject.toml")
 VERSION_FILE = ROOT / "VERSION"
 _NAME = re.compile(r'^name = "([^"]+)"$', re.MULTILINE)
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = [
     ROOT,
     *(path.parent for kind in ("libraries/*", "plugins/*/*") for path in sorted(ROOT.glob(f"{kind}/pyproject.toml"))),
+    ROOT / "start",
 ]
 
 
@@ -112,10 +113,19 @@ def test_the_only_script_is_rlhf() -> None:
 
 def test_all_names_every_plugin() -> None:
     project = manifest(ROOT)["project"]
-    plugins = {f"{manifest(folder)['project']['name']}=={project['version']}" for folder in FOLDERS[1:]}
+    plugins = {f"{manifest(folder)['project']['name']}=={project['version']}" for folder in FOLDERS[1:-1]}
     listed = project["optional-dependencies"]["all"]
     named = {re.sub(r"\[.*?\]", "", item) for item in listed if not item.startswith("rlhf-core[")}
     assert named == plugins
+
+
+def test_no_page_tells_to_install_what_is_not_ours() -> None:
+    """The name `rlhf` on the package index belongs to somebody else."""
+    pages = [path for glob in ("*.md", "docs/**/*.md", "*/*/README.md", "*/*/*/README.md") for path in ROOT.glob(glob)]
+    wrong = [
+        path for path in pages if re.search(r"pip install (?:\S+ )*rlhf(?![\w-])", path.read_text(encoding="utf-8"))
+    ]
+    assert len(pages) > 50 and not wrong
 
 
 def test_requirements_name_every_folder() -> None:

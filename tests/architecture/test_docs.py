@@ -11,7 +11,14 @@ from rlhf_core.config.sections import RewardCallOptions, RunConfig
 from rlhf_core.hookspecs import SPECS
 
 ROOT = Path(__file__).resolve().parents[2]
-PATTERNS = ("*.md", "docs/**/*.md", "libraries/*/README.md", "plugins/*/*/README.md", "recipes/**/*.md")
+PATTERNS = (
+    "*.md",
+    "docs/**/*.md",
+    "start/README.md",
+    "libraries/*/README.md",
+    "plugins/*/*/README.md",
+    "recipes/**/*.md",
+)
 PAGES = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 
 

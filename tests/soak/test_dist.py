@@ -62,7 +62,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("dist")
     build = [sys.executable, str(ROOT / "release" / "build.py"), str(target)]
     subprocess.run(build, check=True, timeout=PATIENCE_SECONDS)
-    folders = [ROOT, *ROOT.glob("libraries/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")]
+    folders = [ROOT, *ROOT.glob("libraries/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml"), ROOT / "start"]
     assert len([*target.glob("*.whl")]) == len([*target.glob("*.tar.gz")]) == len(folders)
     return target
 

@@ -1,0 +1,1 @@
+"""Everything that the README and the first hour use, in one installation."""
