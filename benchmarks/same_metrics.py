@@ -64,7 +64,8 @@ def data_runs(folder: Path, model: Path) -> dict[str, list[str]]:
         "distill": common
         | {
             "prompts": {"name": "jsonl", "path": str(prompts)},
-            "algorithm": {"name": "distill", "teacher": {"path": str(model)}, "top_k": 4},
+            "model": {"path": "builtin:tiny-digits"},
+            "algorithm": {"name": "distill", "teacher": {"path": str(model)}},
             "engine": {"name": "hf", "max_new_tokens": 10},
             "rewards": ["exact-match"],
         },
