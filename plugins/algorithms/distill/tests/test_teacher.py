@@ -53,13 +53,15 @@ def test_it_equals_a_forward_of_each_sample_alone(groups, top_k, batch_tokens):
             found = item.columns["teacher_ids"][t].tolist()
             assert item.columns["teacher_ids"].dtype == torch.int32 and len(set(found)) == 4
             assert sorted(found) == sorted(expected[:10].topk(4).indices.tolist()), "of the known tokens alone"
-            assert log_probs[t].tolist() == pytest.approx(expected[found].tolist(), abs=1e-5)
+            rest = expected.exp().sum() - expected[found].exp().sum()
+            assert log_probs[t].tolist() == pytest.approx([*expected[found].tolist(), math.log(rest)], abs=1e-5)
 
 
 def test_both_columns_are_batched_and_split(groups):
     items = taught(tiny_model(seed=9).eval(), groups, top_k=3)
     batch = collate(items)
-    assert batch.columns["teacher_ids"].shape == batch.columns["teacher_log_probs"].shape == (10, batch.num_actions, 3)
+    assert batch.columns["teacher_ids"].shape == (10, batch.num_actions, 3)
+    assert batch.columns["teacher_log_probs"].shape == (10, batch.num_actions, 4)
     for before, after in zip(items, split(batch), strict=True):
         for name in ("teacher_ids", "teacher_log_probs"):
             assert torch.equal(before.columns[name], after.columns[name])

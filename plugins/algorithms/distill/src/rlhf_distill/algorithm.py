@@ -34,7 +34,7 @@ from rlhf_core.whole import Whole, whole_of
 from rlhf_objective import clamp_log_ratio, leave_one_out, policy_metrics, ppo_policy_loss
 
 from .config import DistillConfig
-from .divergence import divergence
+from .divergence import divergence, with_rest
 from .teacher import IDS, LOG_PROBS, TeacherPass
 
 
@@ -115,7 +115,7 @@ class Distill(RolloutAlgorithm):
 
         def of_teachers_tokens(logits: Tensor) -> Tensor:
             assert ids is not None
-            return logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+            return with_rest(logits, ids)
 
         read = None if ids is None else of_teachers_tokens
         output = policy_forward(
@@ -129,7 +129,7 @@ class Distill(RolloutAlgorithm):
             config, teacher = self._config, batch.columns[LOG_PROBS]
             losses = divergence(output.read, teacher, config.divergence, jsd_weight=config.jsd_weight)
             sums["distill"] = self._sum(losses, mask)
-            metrics["distill/teacher_mass"] = Mean(masked_sum(teacher.exp().sum(-1), mask), mask.sum())
+            metrics["distill/teacher_mass"] = Mean(masked_sum(teacher[..., :-1].exp().sum(-1), mask), mask.sum())
         return LossOutput(sums, metrics, output.log_probs.detach())
 
     def _sum(self, values: Tensor, mask: Tensor) -> Tensor:

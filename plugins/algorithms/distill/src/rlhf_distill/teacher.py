@@ -13,8 +13,10 @@ from rlhf_core.algorithm import GroupPass, PassContext
 from rlhf_core.models import policy_forward
 from rlhf_core.types import Experience, RolloutGroup
 
+from .divergence import with_rest
+
 LOG_PROBS = "teacher_log_probs"
-"""[A, K] nats of the teacher: of the sampled token (K = 1), or of the tokens in `IDS`."""
+"""Nats of the teacher: [A, 1] of the sampled token, or [A, K + 1] of the tokens in `IDS` and, last, of all others."""
 IDS = "teacher_ids"
 """[A, K] the teacher's likeliest tokens; absent if it is asked about the sampled one."""
 
@@ -34,14 +36,13 @@ class TeacherPass(GroupPass):
         return [self.columns_of(row) for row in self._context.forward("teacher", groups, self.forward)]
 
     def forward(self, model: nn.Module, batch: Experience) -> Tensor:
-        """[B, A, K, 1] float32 log-probs; with `top_k` [B, A, K, 2], ids behind them, which float32 holds exactly."""
+        """[B, A, 1] float32 log-probs; with `top_k` [B, A, 2K + 1]: K + 1 log-probs, then K ids, exact in float32."""
         if not self._top_k:
-            return policy_forward(model, batch, self._context.temperature).log_probs[..., None, None]
+            return policy_forward(model, batch, self._context.temperature).log_probs[..., None]
 
         def likeliest(logits: Tensor) -> Tensor:
-            best = logits[:, : self._vocabulary].topk(self._top_k, dim=-1)
-            log_probs = best.values - logits.logsumexp(-1, keepdim=True)
-            return torch.stack([log_probs, best.indices.float()], dim=-1)
+            ids = logits[:, : self._vocabulary].topk(self._top_k, dim=-1).indices
+            return torch.cat([with_rest(logits, ids), ids.float()], dim=-1)
 
         read = policy_forward(model, batch, self._context.temperature, read=likeliest).read
         assert read is not None
@@ -49,5 +50,6 @@ class TeacherPass(GroupPass):
 
     def columns_of(self, row: Tensor) -> dict[str, Any]:
         """`forward` of some rows -> the columns."""
-        found = {LOG_PROBS: row[..., 0]}
-        return found if row.shape[-1] == 1 else {**found, IDS: row[..., 1]}
+        if not self._top_k:
+            return {LOG_PROBS: row}
+        return {LOG_PROBS: row[..., : self._top_k + 1], IDS: row[..., self._top_k + 1 :]}
