@@ -17,8 +17,12 @@ from .values import BadScore, RewardFault
 Outcome = float | BadScore | RewardFault
 Fault = TypeVar("Fault", bound=RewardFault)
 
-MAX_FAILURES = 16
-"""Maximum number of failed calls in one of the two rounds: each uses at least this fraction of the round's time."""
+MAX_ROUNDS = 4
+"""Maximum number of rounds: the answers that hang in a batch take at most this many deadlines."""
+MAX_TIMEOUTS = 16
+"""Maximum number of calls in a round that pass their deadline: each gets at least this fraction of the round's time."""
+MAX_LOST = 256
+"""Maximum number of calls in a round that end their process."""
 
 
 def score_alone(
@@ -30,9 +34,9 @@ def score_alone(
 ) -> list[Outcome]:
     """Outcome of each answer of a batch whose call failed with `fault`.
 
-    There are two rounds of `timeout_seconds` each, divided evenly among the answers left; the second is for answers
-    that passed their share of the first. An answer for which no time is left keeps `fault`. So do all answers if the
-    first round scores none: then the reward is at fault, not an answer.
+    There are rounds of `timeout_seconds` each, divided evenly among the answers left. An answer that passed its share
+    of the time is tried once more, after those not tried yet. One for which no time is left keeps `fault`. All answers
+    keep it if each one fails: then the reward is at fault, not an answer.
 
     Args:
         ask: scores one answer within a number of seconds.
@@ -40,10 +44,13 @@ def score_alone(
             cannot.
     """
     outcomes: list[Outcome] = [fault] * len(batch)
-    least = timeout_seconds / MAX_FAILURES
-    for _ in range(2):
+    tries = [0] * len(batch)
+    least = timeout_seconds / MAX_TIMEOUTS
+    for _ in range(MAX_ROUNDS):
         waiting = [
-            place for place, outcome in enumerate(outcomes) if isinstance(outcome, DeadlinePassed) or outcome is fault
+            place
+            for place, outcome in enumerate(outcomes)
+            if outcome is fault or (isinstance(outcome, DeadlinePassed) and tries[place] < 2)
         ]
         waiting.sort(key=lambda place: outcomes[place] is not fault)  # those not tried yet go first
         seconds = timeout_seconds
@@ -59,10 +66,12 @@ def score_alone(
             took = time.monotonic() - started
             if isinstance(outcome, RewardFault):
                 outcome = _explained(outcome, fault, len(batch))
-                took = max(took, least)
+                took = max(took, least if isinstance(outcome, DeadlinePassed) else timeout_seconds / MAX_LOST)
             seconds -= took
             outcomes[place] = outcome
-        if all(isinstance(outcome, RewardFault) for outcome in outcomes):
+            tries[place] += 1
+        all_tried = all(outcome is not fault for outcome in outcomes)
+        if all_tried and all(isinstance(outcome, RewardFault) for outcome in outcomes):
             return [fault] * len(batch)
     return outcomes
 

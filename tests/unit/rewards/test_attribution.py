@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from faulty_rewards import make_rollout
 
-from rlhf_core.rewards.attribution import MAX_FAILURES, score_alone
+from rlhf_core.rewards.attribution import MAX_LOST, MAX_ROUNDS, MAX_TIMEOUTS, score_alone
 from rlhf_core.rewards.isolation import ProcessLost
 from rlhf_core.rewards.threads import DeadlinePassed
 from rlhf_core.rewards.values import BadScore, RewardFault
@@ -60,10 +60,11 @@ def test_time_and_number_of_failures_are_bounded(clock, need):
     needs = [0.0] + [need] * 100
     outcomes, asked = alone(clock, needs)
     assert outcomes[0] == 0 and all(isinstance(each, RewardFault) for each in outcomes[1:])
-    assert clock[0] <= 2 * 16.0 * (1 + 1 / MAX_FAILURES)
-    assert len(asked) <= 1 + 2 * MAX_FAILURES
-    assert outcomes[-1] is FAULT
-    assert len({number for number, _ in asked}) == len(asked)  # those not tried yet went first
+    assert clock[0] <= MAX_ROUNDS * 16.0 * (1 + 1 / MAX_TIMEOUTS)
+    assert len(asked) <= 1 + MAX_ROUNDS * (MAX_TIMEOUTS if need < float("inf") else MAX_LOST)
+    assert (outcomes[-1] is FAULT) == (need < float("inf"))  # crashes cost little time: all were tried
+    first = [number for number, _ in asked[: len({number for number, _ in asked})]]
+    assert len(first) == len(set(first))  # those not tried yet went first
 
 
 def test_a_batch_in_which_nothing_can_be_scored_keeps_its_fault(clock):
@@ -86,3 +87,16 @@ def test_an_invalid_score_is_an_answer(clock):
 
     outcomes = score_alone(ask, lambda: None, [make_rollout(0), make_rollout(1)], FAULT, 16.0)
     assert outcomes == [BadScore("no number")] * 2
+
+
+def test_correct_answers_after_many_that_hang_are_scored(clock):
+    outcomes, asked = alone(clock, [100.0] * 16 + [0.1] * 7)
+    assert outcomes[16:] == list(range(16, 23))
+    assert all(isinstance(outcome, DeadlinePassed) for outcome in outcomes[:16])
+    assert len(asked) == 16 + 7 + 16
+
+
+def test_crashes_leave_time_for_the_answers_after_them(clock):
+    outcomes, asked = alone(clock, [float("inf")] * 40 + [0.1] * 3)
+    assert outcomes[40:] == [40, 41, 42]
+    assert len(asked) == 43
