@@ -3,6 +3,7 @@ from .builtin import build_llama as build_llama
 from .chunked import VocabularyPart as VocabularyPart
 from .classifier import last_token_scores as last_token_scores
 from .classifier import scores_at as scores_at
+from .config_check import check_layers as check_layers
 from .compiled import explained_compiling as explained_compiling
 from .compiled import transformer_blocks as transformer_blocks
 from .fast_linear import IS_FASTER_HERE as IS_FASTER_HERE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,9 @@ def check_pretrained(config: ModelConfig) -> None:
             f"{path!r} has no config.json, so it is no transformers model folder", where=WHERE, hint=hint
         )
     check_layers(folder, WHERE)
+    if is_adapter:
+        base = json.loads((folder / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+        check_layers(Path(str(base)), f"{WHERE}: the base of the adapter")
     if not any(folder.glob("*.safetensors")):
         raise UserInputError(
             f"{path!r} holds no *.safetensors weights",

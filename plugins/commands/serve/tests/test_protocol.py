@@ -66,6 +66,11 @@ def test_without_tool_choice_the_model_sees_no_tools():
         (text, {"prompt": ["a", "\udfff"]}, "prompt has half of a surrogate"),
         (chat, {"messages": [{"role": "user", "content": "\ud800"}]}, "content has half of a surrogate"),
         (chat, {"stop": ["\ud800"]}, "stop has half of a surrogate"),
+        (
+            chat,
+            {"tools": [{"type": "function", "function": {"name": "f", "description": "\ud800"}}]},
+            "tools has half of a surrogate",
+        ),
         (chat, {"temperature": 1e-300}, "temperature has to be 0"),
         (text, {"temperature": 1e-300}, "temperature has to be 0"),
         (text, {"prompt": []}, "prompt has to be"),

@@ -82,6 +82,7 @@ def read_chat(body: bytes) -> Asked:
     for tool in tools:
         if not (isinstance(tool, dict) and tool.get("type") == "function" and _name_of(tool.get("function"))):
             raise _invalid('each of tools has to be {"type": "function", "function": {"name": …, …}}')
+        _check_text(json.dumps(tool, ensure_ascii=False), "tools")
     if _tool_choice(values) == "none":
         tools = []
     call = Call(messages=tuple(map(_message, messages)), tools=tuple(tools), **_sampling(values))

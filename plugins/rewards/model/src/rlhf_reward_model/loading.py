@@ -15,7 +15,7 @@ from transformers import (
 
 from rlhf_core.distributed import read_launch_env
 from rlhf_core.errors import UserInputError, first_line
-from rlhf_core.models import quiet_progress
+from rlhf_core.models import check_layers, quiet_progress
 from rlhf_core.place import resolve_device
 
 WHERE = 'reward "model"'
@@ -50,6 +50,7 @@ def load_model(path: str, dtype: torch.dtype, label_index: int | None) -> tuple[
 
     Raises `UserInputError`: it cannot be loaded, has no trained head, or several labels and none was chosen.
     """
+    check_layers(Path(path).expanduser(), WHERE)
     options: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     try:
         with quiet_progress():
