@@ -113,12 +113,12 @@ def measure(name: str) -> dict[str, Any]:
     from rlhf_core.components import EngineContext
     from rlhf_core.models import disable_dropout
     from rlhf_core.models.builtin import build_character_tokenizer
-    from rlhf_core.models.fast_passes import fast_passes
     from rlhf_core.models.forward import policy_forward
-    from rlhf_core.models.packing import takes_packed_rows
     from rlhf_core.types import BufferItem, GenerationRequest, SamplingParams
     from rlhf_hf.config import HfEngineConfig
     from rlhf_hf.engine import build as build_engine
+    from rlhf_passes.fast_passes import fast_passes
+    from rlhf_passes.packing import takes_packed_rows
 
     torch.set_num_threads(1)
     model = build(name)

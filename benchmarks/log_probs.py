@@ -22,8 +22,8 @@ def measure(side: str, tokens: int, hidden: int, vocabulary: int) -> dict[str, f
     import torch
 
     from rlhf_core.functional.logprobs import entropy, token_log_probs
-    from rlhf_core.models.chunked import chunked_log_probs_and_entropy
-    from rlhf_core.models.lean_head import CHUNK_LOGITS
+    from rlhf_passes.chunked import chunked_log_probs_and_entropy
+    from rlhf_passes.lean_head import CHUNK_LOGITS
 
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(vocabulary, hidden).div_(hidden**0.5))

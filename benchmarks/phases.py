@@ -31,8 +31,8 @@ from run_rlhf import run_file  # noqa: E402
 import rlhf_core.models.passes  # noqa: E402
 import rlhf_ppo.algorithm  # noqa: E402
 from rlhf_core import train  # noqa: E402
-from rlhf_core.models.fast_linear import multiply  # noqa: E402
 from rlhf_hf.engine import HfEngine  # noqa: E402
+from rlhf_passes.fast_linear import multiply  # noqa: E402
 from rlhf_strategies.base import StrategyBase  # noqa: E402
 from rlhf_torch.single import SingleStrategy  # noqa: E402
 

@@ -83,7 +83,7 @@ def measure(side: str, phase: str, vocabulary: int, context: int) -> dict[str, f
     """One pass in this process."""
     import torch
 
-    from rlhf_core.models.fast_passes import fast_passes
+    from rlhf_passes.fast_passes import fast_passes
 
     model = build_model(vocabulary, context)
     ids = torch.randint(0, vocabulary, (context,))

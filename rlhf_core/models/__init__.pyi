@@ -1,14 +1,10 @@
 from .builtin import build_character_tokenizer as build_character_tokenizer
 from .builtin import build_llama as build_llama
-from .chunked import VocabularyPart as VocabularyPart
 from .classifier import last_token_scores as last_token_scores
 from .classifier import scores_at as scores_at
 from .config_check import check_layers as check_layers
 from .compiled import explained_compiling as explained_compiling
 from .compiled import transformer_blocks as transformer_blocks
-from .fast_linear import IS_FASTER_HERE as IS_FASTER_HERE
-from .fast_linear import MIN_MULTIPLICATIONS as MIN_MULTIPLICATIONS
-from .fast_linear import linear_product as linear_product
 from .forward import causal_lm_logits as causal_lm_logits
 from .forward import innermost as innermost
 from .forward import next_token_logits as next_token_logits
@@ -26,8 +22,6 @@ from .loading import load_tokenizer as load_tokenizer
 from .loading import merged_weights as merged_weights
 from .meta import meta_model as meta_model
 from .own_lengths import own_lengths as own_lengths
-from .packing import Packing as Packing
-from .packing import takes_packed_rows as takes_packed_rows
 from .passes import GroupPasses as GroupPasses
 from .passes import PassModels as PassModels
 from .pretrained import quiet_progress as quiet_progress
@@ -36,4 +30,3 @@ from .pretrained import write_transformers_folder as write_transformers_folder
 from .shared_pass import RowLengths as RowLengths
 from .shared_pass import carries_state as carries_state
 from .shared_pass import feels_padding as feels_padding
-from .vocabulary_gradients import direct_gradients as direct_gradients

@@ -90,7 +90,7 @@ def value_forward(critic: nn.Module, experience: Experience) -> Tensor:
     """[B, A] float32: the critic's value of the state before each response token, 0 at positions without action.
 
     `critic(input_ids, attention_mask, position_ids)` returns a value per token, [B, S]. One whose attribute
-    `takes_packed_rows` is true is given `packing` too, for its trunk (`packing.py`); any is given the model inputs.
+    `takes_packed_rows` is true is given `packing` too, for its trunk (`rlhf_passes`); any is given the model inputs.
     """
     inner = innermost(critic)
     rows = model_rows(inner, experience)

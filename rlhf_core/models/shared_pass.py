@@ -5,7 +5,7 @@ model:
 
 - Every causal model keeps rows apart when all start in the first column: padding follows them, where no token attends.
   All passes over finished rows run so: scoring, update, critic, reference, reward models.
-- Transformers accepted by `packs` need no padding: all tokens are in one row (`models/packing.py`).
+- Transformers accepted by `packs` need no padding: all tokens are in one row.
 - Left padding is neutral only for models that mask it and take each token's position. Decoding batches of prompts
   without slots needs it; `feels_padding` tells for which models it is not neutral.
 - Rotary embeddings that depend on the longest row of a pass (`RowLengths`) are computed separately for each row

@@ -9,17 +9,7 @@ import pytest
 from running import PATIENCE_SECONDS
 
 HEAVY = {"torch", "transformers", "peft", "safetensors", "ray", "colossalai", "vllm", "matplotlib", "numpy"}
-TENSOR_CODE = {
-    *(
-        f"models/{name}.py"
-        for name in ("chunked", "compiled", "fast_linear", "fast_passes", "forward", "forward_passes", "own_lengths")
-    ),
-    *(f"models/lean_{name}.py" for name in ("blocks", "head", "logits")),
-    "models/vocabulary_gradients.py",
-    *(f"models/{name}.py" for name in ("packing", "rows")),
-    "strategies/master_adamw.py",
-    "strategies/stored_weights.py",
-}
+TENSOR_CODE = {f"models/{name}.py" for name in ("compiled", "forward", "forward_passes", "own_lengths", "rows")}
 """Files of other rooms that work on tensors throughout, as those of `functional/` do."""
 
 

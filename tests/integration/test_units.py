@@ -19,7 +19,7 @@ from rlhf_testing.samples import make_item
 
 PASSES = {
     "padded": "rlhf_core.models.forward_passes:ForwardPasses",
-    "fast": "rlhf_core.models.fast_passes:FastPasses",
+    "fast": "rlhf_passes.fast_passes:FastPasses",
     "reversed": "unit_plugins:ReversedPasses",
 }
 ITEMS = [make_item(i, group_id=i // 2, num_prompt_tokens=2 + i % 3, num_actions=1 + i * 5 % 7) for i in range(10)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.functional import entropy, response_logits, response_values, token_log_probs
-from rlhf_core.models.chunked import chunked_log_probs_and_entropy
+from rlhf_passes.chunked import chunked_log_probs_and_entropy
 
 
 def log_softmax_loop(logits: list[float], temperature: float, kept: list[int]) -> dict[int, float]:

@@ -11,12 +11,12 @@ from rlhf_core import Column, Columns
 from rlhf_core.batching import collate
 from rlhf_core.config.sections import ModelConfig
 from rlhf_core.errors import DataError, PluginError, UserInputError
-from rlhf_core.models.fast_passes import fast_passes
 from rlhf_core.models.kinds import ModelKind, kind_for
-from rlhf_core.models.packing import PackedRows
 from rlhf_core.models.rows import PaddedRows, model_rows
 from rlhf_core.prompts.stream import PromptStream
 from rlhf_core.runfolder.folder import RunFolder
+from rlhf_passes.fast_passes import fast_passes
+from rlhf_passes.packing import PackedRows
 from rlhf_testing.models import tiny_model, tiny_tokenizer
 from rlhf_testing.runs import tiny_run
 from rlhf_testing.samples import make_item

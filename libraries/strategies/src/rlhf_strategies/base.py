@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class GroupStrategy(Strategy):
     """Rank, device and collective calls. Subclasses prepare the models."""
 
-    passes = "rlhf_core.models.fast_passes:FastPasses"
+    passes = "rlhf_passes.fast_passes:FastPasses"
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group

@@ -46,7 +46,7 @@ class Ranks:
 
 
 class _Rank(LocalPlace):
-    passes = "rlhf_core.models.fast_passes:FastPasses"
+    passes = "rlhf_passes.fast_passes:FastPasses"
 
     def __init__(self, rank: int, world_size: int, gather: Callable[[int, Any], list[Any]]) -> None:
         import torch

@@ -148,7 +148,7 @@ def test_packed_with_a_bias_in_both_dtypes(dtype):
 def test_a_head_is_not_copied_where_onednn_multiplies_by_it_as_it_is(monkeypatch):
     torch.manual_seed(0)
     head, block = nn.Linear(64, 4096, bias=False), nn.Linear(64, 128)
-    for place in ("rlhf_hf.prepack", "rlhf_core.models.fast_linear"):
+    for place in ("rlhf_hf.prepack", "rlhf_passes.fast_linear"):
         monkeypatch.setattr(f"{place}.IS_FASTER_HERE", True)
         monkeypatch.setattr(f"{place}.MIN_MULTIPLICATIONS", 0)
     copied = []

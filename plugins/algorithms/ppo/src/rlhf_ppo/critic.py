@@ -15,17 +15,11 @@ from transformers import AutoModel, PreTrainedModel
 
 from rlhf_core.algorithm import Mean, Metric
 from rlhf_core.functional import aggregate_sum, mean_over_ranks
-from rlhf_core.models import (
-    Packing,
-    is_lora,
-    merged_weights,
-    takes_packed_rows,
-    value_forward,
-    write_transformers_folder,
-)
+from rlhf_core.models import is_lora, merged_weights, value_forward, write_transformers_folder
 from rlhf_core.types import Experience
 from rlhf_core.whole import Whole
 from rlhf_objective import explained_variance, value_loss
+from rlhf_passes import Packing, takes_packed_rows
 
 PEFT_PREFIX = "base_model.model."
 """Prefix that PEFT adds to the parameter names of a model it wraps."""

@@ -41,7 +41,7 @@ def measure(device: torch.device) -> Machine:
     """Time one large multiplication, one read of a large tensor, and one small operation."""
     import torch
 
-    from rlhf_core.models import linear_product
+    from rlhf_passes import linear_product
 
     if device.type == "cuda" and not torch.cuda.is_available():
         return GPU_ELSEWHERE

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlhf_core.models import IS_FASTER_HERE, MIN_MULTIPLICATIONS, linear_product
+from rlhf_passes import IS_FASTER_HERE, MIN_MULTIPLICATIONS, linear_product
 
 Prepack = Literal["auto", "on", "off"]
 

@@ -25,7 +25,7 @@ class SingleStrategy(StrategyBase):
 
     def accumulate(self, model: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
         """No gradient leaves this process, so that the largest may be summed where they arise."""
-        from rlhf_core.models import direct_gradients
+        from rlhf_passes import direct_gradients
 
         return direct_gradients(model)
 

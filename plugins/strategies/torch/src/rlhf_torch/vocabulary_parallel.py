@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
-from rlhf_core.models import VocabularyPart
+from rlhf_passes import VocabularyPart
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

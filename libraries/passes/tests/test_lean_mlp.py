@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig
 
-from rlhf_core.models.fast_passes import fast_passes
-from rlhf_core.models.lean_blocks import GATED_MLPS, lean_mlps
+from rlhf_passes.fast_passes import fast_passes
+from rlhf_passes.lean_blocks import GATED_MLPS, lean_mlps
 from rlhf_testing.models import tiny_model
 
 HIDDEN, INTERMEDIATE, TOKENS = 16, 40, 30
@@ -123,7 +123,7 @@ def test_modules_are_themselves_again() -> None:
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_passes_of_large_models_only_keep_less(monkeypatch: pytest.MonkeyPatch, is_large: bool) -> None:
-    monkeypatch.setattr("rlhf_core.models.fast_passes.fills_host_memory", lambda device, parameters: is_large)
+    monkeypatch.setattr("rlhf_passes.fast_passes.fills_host_memory", lambda device, parameters: is_large)
     model = tiny_model()
     with fast_passes(model):
         replaced = {type(module).__name__ for module in model.modules() if "forward" in vars(module)}

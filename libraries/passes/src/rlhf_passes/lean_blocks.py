@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rlhf_core.models.replaced_forwards import forwards_of, replaced_forwards
+
 from .fast_linear import is_plain, linear_product, multiply
-from .replaced_forwards import forwards_of, replaced_forwards
 
 GATED_MLPS = frozenset(
     {"GemmaMLP", "GraniteMLP", "LlamaMLP", "MistralMLP", "Olmo2MLP", "OlmoMLP", "Qwen2MLP", "Qwen3MLP", "SmolLM3MLP"}

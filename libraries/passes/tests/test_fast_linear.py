@@ -12,8 +12,8 @@ from running import PATIENCE_SECONDS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_core.models import fast_linear as module
-from rlhf_core.models.fast_linear import fast_linears, multiply
+from rlhf_passes import fast_linear as module
+from rlhf_passes.fast_linear import fast_linears, multiply
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ set_up_host_memory()
 import psutil
 import torch
 from rlhf_core.models import fast_linear
-from rlhf_core.models.fast_linear import multiply
+from rlhf_passes.fast_linear import multiply
 
 fast_linear.IS_FASTER_HERE = True
 

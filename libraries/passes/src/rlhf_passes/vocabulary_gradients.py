@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from rlhf_core.models.replaced_forwards import Forward, replaced_forwards
+
 from .fast_linear import is_fast, is_plain, linear_product, multiply
-from .replaced_forwards import Forward, replaced_forwards
 
 BLOCK_ELEMENTS = 1 << 22
 """Elements of a head's gradient that are computed at a time: 16 MB in float32."""

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..functional.logprobs import Temperature
+from rlhf_core.functional.logprobs import Temperature
+from rlhf_core.models.replaced_forwards import replaced_forwards
+
 from .chunked import VocabularyPart, chunked_log_probs_and_entropy
-from .replaced_forwards import replaced_forwards
 from .vocabulary_gradients import adds_directly, part_of
 
 PLAIN_HEADS = frozenset(

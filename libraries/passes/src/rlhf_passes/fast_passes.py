@@ -8,14 +8,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..batching import fills_host_memory
+from rlhf_core.batching import fills_host_memory
+from rlhf_core.models.forward_passes import ActionLabels, ForwardPasses, applying, plain_log_probs
+from rlhf_core.models.rows import PaddedRows
+
 from .fast_linear import fast_linears
-from .forward_passes import ActionLabels, ForwardPasses, applying, plain_log_probs
 from .lean_blocks import lean_mlps, lean_norms
 from .lean_head import can_be_lean, has_plain_logits, lean_head
 from .lean_logits import can_reuse, lean_log_probs
 from .packing import PackedRows, packed_attention, takes_packed_rows
-from .rows import PaddedRows
 
 
 class FastPasses(ForwardPasses):

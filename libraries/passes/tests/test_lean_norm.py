@@ -12,7 +12,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from rlhf_core.models.lean_blocks import lean_norms
+from rlhf_passes.lean_blocks import lean_norms
 
 TOKENS, HIDDEN = 30, 16
 

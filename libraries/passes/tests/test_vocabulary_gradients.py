@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.models import lean_head
-from rlhf_core.models import vocabulary_gradients as module
-from rlhf_core.models.fast_passes import fast_passes
-from rlhf_core.models.vocabulary_gradients import adds_directly, direct_gradients
+from rlhf_passes import lean_head
+from rlhf_passes import vocabulary_gradients as module
+from rlhf_passes.fast_passes import fast_passes
+from rlhf_passes.vocabulary_gradients import adds_directly, direct_gradients
 
 VOCABULARY, HIDDEN = 60, 16
 IDS = torch.tensor([[5, 3, 5, 0, 9, 5, 1, 59], [2, 2, 7, 0, 0, 8, 58, 3]])
@@ -61,7 +61,7 @@ def test_gradients_are_those_of_torch(tied: bool, padding: int | None) -> None:
 
 
 def test_a_lean_head_adds_its_gradient_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_core.models.lean_head.MIN_LOGITS", 0)
+    monkeypatch.setattr("rlhf_passes.lean_head.MIN_LOGITS", 0)
     model = build()
     labels = torch.arange(16) * 3
 

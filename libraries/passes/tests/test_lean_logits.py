@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rlhf_core.functional import entropy, token_log_probs
-from rlhf_core.models import lean_logits as module
-from rlhf_core.models.lean_logits import can_reuse, lean_log_probs
+from rlhf_passes import lean_logits as module
+from rlhf_passes.lean_logits import can_reuse, lean_log_probs
 
 ROWS, VOCABULARY = 11, 40
 
